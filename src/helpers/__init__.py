@@ -1,0 +1,1 @@
+"""What the book's chapters share: checks, timings, figures, data, and the Kalman gradients."""

@@ -1,0 +1,425 @@
+r"""Is this gradient right?  Independent ways to find out, and the book's record of each answer.
+
+A gradient :math:`G` of a scalar function :math:`L` at an array :math:`X` is the array of
+:math:`X`'s shape with :math:`dL = \langle G, dX\rangle` for every small change :math:`dX`.
+Where :math:`X` is symmetric, so are its changes, and :math:`G` is the symmetric one.
+
+>>> import numpy as np
+>>> from helpers.checks import complex_step, verify
+>>> A = np.array([[2.0, 1.0], [1.0, 3.0]])
+>>> def half_quadratic(x):
+...     return x @ A @ x / 2
+>>> x = np.array([1.0, -1.0])
+>>> _ = verify("eq-doc-quadratic", A @ x, complex_step(half_quadratic, x), 1e-12)
+eq-doc-quadratic: agrees with complex step to 1e-12
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "Check",
+    "StepSweep",
+    "adjoint_gap",
+    "checked",
+    "complex_step",
+    "finite_difference",
+    "relative_error",
+    "step_sweep",
+    "symmetrize",
+    "verify",
+]
+
+
+def symmetrize(G: np.ndarray) -> np.ndarray:
+    """Symmetric part of the last two axes.
+
+    Parameters
+    ----------
+    G : array (..., k, k)
+
+    Returns
+    -------
+    array (..., k, k)
+        ``(G + G') / 2``: the gradient for a symmetric matrix, from one that ignores the symmetry.
+    """
+    return (G + np.swapaxes(G, -1, -2)) / 2
+
+
+def _directions(x: np.ndarray, symmetric: bool) -> Iterator[tuple[list[tuple], np.ndarray]]:
+    """Yield (entries of the gradient that a direction gives, the direction) for each one.
+
+    A symmetric matrix moves along (E_ij + E_ji)/2, so that it stays symmetric; the derivative
+    along it is the (i, j) entry, and the (j, i) entry, of the symmetric gradient.
+    """
+    for index in np.ndindex(x.shape):
+        *lead, i, j = index if symmetric else (*index, 0, 0)
+        if symmetric and j < i:
+            continue
+        E = np.zeros(x.shape)
+        if symmetric:
+            mirrored = (*lead, j, i)
+            E[index] += 0.5
+            E[mirrored] += 0.5
+            yield [index, mirrored], E
+        else:
+            E[index] = 1.0
+            yield [index], E
+
+
+def _as_point(x, symmetric: bool) -> np.ndarray:
+    x = np.asarray(x, dtype=float)
+    if symmetric and (x.ndim < 2 or x.shape[-1] != x.shape[-2]):
+        raise ValueError(f"symmetric=True needs square matrices (..., k, k); x has shape {x.shape}")
+    return x
+
+
+def complex_step(
+    f: Callable[[np.ndarray], complex], x, *, symmetric: bool = False, step: float = 1e-30
+) -> np.ndarray:
+    r"""Gradient of a scalar function by the complex step, entry by entry.
+
+    .. math:: \frac{\partial f}{\partial x_i} = \frac{\operatorname{Im} f(x + i h e_i)}{h} + O(h^2)
+
+    There is no difference of near-equal numbers, so ``step`` can be tiny and the result is exact
+    to rounding, provided that ``f`` is analytic as written: no ``abs``, no conjugate transpose,
+    no comparison with a complex number, and no cast to real.
+
+    Parameters
+    ----------
+    f : function of an array of x's shape, to a scalar
+        It is called with complex arrays.
+    x : array (any shape)
+        The point.
+    symmetric : bool
+        The last two axes of ``x`` are a symmetric matrix: move it symmetrically and return the
+        symmetric gradient.
+    step : float
+        The imaginary step h.
+
+    Returns
+    -------
+    array, of x's shape
+
+    Raises
+    ------
+    TypeError
+        If ``f`` returns a real number for a complex argument: it dropped the imaginary part, and
+        the result would be a plausible zero.
+    ValueError
+        If ``symmetric`` is set and ``x`` is not square.
+
+    References
+    ----------
+    Squire and Trapp (1998), Using complex variables to estimate derivatives of real functions,
+    SIAM Review 40(1), doi:10.1137/S003614459631241X.
+    """
+    x = _as_point(x, symmetric)
+    gradient = np.empty(x.shape)
+    for entries, E in _directions(x, symmetric):
+        value = f(x + 1j * step * E)
+        if not np.iscomplexobj(value):
+            raise TypeError(
+                "f returned a real number for a complex argument, so the complex step "
+                "sees no derivative; f must carry complex numbers through to its value"
+            )
+        for entry in entries:
+            gradient[entry] = np.imag(value) / step
+    return gradient
+
+
+class StepSweep(NamedTuple):
+    """Central differences of a function along one direction, over a range of steps.
+
+    Parameters
+    ----------
+    steps : array (k,)
+        The steps h, from the largest to the smallest.
+    estimates : array (k,)
+        :math:`(f(x + h v) - f(x - h v)) / (2 h)` for each step.
+    best : int
+        The step at which neighbouring estimates agree best.
+    """
+
+    steps: np.ndarray
+    estimates: np.ndarray
+    best: int
+
+    @property
+    def value(self) -> float:
+        """The estimate at the best step."""
+        return float(self.estimates[self.best])
+
+    @property
+    def uncertainty(self) -> float:
+        """How far the best estimate is from its two neighbours (the larger of the two)."""
+        near = self.estimates[max(self.best - 1, 0) : self.best + 2]
+        return float(np.max(np.abs(near - self.value)))
+
+
+def step_sweep(f: Callable[[np.ndarray], float], x, v, *, steps=None) -> StepSweep:
+    r"""Directional derivative by central differences, over a range of steps.
+
+    The truncation error of :math:`(f(x+hv) - f(x-hv))/2h` falls as :math:`h^2` and its rounding
+    error grows as :math:`\epsilon/h`: somewhere between lies a best step, which depends on the
+    scale of ``f`` and of ``x``.  The sweep finds it without knowing either, as the place where
+    an estimate and its two neighbours agree best.
+
+    Parameters
+    ----------
+    f : function of an array of x's shape, to a real scalar
+    x : array (any shape)
+        The point.
+    v : array of x's shape
+        The direction.
+    steps : array (k,), optional
+        Steps to try, k >= 3.  Default: 10^-1 to 10^-10 in half decades, times the size of ``x``
+        (or one, if that is larger).
+
+    Returns
+    -------
+    StepSweep
+
+    Raises
+    ------
+    ValueError
+        If shapes differ, there are fewer than three steps, or no step gives finite values.
+    """
+    x, v = np.asarray(x, dtype=float), np.asarray(v, dtype=float)
+    if x.shape != v.shape:
+        raise ValueError(f"the direction has shape {v.shape}, expected the point's {x.shape}")
+    if steps is None:
+        steps = np.logspace(-1, -10, 19) * max(1.0, np.max(np.abs(x), initial=0.0))
+    steps = np.sort(np.asarray(steps, dtype=float))[::-1]
+    if len(steps) < 3:
+        raise ValueError(f"a sweep needs at least three steps, got {len(steps)}")
+    estimates = np.empty(len(steps))
+    for k, h in enumerate(steps):
+        try:
+            estimates[k] = (f(x + h * v) - f(x - h * v)) / (2 * h)
+        except (ArithmeticError, np.linalg.LinAlgError, ValueError):
+            estimates[k] = np.nan  # so large a step has left the domain of f
+    jump = np.abs(np.diff(estimates))
+    disagreement = np.maximum(jump[:-1], jump[1:])
+    if not np.isfinite(disagreement).any():
+        raise ValueError(f"f is not finite around the point at any step in {steps.tolist()}")
+    return StepSweep(steps, estimates, int(np.nanargmin(disagreement)) + 1)
+
+
+def finite_difference(
+    f: Callable[[np.ndarray], float], x, *, symmetric: bool = False, steps=None
+) -> np.ndarray:
+    """Gradient of a scalar function by central differences, each entry at its own best step.
+
+    Expect eight to ten correct digits where ``f`` is smooth and well scaled: use it where the
+    complex step cannot go.
+
+    Parameters
+    ----------
+    f : function of an array of x's shape, to a real scalar
+    x : array (any shape)
+    symmetric : bool
+        As in :func:`complex_step`.
+    steps : array (k,), optional
+        As in :func:`step_sweep`.
+
+    Returns
+    -------
+    array, of x's shape
+
+    Raises
+    ------
+    ValueError
+        As :func:`step_sweep`; or if ``symmetric`` is set and ``x`` is not square.
+    """
+    x = _as_point(x, symmetric)
+    gradient = np.empty(x.shape)
+    for entries, E in _directions(x, symmetric):
+        value = step_sweep(f, x, E, steps=steps).value
+        for entry in entries:
+            gradient[entry] = value
+    return gradient
+
+
+def adjoint_gap(
+    jvp: Callable[[np.ndarray], np.ndarray],
+    vjp: Callable[[np.ndarray], np.ndarray],
+    x_shape: tuple[int, ...],
+    y_shape: tuple[int, ...],
+    rng: np.random.Generator,
+    trials: int = 5,
+) -> float:
+    r"""Adjoint (dot-product) test of a linear map and its transpose.
+
+    If ``vjp`` really is the transpose of ``jvp``, then
+    :math:`\langle \bar y, J \dot x\rangle = \langle J^\top \bar y, \dot x\rangle` for every pair.
+
+    Parameters
+    ----------
+    jvp : function (x_shape) -> (y_shape)
+        Jacobian-vector product.
+    vjp : function (y_shape) -> (x_shape)
+        Vector-Jacobian product.
+    x_shape, y_shape : tuples of int
+    rng : numpy.random.Generator
+    trials : int
+        Number of random pairs.
+
+    Returns
+    -------
+    float
+        The largest difference over the trials, relative to the product of the vectors' norms
+        (not to the inner product, which can be near zero by chance).
+
+    Raises
+    ------
+    ValueError
+        If a product comes back in the wrong shape.
+    """
+    worst = 0.0
+    for _ in range(trials):
+        x_dot, y_bar = rng.standard_normal(x_shape), rng.standard_normal(y_shape)
+        y_dot, x_bar = np.asarray(jvp(x_dot)), np.asarray(vjp(y_bar))
+        if y_dot.shape != y_bar.shape or x_bar.shape != x_dot.shape:
+            raise ValueError(
+                f"jvp returned shape {y_dot.shape}, expected {y_bar.shape}; "
+                f"vjp returned shape {x_bar.shape}, expected {x_dot.shape}"
+            )
+        size = max(
+            np.linalg.norm(y_bar) * np.linalg.norm(y_dot),
+            np.linalg.norm(x_bar) * np.linalg.norm(x_dot),
+            np.finfo(float).tiny,
+        )
+        worst = max(worst, abs(np.vdot(y_bar, y_dot) - np.vdot(x_bar, x_dot)) / size)
+    return float(worst)
+
+
+def relative_error(value, reference) -> float:
+    """Largest difference, relative to the largest entry of the reference.
+
+    Parameters
+    ----------
+    value, reference : arrays of one shape
+
+    Returns
+    -------
+    float
+        ``max|value - reference| / max|reference|``.  Where the reference is exactly zero: 0 if
+        the value is too, else infinity.  NaN anywhere gives infinity.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ (nothing is broadcast), or the arrays are empty.
+    """
+    value, reference = np.asarray(value), np.asarray(reference)
+    if value.shape != reference.shape:
+        raise ValueError(f"value has shape {value.shape}, the reference has {reference.shape}")
+    if value.size == 0:
+        raise ValueError("nothing to compare: the arrays are empty")
+    difference, size = np.max(np.abs(value - reference)), np.max(np.abs(reference))
+    if not np.isfinite(difference):
+        return np.inf
+    if size == 0:
+        return 0.0 if difference == 0 else np.inf
+    return float(difference / size)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One executed check of one equation: see :func:`verify`."""
+
+    label: str
+    against: str
+    rtol: float
+    error: float
+
+    @property
+    def error_power(self) -> int:
+        """The power of ten just above the error, not below that of float64's rounding."""
+        return int(np.ceil(np.log10(max(self.error, np.finfo(float).eps))))
+
+    def __str__(self) -> str:
+        return f"{self.label}: agrees with {self.against} to {self.rtol:.0e}"
+
+
+_record: list[Check] = []
+
+
+def checked() -> tuple[Check, ...]:
+    """All checks that this process has passed, in order."""
+    return tuple(_record)
+
+
+def verify(
+    label: str, value, reference, rtol: float = 1e-10, *, against: str = "complex step"
+) -> Check:
+    """Check an equation of the book, say so in one line, and record it.
+
+    The line holds the promised tolerance and no measured number, so that it is the same on every
+    machine.  In a notebook the error reached is stored with the cell's output, as a power of ten,
+    where the equation index finds it.
+
+    Parameters
+    ----------
+    label : str
+        The equation's label, ``eq-<page>-<name>``.
+    value, reference : arrays of one shape
+        What the equation gives, and what something independent gives.
+    rtol : float
+        Bound on :func:`relative_error`.
+    against : str
+        What the reference is: ``"complex step"``, ``"autodiff"``, ``"statsmodels"``, ...
+
+    Returns
+    -------
+    Check
+
+    Raises
+    ------
+    AssertionError
+        If the error is above ``rtol``, with both figures and where the worst entry is.
+    ValueError
+        If the label does not start with ``eq-``, or the shapes differ.
+    """
+    if not label.startswith("eq-"):
+        raise ValueError(f"the label {label!r} is not an equation's: expected 'eq-<page>-<name>'")
+    value, reference = np.asarray(value), np.asarray(reference)
+    error = relative_error(value, reference)
+    if not error <= rtol:
+        gap = np.abs(value - reference)
+        worst = np.unravel_index(np.argmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape)
+        raise AssertionError(
+            f"{label} disagrees with {against}: relative error {error:.1e} > {rtol:.0e}; "
+            f"worst at {tuple(int(i) for i in worst)}: {value[worst]!r} against {reference[worst]!r}"
+        )
+    check = Check(label, against, rtol, error)
+    _record.append(check)
+    _publish(check)
+    return check
+
+
+def _publish(check: Check) -> None:
+    """Print the line; in a notebook, with the error beside it as metadata of the output."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import publish_display_data
+
+        in_notebook = getattr(get_ipython(), "kernel", None) is not None
+    except ImportError:
+        in_notebook = False
+    if not in_notebook:
+        print(check)
+        return
+    facts = {
+        "label": check.label,
+        "against": check.against,
+        "rtol": check.rtol,
+        "error_power": check.error_power,
+    }
+    publish_display_data({"text/plain": str(check)}, metadata={"verify": facts})
