@@ -1,0 +1,48 @@
+"""The models that every Kalman gradient is held to, easy and hard."""
+
+import numpy as np
+
+from helpers.datasets import local_level_arrays, nile, random_model, simulate
+from helpers.kalman import StateSpace
+
+VARYING = ("c", "d", "T", "Z", "R", "H", "Q")
+
+# name: (n, arguments of random_model, share of missing entries)
+CASES = {
+    "one step": (1, {"m": 2, "p": 1}, 0),
+    "one of each": (20, {"m": 1, "p": 1}, 0),
+    "two shocks": (15, {"m": 4, "p": 2, "r": 2}, 0),
+    "more observed than states": (12, {"m": 2, "p": 4, "r": 1}, 0),
+    "H = 0": (15, {"m": 3, "p": 2, "H_zero": True}, 0),
+    "singular P0": (15, {"m": 3, "p": 1, "r": 2, "singular_P0": True}, 0),
+    "singular Q": (15, {"m": 3, "p": 1, "singular_Q": True}, 0),
+    "H = 0, singular P0 and Q": (
+        15,
+        {"m": 3, "p": 1, "H_zero": True, "singular_P0": True, "singular_Q": True},
+        0,
+    ),
+    "gaps": (20, {"m": 3, "p": 2, "r": 1}, 0.4),
+    "all time-varying": (8, {"m": 2, "p": 2, "n": 8, "time_varying": VARYING}, 0),
+    "time-varying with gaps": (8, {"m": 2, "p": 3, "n": 8, "time_varying": VARYING}, 0.4),
+    "only Z varies": (10, {"m": 3, "p": 1, "n": 10, "time_varying": ("Z",)}, 0.2),
+    "H = 0 with gaps": (12, {"m": 3, "p": 3, "H_zero": True}, 0.4),
+    "long": (200, {"m": 2, "p": 1, "radius": 0.99}, 0),
+    "near a unit root": (60, {"m": 3, "p": 1, "radius": 1.0}, 0),
+}
+
+
+def make(name: str, seed: int = 0) -> tuple[np.ndarray, StateSpace]:
+    """Observations (n, p) and model of a case."""
+    if name == "Nile":
+        return nile().y, StateSpace(**local_level_arrays())
+    n, arguments, missing = CASES[name]
+    rng = np.random.default_rng(seed)
+    arrays = random_model(rng=rng, **arguments)
+    y, _ = simulate(n, rng, **arrays)
+    if missing:
+        y[rng.random(y.shape) < missing] = np.nan
+        y[n // 2] = np.nan  # a row with nothing in it
+    return y, StateSpace(**arrays)
+
+
+NAMES_OF_CASES = (*CASES, "Nile")
