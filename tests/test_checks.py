@@ -76,6 +76,12 @@ def test_sweep_survives_steps_that_leave_the_domain():
     assert sweep.value == pytest.approx(0.5 / np.sqrt(0.001), rel=1e-6)
 
 
+def test_sweep_is_not_fooled_by_steps_that_do_not_move_the_point():
+    """Below rounding all estimates are zero, and agree perfectly."""
+    sweep = step_sweep(lambda x: x[0] ** 2, [3.0], [1.0], steps=np.logspace(-2, -20, 19))
+    assert sweep.value == pytest.approx(6.0, rel=1e-8)
+
+
 def test_sweep_says_what_is_wrong():
     with pytest.raises(
         ValueError, match=r"direction has shape \(3,\), expected the point's \(2,\)"

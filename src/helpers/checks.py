@@ -58,18 +58,15 @@ def _directions(x: np.ndarray, symmetric: bool) -> Iterator[tuple[list[tuple], n
     along it is the (i, j) entry, and the (j, i) entry, of the symmetric gradient.
     """
     for index in np.ndindex(x.shape):
-        *lead, i, j = index if symmetric else (*index, 0, 0)
-        if symmetric and j < i:
-            continue
         E = np.zeros(x.shape)
-        if symmetric:
-            mirrored = (*lead, j, i)
+        if not symmetric:
+            E[index] = 1.0
+            yield [index], E
+        elif index[-2] <= index[-1]:
+            mirrored = (*index[:-2], index[-1], index[-2])
             E[index] += 0.5
             E[mirrored] += 0.5
             yield [index, mirrored], E
-        else:
-            E[index] = 1.0
-            yield [index], E
 
 
 def _as_point(x, symmetric: bool) -> np.ndarray:
@@ -143,7 +140,7 @@ class StepSweep(NamedTuple):
     estimates : array (k,)
         :math:`(f(x + h v) - f(x - h v)) / (2 h)` for each step.
     best : int
-        The step at which neighbouring estimates agree best.
+        Index of the step at which neighbouring estimates agree best.
     """
 
     steps: np.ndarray
@@ -168,7 +165,7 @@ def step_sweep(f: Callable[[np.ndarray], float], x, v, *, steps=None) -> StepSwe
     The truncation error of :math:`(f(x+hv) - f(x-hv))/2h` falls as :math:`h^2` and its rounding
     error grows as :math:`\epsilon/h`: somewhere between lies a best step, which depends on the
     scale of ``f`` and of ``x``.  The sweep finds it without knowing either, as the place where
-    an estimate and its two neighbours agree best.
+    an estimate and its two neighbours agree best, up to the rounding of ``f``.
 
     Parameters
     ----------
@@ -198,17 +195,25 @@ def step_sweep(f: Callable[[np.ndarray], float], x, v, *, steps=None) -> StepSwe
     steps = np.sort(np.asarray(steps, dtype=float))[::-1]
     if len(steps) < 3:
         raise ValueError(f"a sweep needs at least three steps, got {len(steps)}")
-    estimates = np.empty(len(steps))
+    estimates, rounding = np.full((2, len(steps)), np.nan)
     for k, h in enumerate(steps):
+        after, before = x + h * v, x - h * v
+        if np.array_equal(after, before):
+            continue  # so small a step does not move the point
         try:
-            estimates[k] = (f(x + h * v) - f(x - h * v)) / (2 * h)
+            with np.errstate(all="ignore"):
+                f_after, f_before = f(after), f(before)
         except (ArithmeticError, np.linalg.LinAlgError, ValueError):
-            estimates[k] = np.nan  # so large a step has left the domain of f
+            continue  # so large a step has left the domain of f
+        estimates[k] = (f_after - f_before) / (2 * h)
+        rounding[k] = np.finfo(float).eps * max(abs(f_after), abs(f_before)) / h
     jump = np.abs(np.diff(estimates))
-    disagreement = np.maximum(jump[:-1], jump[1:])
+    # Rounded values may agree by chance, so what rounding alone can do counts as disagreement too.
+    disagreement = np.maximum(jump[:-1], jump[1:]) + rounding[1:-1]
     if not np.isfinite(disagreement).any():
         raise ValueError(f"f is not finite around the point at any step in {steps.tolist()}")
-    return StepSweep(steps, estimates, int(np.nanargmin(disagreement)) + 1)
+    best = np.nanargmin(np.where(np.isfinite(disagreement), disagreement, np.nan))
+    return StepSweep(steps, estimates, int(best) + 1)
 
 
 def finite_difference(
