@@ -132,7 +132,7 @@ def test_random_models(seed, m, p, r, n, varying, missing, singular):
 def test_likelihood_is_the_density_of_the_whole_series():
     """No filter: the mean and covariance of all observations at once, missing ones left out."""
     y, model = make("time-varying with gaps")
-    n, m, p = len(y), model.m, model.p
+    n, m = len(y), model.m
     c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
     mean, states = [model.a0], np.zeros((n, n, m, m))
     states[0, 0] = model.P0

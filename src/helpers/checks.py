@@ -399,9 +399,10 @@ def verify(
     if not error <= rtol:
         gap = np.abs(value - reference)
         worst = np.unravel_index(np.argmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape)
+        where = tuple(int(i) for i in worst)
         raise AssertionError(
             f"{label} disagrees with {against}: relative error {error:.1e} > {rtol:.0e}; "
-            f"worst at {tuple(int(i) for i in worst)}: {value[worst]!r} against {reference[worst]!r}"
+            f"worst at {where}: {value[worst]!r} against {reference[worst]!r}"
         )
     check = Check(label, against, rtol, error)
     _record.append(check)

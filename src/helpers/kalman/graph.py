@@ -79,7 +79,7 @@ def kalman_step(y, a, P, c, d, T, Z, H, W) -> list:
     I_KZ = pt.eye(a.shape[0]) - Kf @ Z
     P_filt = I_KZ @ P @ I_KZ.T + Kf @ H @ Kf.T
     logdet_F = 2 * pt.log(pt.diag(F_chol)).sum()
-    l = -(observed.sum() * LOG_2PI + logdet_F + v @ u) / 2  # noqa: E741
+    l = -(observed.sum() * LOG_2PI + logdet_F + v @ u) / 2
     return [a_filt, T @ a_filt + c, y_hat, P_filt, T @ P_filt @ T.T + W, F, l]
 
 
@@ -116,23 +116,32 @@ def step_pullback(inputs, outputs, cotangents) -> list:
     T_bar = pt.outer(a_bar, a_filt) + 2 * P_bar @ T @ P_filt
     a_filt_bar = T.T @ a_bar + a_filt_bar
     P_filt_bar = _symmetrize(T.T @ P_bar @ T) + P_filt_bar
-    w = Kf.T @ a_filt_bar
+    w, I_KZ = Kf.T @ a_filt_bar, pt.eye(a.shape[0]) - Kf @ Z
     v_bar = w - l_bar * u
-    F_bar = _symmetrize(
-        F_bar + Kf.T @ P_filt_bar @ Kf - pt.outer(w, u) - l_bar * (F_inv - pt.outer(u, u)) / 2
+    dl_dF = l_bar * (pt.outer(u, u) - F_inv) / 2
+    F_bar = _symmetrize(F_bar)
+    H_bar = dl_dF + F_bar + _symmetrize(Kf.T @ P_filt_bar @ Kf - pt.outer(w, u))
+    Z_bar = (
+        pt.outer(u, P_filt @ a_filt_bar)
+        - 2 * Kf.T @ P_filt_bar @ P_filt
+        - l_bar * Kf.T
+        - pt.outer(v_bar, a_filt)
+        + pt.outer(y_hat_bar, a)
+        + 2 * F_bar @ Z @ P
     )
-    M_bar_T = pt.outer(u, a_filt_bar) - 2 * Kf.T @ P_filt_bar
-    y_hat_bar = y_hat_bar - v_bar
-    Z_bar = pt.outer(y_hat_bar, a) + (2 * F_bar @ Z + M_bar_T) @ P
+    a_filt_bar = I_KZ.T @ a_filt_bar  # what passes the update
+    P_pred_bar = _symmetrize(
+        I_KZ.T @ P_filt_bar @ I_KZ + pt.outer(a_filt_bar, Z.T @ u) + Z.T @ (dl_dF + F_bar) @ Z
+    )
     return [
         v_bar * observed,
-        a_filt_bar + Z.T @ y_hat_bar,
-        P_filt_bar + _symmetrize(Z.T @ (F_bar @ Z + M_bar_T)),
+        a_filt_bar + Z.T @ (l_bar * u + y_hat_bar),
+        P_pred_bar,
         a_bar,
-        y_hat_bar * observed,
+        (y_hat_bar - v_bar) * observed,
         T_bar,
         Z_bar * observed[:, None],
-        F_bar * pt.outer(observed, observed),
+        H_bar * pt.outer(observed, observed),
         P_bar,
     ]
 
@@ -204,7 +213,7 @@ def filter_graph(y, a0, P0, c, d, T, Z, R, H, Q, step: Callable = kalman_step) -
         now = dict(zip(moving + fixed, (*moving_args, *fixed_args), strict=True))
         return step(y, a, P, *(now[name] for name in stepwise))
 
-    a_filt, a_next, y_hat, P_filt, P_next, F, l = pytensor.scan(  # noqa: E741
+    a_filt, a_next, y_hat, P_filt, P_next, F, l = pytensor.scan(
         inner,
         sequences=[y, *(stepwise[name] for name in moving)],
         outputs_info=[None, arrays["a0"], None, None, arrays["P0"], None, None],

@@ -5,8 +5,8 @@ r"""The Kalman filter and three ways to its gradient, in NumPy: readable before 
    doi:10.1109/TAC.2023.3297879), extended to all arrays and to every output of the filter.
 2. :func:`smoother_form`: for the log-likelihood alone, the disturbance smoother (de Jong 1988,
    doi:10.1093/biomet/75.3.594; Koopman and Shephard 1992, doi:10.1093/biomet/79.4.823).
-3. :func:`forward_sensitivities`: the filter differentiated forwards (Segal and Weinstein 1989,
-   doi:10.1109/18.30995).
+3. :func:`forward_sensitivities`: the filter differentiated forwards (Gupta and Mehra 1974,
+   doi:10.1109/TAC.1974.1100714).
 
 They share nothing but the filter, and the tests hold them to each other.  Everything but the
 check for positive definiteness also takes complex arrays, for the complex step.
@@ -54,7 +54,7 @@ class FilterOutputs(NamedTuple):
     P_filt: np.ndarray | None = None
     P_pred: np.ndarray | None = None
     F: np.ndarray | None = None
-    l: np.ndarray | None = None  # noqa: E741  (the symbol of the book)
+    l: np.ndarray | None = None
 
 
 class Filtered(NamedTuple):
@@ -244,23 +244,30 @@ def reverse(
         a_filt_bar = T[t].T @ a_bar + bar.a_filt[t]
         P_filt_bar = symmetrize(T[t].T @ P_bar @ T[t]) + bar.P_filt[t]
 
-        w = Kf[t].T @ a_filt_bar
+        w, I_KZ = Kf[t].T @ a_filt_bar, np.eye(model.m) - Kf[t] @ Z[t]
         v_bar = w - bar.l[t] * u[t]
-        y_hat_bar = bar.y_hat[t] - v_bar
-        F_bar = symmetrize(
-            Kf[t].T @ P_filt_bar @ Kf[t]
-            - np.outer(w, u[t])
-            - bar.l[t] * (F_inv[t] - np.outer(u[t], u[t])) / 2
-            + bar.F[t]
+        dl_dF = bar.l[t] * (np.outer(u[t], u[t]) - F_inv[t]) / 2
+        per_step["H"][t] = (
+            dl_dF + bar.F[t] + symmetrize(Kf[t].T @ P_filt_bar @ Kf[t] - np.outer(w, u[t]))
         )
-        M_bar_T = np.outer(u[t], a_filt_bar) - 2 * Kf[t].T @ P_filt_bar  # M = P Z'
-        dy[t], per_step["d"][t], per_step["H"][t] = v_bar, y_hat_bar, F_bar
-        per_step["Z"][t] = np.outer(y_hat_bar, out.a_pred[t])
-        per_step["Z"][t] += (2 * F_bar @ Z[t] + M_bar_T) @ out.P_pred[t]
-
-        a_bar = a_filt_bar + Z[t].T @ y_hat_bar + bar.a_pred[t]
-        # Symmetric at every step: an antisymmetric part, once there, can grow without bound.
-        P_bar = P_filt_bar + symmetrize(Z[t].T @ (F_bar @ Z[t] + M_bar_T)) + bar.P_pred[t]
+        dy[t], per_step["d"][t] = v_bar, bar.y_hat[t] - v_bar
+        per_step["Z"][t] = (
+            np.outer(u[t], out.P_filt[t] @ a_filt_bar)
+            - 2 * Kf[t].T @ P_filt_bar @ out.P_filt[t]
+            - bar.l[t] * Kf[t].T
+            - np.outer(v_bar, out.a_filt[t])
+            + np.outer(bar.y_hat[t], out.a_pred[t])
+            + 2 * bar.F[t] @ Z[t] @ out.P_pred[t]
+        )
+        # Products with I - Kf Z, not their expansion: its terms cancel where P_pred is large.
+        # And symmetric at every step: an antisymmetric part, once there, can grow without bound.
+        a_filt_bar = I_KZ.T @ a_filt_bar
+        a_bar = a_filt_bar + Z[t].T @ (bar.l[t] * u[t] + bar.y_hat[t]) + bar.a_pred[t]
+        P_bar = bar.P_pred[t] + symmetrize(
+            I_KZ.T @ P_filt_bar @ I_KZ
+            + np.outer(a_filt_bar, Z[t].T @ u[t])
+            + Z[t].T @ (dl_dF + bar.F[t]) @ Z[t]
+        )
     return dy * observed, _gather(model, a_bar, P_bar, per_step, observed)
 
 
@@ -295,14 +302,15 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, St
         D = symmetrize(F_inv[t] + K.T @ N @ K)
         r_next, r = r, Z[t].T @ e + T[t].T @ r
         N_next, N = N, symmetrize(Z[t].T @ F_inv[t] @ Z[t] + L.T @ N @ L)
-        a_smooth = out.a_pred[t] + out.P_pred[t] @ r
+        # a_pred + P_pred r, and L P_pred below, but from the filtered moments: a vague P0 makes the
+        # predicted ones large, and their difference would lose digits.
+        a_smooth = out.a_filt[t] + out.P_filt[t] @ T[t].T @ r_next
 
         per_step["c"][t], per_step["d"][t] = r_next, e
         per_step["W"][t] = (np.outer(r_next, r_next) - N_next) / 2
         per_step["H"][t] = (np.outer(e, e) - D) / 2
         per_step["T"][t] = np.outer(r_next, a_smooth) - N_next @ T[t] @ out.P_filt[t]
-        per_step["Z"][t] = np.outer(e, a_smooth)
-        per_step["Z"][t] -= (F_inv[t] @ Z[t] - K.T @ N_next @ L) @ out.P_pred[t]
+        per_step["Z"][t] = np.outer(e, a_smooth) + K.T @ N_next @ T[t] @ out.P_filt[t] - Kf[t].T
     dy = -per_step["d"] * observed
     return dy, _gather(model, r, (np.outer(r, r) - N) / 2, per_step, observed)
 
