@@ -1,0 +1,1 @@
+"""What make and the tests run: notebooks, the equation index, the book's rules for itself."""
