@@ -1,0 +1,199 @@
+"""The rules that the book holds itself to: each takes what it judges and returns its complaints."""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import nbformat
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tools import book
+
+MOST_CELLS = 34
+LABEL = re.compile(r"(eq|def|fig)(-[A-Za-z0-9]+){2,}")
+PREFIXES = {"equation": ("eq", "def"), "figure": ("fig",)}
+
+
+# --- one notebook ---------------------------------------------------------------------------------
+
+
+def notebook(name: str, nb: nbformat.NotebookNode) -> list[str]:
+    """It ran from top to bottom, without an error or a word on stderr; figures are described."""
+    code = [(n, cell) for n, cell in enumerate(nb.cells, 1) if cell.cell_type == "code"]
+    counts = [cell.execution_count for _, cell in code]
+    complaints = []
+    if counts != list(range(1, len(code) + 1)):
+        complaints.append(f"{name}: not executed from top to bottom in one run: {counts}")
+    if len(nb.cells) > MOST_CELLS:
+        complaints.append(f"{name}: {len(nb.cells)} cells; a chapter has at most {MOST_CELLS}")
+    for n, cell in code:
+        complaints += [f"{name}: cell {n} {trouble}" for trouble in _code_cell(cell)]
+    return complaints
+
+
+def _code_cell(cell: nbformat.NotebookNode) -> Iterator[str]:
+    if not cell.source.strip():
+        yield "is empty"
+    may_raise = "raises-exception" in cell.metadata.get("tags", [])
+    for output in cell.outputs:
+        if output.output_type == "error" and not may_raise:
+            yield f"ends in {output.ename}"
+        if output.get("name") == "stderr":
+            yield f"prints to stderr: {output.text.strip()[:80]!r}"
+    kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
+    if "image/svg+xml" in kinds:
+        yield "shows an SVG, which differs from run to run; show a PNG"
+    if "image/png" in kinds:
+        mystnb = cell.metadata.get("mystnb", {})
+        for block, field in (("image", "alt"), ("figure", "caption"), ("figure", "name")):
+            if not mystnb.get(block, {}).get(field, "").strip():
+                yield f"shows a figure without mystnb: {block}: {field}"
+
+
+def pair(name: str, from_notebook: str, text: str) -> list[str]:
+    """The .md of a pair is what its .ipynb says."""
+    if from_notebook == text:
+        return []
+    ours, theirs = from_notebook.splitlines(), text.splitlines()
+    both = enumerate(zip(ours, theirs, strict=False), 1)
+    line = next((n for n, (a, b) in both if a != b), min(len(ours), len(theirs)) + 1)
+    return [
+        f"{name}: the .md says something else than the .ipynb from line {line} on; "
+        "run `make notebooks`"
+    ]
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def images(page: str, markdown: str) -> list[str]:
+    """An image in the text has an alternative text."""
+    lines = [line.text for line in book.prose_lines(markdown)]
+    bare = re.findall(r"!\[\s*\]\([^)]*\)", "\n".join(lines))
+    blocks = re.findall(r"^[`:]{3,}(\{(?:figure|image)\}.*?)^[`:]{3,}$", markdown, re.M | re.S)
+    bare += [block.splitlines()[0] for block in blocks if not re.search(r"^:alt: *\S", block, re.M)]
+    return [f"{page}: {image} has no alternative text" for image in bare]
+
+
+def labels_unique(labels: Iterable[book.Label]) -> list[str]:
+    """A label names one thing in the book; HTML ids are lower case, so case does not tell apart."""
+    complaints, seen = [], {}
+    for label in labels:
+        key = label.name.lower()
+        if key in seen:
+            complaints.append(f"{label.page}: the label {label.name} is taken in {seen[key]}")
+        seen.setdefault(key, label.page)
+    return complaints
+
+
+def labels_named(labels: Iterable[book.Label]) -> list[str]:
+    """eq-<page>-<name> is a result, def-... a definition or a step, fig-... a figure."""
+    complaints = []
+    for label in labels:
+        prefixes = PREFIXES.get(label.kind, ())
+        good = LABEL.fullmatch(label.name) and label.name.startswith(prefixes)
+        if prefixes and not good:
+            wanted = " or ".join(f"{prefix}-<page>-<name>" for prefix in prefixes)
+            complaints.append(f"{label.page}: the {label.kind} {label.name} should be {wanted}")
+    return complaints
+
+
+def results_are_checked(labels: Iterable[book.Label], checks: Iterable[book.Check]) -> list[str]:
+    """Every result has a check that ran, and every check names a result."""
+    results = {label.name: label.page for label in labels if label.is_result}
+    checked = {check.label: check.page for check in checks}
+    unchecked = [name for name in results if name not in checked]
+    unknown = [name for name in checked if name not in results]
+    return [
+        *(f"{results[name]}: no cell verifies {name}" for name in unchecked),
+        *(f"{checked[name]}: verify({name!r}) names no equation of the book" for name in unknown),
+    ]
+
+
+def contents(root: Path = book.ROOT) -> list[str]:
+    """_toc.yml names every notebook, names no page twice, and every page that it names is there."""
+    names = book.page_names(root)
+    there = {
+        path.relative_to(root).with_suffix("").as_posix()
+        for path in (root / "notebooks").rglob("*")
+        if path.suffix in (".md", ".ipynb") and ".ipynb_checkpoints" not in path.parts
+    }
+    files = [
+        f"{name}{suffix}"
+        for name in names
+        for suffix in ([".ipynb", ".md"] if name.startswith("notebooks/") else [".md"])
+    ]
+    return [
+        *(f"_toc.yml names {name} twice" for name, times in Counter(names).items() if times > 1),
+        *(f"_toc.yml leaves out {name}" for name in sorted(there - set(names))),
+        *(f"_toc.yml needs {file}: there is none" for file in files if not (root / file).exists()),
+    ]
+
+
+# --- the repository -------------------------------------------------------------------------------
+
+
+def own_paths(name: str, text: str, folders: Iterable[Path] = ()) -> list[str]:
+    """No file speaks of one machine: no home or temporary folder, none of `folders`."""
+    unix = r"(?<![\w.:/-])/(?:home|Users|root|tmp|var/folders)/[\w.]+"
+    found = re.findall(unix + r"|\b[A-Z]:\\{1,2}Users\b", text)
+    # A checkout straight under / has too common a name to look for.
+    found += [str(folder) for folder in folders if len(folder.parts) > 2 and str(folder) in text]
+    return [f"{name}: {path} is a path of one machine" for path in found]
+
+
+def pins(lock: str) -> tuple[dict[str, str], list[str]]:
+    """The versions that requirements.txt pins, and the lines of it that pin none."""
+    versions, loose = {}, []
+    for line in lock.splitlines():
+        line = line.split(" #")[0].strip()
+        if not line or line.startswith("#") or line == "-e .":
+            continue
+        if found := re.fullmatch(r"([\w.-]+)==([\w.!+]+)(?:\s*;.*)?", line):
+            versions[canonicalize_name(found[1])] = found[2]
+        else:
+            loose.append(line)
+    return versions, loose
+
+
+def lock_fits(lock: str, pyproject: str) -> list[str]:
+    """requirements.txt pins everything, as pyproject.toml allows, and installs the package too."""
+    versions, loose = pins(lock)
+    complaints = [f"requirements.txt: {line!r} is not pinned" for line in loose]
+    if "-e ." not in lock.splitlines():
+        complaints.append("requirements.txt: without `-e .` it does not install helpers")
+    project = tomllib.loads(pyproject)["project"]
+    for lines in (project["dependencies"], *project.get("optional-dependencies", {}).values()):
+        for need in map(Requirement, lines):
+            version = versions.get(canonicalize_name(need.name))
+            if version is None or not need.specifier.contains(version, prereleases=True):
+                trouble = f"{need} is not met by {version}; run `make lock`"
+                complaints.append(f"requirements.txt: {trouble}")
+    return complaints
+
+
+def repository(config: str) -> str:
+    """owner/name, from the one place that says it."""
+    return yaml.safe_load(config)["repository"]["url"].removeprefix("https://github.com/")
+
+
+def names_repository(name: str, text: str, slug: str) -> list[str]:
+    """A file that must name the repository does, and names it as _config.yml does.
+
+    Other people's repositories may be named; one of our name, and any page or Binder, is ours.
+    """
+    owner, project = slug.split("/")
+    hub = [s.removesuffix(".git") for s in re.findall(r"github\.com/([\w.-]+/[\w.-]+)", text)]
+    binder = re.findall(r"mybinder\.org/v2/gh/([\w.-]+/[\w.-]+)", text)
+    owners = re.findall(rf"([\w-]+)\.github\.io/{re.escape(project)}", text)
+    wrong = [s for s in hub if s.endswith(f"/{project}") and s != slug]
+    wrong += [s for s in binder if s != slug]
+    wrong += [f"{s}.github.io" for s in owners if s != owner.lower()]
+    complaints = [f"{name}: {s} is not the {slug} of _config.yml" for s in dict.fromkeys(wrong)]
+    if slug not in hub:
+        complaints.append(f"{name}: does not name {slug}, the repository of _config.yml")
+    return complaints
