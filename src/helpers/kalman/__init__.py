@@ -6,7 +6,7 @@
 >>> walk = StateSpace([0.0], one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=one)
 >>> value, dy, gradients = loglike_and_grad(y, walk)
 >>> print(round(float(value), 3), gradients.H.shape, dy.shape)
--3.081 (1, 1) (3, 1)
+-3.061 (1, 1) (3, 1)
 """
 
 from helpers.kalman.model import StateSpace

@@ -144,7 +144,7 @@ class StateSpace:
 
     @property
     def n(self) -> int | None:
-        """Number of steps, where an array varies with time; else None: any number."""
+        """Number of steps where an array varies with time, else None (any number)."""
         varying = self.time_varying
         return len(getattr(self, varying[0])) if varying else None
 
