@@ -120,6 +120,7 @@ def test_verify_prints_a_stable_line_and_records(capsys):
     check = verify("eq-test-one", 1 + 3e-13, 1.0, 1e-10, against="autodiff")
     assert capsys.readouterr().out == "eq-test-one: agrees with autodiff to 1e-10\n"
     assert checks.checked()[before:] == (check,)
+    assert repr(check) == "eq-test-one: agrees with autodiff to 1e-10"
     assert check.error_power == -12
     assert verify("eq-test-one", 1.0, 1.0).error_power == -15  # never below rounding
 

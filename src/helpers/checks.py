@@ -335,9 +335,9 @@ def relative_error(value, reference) -> float:
     return float(difference / size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check:
-    """One executed check of one equation: see :func:`verify`."""
+    """One executed check of one equation: see :func:`verify`. It shows as a line without digits."""
 
     label: str
     against: str
@@ -349,7 +349,7 @@ class Check:
         """The power of ten just above the error, not below that of float64's rounding."""
         return int(np.ceil(np.log10(max(self.error, np.finfo(float).eps))))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.label}: agrees with {self.against} to {self.rtol:.0e}"
 
 
