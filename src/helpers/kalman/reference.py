@@ -130,7 +130,7 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         Kf[t] = P @ Z[t].T @ F_inv[t]
         a_filt[t] = a + Kf[t] @ v
         # Joseph's form of P - Kf Z P: a sum of squares, not a difference of large numbers.
-        I_KZ = np.eye(m) - Kf[t] @ Z[t]
+        I_KZ = np.eye(m) - Kf[t] @ Z[t]  # in float64, whatever the model: it is what loses digits
         P_filt[t] = symmetrize(I_KZ @ P @ I_KZ.T + Kf[t] @ H[t] @ Kf[t].T)
         l[t] = -(observed[t].sum() * LOG_2PI + logdet_F + v @ u[t]) / 2  # eq-filter-loglik
         a = T[t] @ a_filt[t] + c[t]  # eq-filter-predict
