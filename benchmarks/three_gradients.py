@@ -50,7 +50,7 @@ WITH_RESPECT_TO = {"a0 alone": ("a0",), "all arrays": ("y", *NAMES)}
 SIZES = (1, 3, 10, 30, 60)
 
 # A PyTensor from pip has no BLAS to link C code to: say so beforehand, and it neither looks for
-# one nor warns.  On matrices as small as these its own C routines lose nothing by it.
+# one nor warns.  Most matrix products of the C backend are then calls of NumPy.
 pytensor.config.blas__ldflags = ""
 logging.getLogger("pytensor.tensor.blas").setLevel(logging.ERROR)
 

@@ -304,7 +304,7 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, St
         N_next, N = N, symmetrize(Z[t].T @ F_inv[t] @ Z[t] + L.T @ N @ L)
         # a_pred + P_pred r, and L P_pred below, but from the filtered moments: a vague P0 makes the
         # predicted ones large, and their difference would lose digits.
-        a_smooth = out.a_filt[t] + out.P_filt[t] @ T[t].T @ r_next
+        a_smooth = out.a_filt[t] + out.P_filt[t] @ (T[t].T @ r_next)
 
         per_step["c"][t], per_step["d"][t] = r_next, e
         per_step["W"][t] = (np.outer(r_next, r_next) - N_next) / 2
