@@ -239,19 +239,19 @@ def reverse(
     dy = np.empty((n, p), dtype)
     a_bar, P_bar = np.zeros(model.m, dtype), np.zeros((model.m, model.m), dtype)
     for t in reversed(range(n)):
-        per_step["c"][t], per_step["W"][t] = a_bar, P_bar
+        per_step["c"][t], per_step["W"][t] = a_bar, P_bar  # eq-ten-c
         per_step["T"][t] = np.outer(a_bar, out.a_filt[t]) + 2 * P_bar @ T[t] @ out.P_filt[t]
-        a_filt_bar = T[t].T @ a_bar + bar.a_filt[t]
-        P_filt_bar = symmetrize(T[t].T @ P_bar @ T[t]) + bar.P_filt[t]
+        a_filt_bar = T[t].T @ a_bar + bar.a_filt[t]  # eq-backprop-predict-a
+        P_filt_bar = symmetrize(T[t].T @ P_bar @ T[t]) + bar.P_filt[t]  # eq-backprop-predict-P
 
         w, I_KZ = Kf[t].T @ a_filt_bar, np.eye(model.m) - Kf[t] @ Z[t]
         v_bar = w - bar.l[t] * u[t]
         dl_dF = bar.l[t] * (np.outer(u[t], u[t]) - F_inv[t]) / 2
-        per_step["H"][t] = (
+        per_step["H"][t] = (  # eq-backprop-H
             dl_dF + bar.F[t] + symmetrize(Kf[t].T @ P_filt_bar @ Kf[t] - np.outer(w, u[t]))
         )
         dy[t], per_step["d"][t] = v_bar, bar.y_hat[t] - v_bar
-        per_step["Z"][t] = (
+        per_step["Z"][t] = (  # eq-ten-Z-filtered
             np.outer(u[t], out.P_filt[t] @ a_filt_bar)
             - 2 * Kf[t].T @ P_filt_bar @ out.P_filt[t]
             - bar.l[t] * Kf[t].T
@@ -263,7 +263,7 @@ def reverse(
         # And symmetric at every step: an antisymmetric part, once there, can grow without bound.
         a_filt_bar = I_KZ.T @ a_filt_bar
         a_bar = a_filt_bar + Z[t].T @ (bar.l[t] * u[t] + bar.y_hat[t]) + bar.a_pred[t]
-        P_bar = bar.P_pred[t] + symmetrize(
+        P_bar = bar.P_pred[t] + symmetrize(  # eq-backprop-update-P
             I_KZ.T @ P_filt_bar @ I_KZ
             + np.outer(a_filt_bar, Z[t].T @ u[t])
             + Z[t].T @ (dl_dF + bar.F[t]) @ Z[t]
@@ -300,15 +300,15 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, St
         L = T[t] - K @ Z[t]
         e = u[t] - K.T @ r
         D = symmetrize(F_inv[t] + K.T @ N @ K)
-        r_next, r = r, Z[t].T @ e + T[t].T @ r
-        N_next, N = N, symmetrize(Z[t].T @ F_inv[t] @ Z[t] + L.T @ N @ L)
+        r_next, r = r, Z[t].T @ e + T[t].T @ r  # eq-adjoint-r-recursion
+        N_next, N = N, symmetrize(Z[t].T @ F_inv[t] @ Z[t] + L.T @ N @ L)  # eq-adjoint-N
         # a_pred + P_pred r, and L P_pred below, but from the filtered moments: a vague P0 makes the
         # predicted ones large, and their difference would lose digits.
         a_smooth = out.a_filt[t] + out.P_filt[t] @ (T[t].T @ r_next)
 
         per_step["c"][t], per_step["d"][t] = r_next, e
-        per_step["W"][t] = (np.outer(r_next, r_next) - N_next) / 2
-        per_step["H"][t] = (np.outer(e, e) - D) / 2
+        per_step["W"][t] = (np.outer(r_next, r_next) - N_next) / 2  # eq-adjoint-W
+        per_step["H"][t] = (np.outer(e, e) - D) / 2  # eq-adjoint-H
         per_step["T"][t] = np.outer(r_next, a_smooth) - N_next @ T[t] @ out.P_filt[t]
         per_step["Z"][t] = np.outer(e, a_smooth) + K.T @ N_next @ T[t] @ out.P_filt[t] - Kf[t].T
     dy = -per_step["d"] * observed
