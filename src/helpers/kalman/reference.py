@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.checks import symmetrize
-from helpers.kalman.model import NAMES, SYMMETRIC, StateSpace, check_data
+from helpers.kalman.model import NAMES, SHAPES, SYMMETRIC, StateSpace, check_data
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -109,7 +109,7 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
     # A missing component predicts nothing and is worth nothing: zero its row of Z, d, H and y.
     Z = Z * observed[:, :, np.newaxis]
     d = d * observed
-    H = H * (observed[:, :, np.newaxis] & observed[:, np.newaxis, :])
+    H = H * _pairs(observed)
     y = np.where(observed, y, 0)
     W = R @ Q @ np.swapaxes(R, -1, -2)
 
@@ -235,7 +235,7 @@ def reverse(
     (n, p), dtype = u.shape, u.dtype
     T = model.over_time("T", n)
 
-    per_step = {name: np.empty((n, *_static_shape(model, name)), dtype) for name in "cdTZHW"}
+    per_step = _per_step(model, n, dtype)
     dy = np.empty((n, p), dtype)
     a_bar, P_bar = np.zeros(model.m, dtype), np.zeros((model.m, model.m), dtype)
     for t in reversed(range(n)):
@@ -293,7 +293,7 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, St
     (n, _), dtype = u.shape, u.dtype
     T = model.over_time("T", n)
 
-    per_step = {name: np.empty((n, *_static_shape(model, name)), dtype) for name in "cdTZHW"}
+    per_step = _per_step(model, n, dtype)
     r, N = np.zeros(model.m, dtype), np.zeros((model.m, model.m), dtype)
     for t in reversed(range(n)):
         K = T[t] @ Kf[t]
@@ -345,7 +345,7 @@ def forward_sensitivities(
     n = len(u)
     dot = _dots(y, model, directions)
     T, R, Q = (model.over_time(name, n) for name in "TRQ")
-    both = observed[:, :, np.newaxis] & observed[:, np.newaxis, :]
+    both = _pairs(observed)
 
     def at(name, t):
         """Changes of an array at step t (k, ...), or zero."""
@@ -388,10 +388,18 @@ def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, State
     return value, dy, StateSpace(**gradients)
 
 
-def _static_shape(model: StateSpace, name: str) -> tuple[int, ...]:
-    """Shape of one step of an array, or of W = R Q R'."""
-    m, p = model.m, model.p
-    return {"c": (m,), "d": (p,), "T": (m, m), "Z": (p, m), "H": (p, p), "W": (m, m)}[name]
+def _per_step(model: StateSpace, n: int, dtype) -> dict[str, np.ndarray]:
+    """Room for the gradient of each step, by array; W = R Q R' stands for R and Q."""
+    dims = {name: SHAPES[name] for name in "cdTZH"} | {"W": ("m", "m")}
+    return {
+        name: np.empty((n, *(getattr(model, dim) for dim in letters)), dtype)
+        for name, letters in dims.items()
+    }
+
+
+def _pairs(observed: np.ndarray) -> np.ndarray:
+    """Where both components of a pair are observed: (n, p) -> (n, p, p)."""
+    return observed[:, :, np.newaxis] & observed[:, np.newaxis, :]
 
 
 def _complete(bar: FilterOutputs, out: FilterOutputs) -> FilterOutputs:
@@ -415,7 +423,7 @@ def _gather(model, a0_bar, P0_bar, per_step, observed) -> StateSpace:
         "T": per_step["T"],
         "Z": per_step["Z"] * observed[:, :, np.newaxis],
         "R": 2 * W_bar @ R @ Q,
-        "H": per_step["H"] * (observed[:, :, np.newaxis] & observed[:, np.newaxis, :]),
+        "H": per_step["H"] * _pairs(observed),
         "Q": symmetrize(np.swapaxes(R, -1, -2) @ W_bar @ R),
     }
     varying = model.time_varying
