@@ -12,4 +12,15 @@
 from helpers.kalman.model import StateSpace
 from helpers.kalman.reference import loglike, loglike_and_grad
 
-__all__ = ["StateSpace", "loglike", "loglike_and_grad"]
+__all__ = ["StateSpace", "kalman_loglike", "loglike", "loglike_and_grad", "register_filter"]
+
+# What needs PyTensor or pymc-extras is imported when it is first asked for: that takes seconds.
+_LATER = {"kalman_loglike": "op", "register_filter": "pymc_filter"}
+
+
+def __getattr__(name):
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(f"helpers.kalman.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

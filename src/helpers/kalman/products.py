@@ -1,0 +1,292 @@
+"""Products of small matrices that live in one workspace, in vector instructions.
+
+The Kalman filter's matrices are too small for a BLAS call (its overhead alone outweighs a product
+of size ten) and too short for the compiler's own loop vectoriser. So the products are written as
+register tiles: four rows by sixteen columns of the result stay in registers while the inner index
+runs. Rows are padded to whole vectors with zeros, so that no loop has a remainder.
+
+A matrix is a `Mat`, a place in the workspace, and ``w`` is the address of the workspace: no views,
+no reference counts (an array passed to a function costs two of them), no allocation inside a loop.
+"""
+
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+DOUBLES = ir.DoubleType().as_pointer()
+LANES = 8  # doubles in a vector; the compiler splits it where the machine's vectors are shorter
+
+
+class Mat(NamedTuple):
+    """Entry (i, j) lies ``at + i * ld + j * step`` doubles after the address w."""
+
+    at: int
+    ld: int
+    step: int
+
+
+def _spread(builder, x):
+    """x in every lane of a vector."""
+    undefined = ir.Constant(ir.VectorType(ir.DoubleType(), LANES), ir.Undefined)
+    first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    one = builder.insert_element(undefined, x, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, undefined, first)
+
+
+def _tile(rows, vectors, chains, listed=False):
+    """Make the intrinsic that computes one tile of ``out = C + alpha * A B``.
+
+    ``rows`` by ``vectors * LANES`` entries, summed in ``chains`` independent sums (which hides the
+    latency of the additions when a tile has few entries). With ``listed`` the inner index runs
+    over ``index[start:stop]`` instead of ``start..stop-1``.
+    """
+
+    def typed(w, *index):
+        place = types.intp
+        signature = types.void(w, *[place] * 2, types.float64, *[place] * 9, *index)
+
+        def generate(context, builder, signature, args):
+            w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop, *index = args
+            data = builder.inttoptr(w, DOUBLES)
+            if listed:
+                array = context.make_array(signature.args[-1])
+                listed_at = array(context, builder, index[0]).data
+            vector = ir.VectorType(ir.DoubleType(), LANES)
+            integer = start.type
+
+            def at(matrix, ld, row, k):
+                place = builder.add(matrix, builder.mul(ld, integer(row)))
+                place = builder.add(place, integer(k * LANES))
+                return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+
+            def multiply_add(a, b, c):
+                product = builder.fmul(a, b, flags=("contract",))
+                return builder.fadd(product, c, flags=("contract",))
+
+            zero = ir.Constant(vector, [0.0] * LANES)
+            sums = [
+                [
+                    [cgutils.alloca_once_value(builder, zero) for _ in range(vectors)]
+                    for _ in range(rows)
+                ]
+                for _ in range(chains)
+            ]
+
+            def add(q, chain):
+                if listed:
+                    q = builder.load(builder.gep(listed_at, [q]))
+                row_of_B = builder.add(B, builder.mul(q, ldb))
+                b = [builder.load(at(row_of_B, ldb, 0, k), align=8) for k in range(vectors)]
+                for i in range(rows):
+                    place = builder.add(A, builder.mul(lda, integer(i)))
+                    place = builder.add(place, builder.mul(q, step))
+                    a = _spread(builder, builder.load(builder.gep(data, [place])))
+                    for k in range(vectors):
+                        total = sums[chain][i][k]
+                        builder.store(multiply_add(a, b[k], builder.load(total)), total)
+
+            length = builder.sub(stop, start)
+            whole = builder.udiv(length, integer(chains))
+            with cgutils.for_range(builder, whole, intp=integer) as loop:
+                q = builder.add(start, builder.mul(loop.index, integer(chains)))
+                for chain in range(chains):
+                    add(builder.add(q, integer(chain)), chain)
+            if chains > 1:
+                done = builder.add(start, builder.mul(whole, integer(chains)))
+                with cgutils.for_range(builder, builder.sub(stop, done), intp=integer) as loop:
+                    add(builder.add(done, loop.index), 0)
+
+            factor = _spread(builder, alpha)
+            for i in range(rows):
+                for k in range(vectors):
+                    total = builder.load(sums[0][i][k])
+                    for chain in range(1, chains):
+                        total = builder.fadd(total, builder.load(sums[chain][i][k]))
+                    c = builder.load(at(C, ldc, i, k), align=8)
+                    builder.store(multiply_add(factor, total, c), at(out, ldo, i, k), align=8)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    if listed:
+
+        @intrinsic
+        def tile(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop, index):
+            return typed(w, index)
+    else:
+
+        @intrinsic
+        def tile(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop):
+            return typed(w)
+
+    return tile
+
+
+_four_rows, _four_rows_short = _tile(4, 2, 1), _tile(4, 1, 1)
+_one_row, _one_row_short = _tile(1, 2, 2), _tile(1, 1, 4)
+_listed, _listed_short = _tile(1, 4, 1, listed=True), _tile(1, 1, 1, listed=True)
+
+# Called by compiled code alone: without wrappers for Python they compile in a third less time.
+jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@jit
+def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
+    """out = C + alpha A B; A (rows, inner), B (inner, cols), out and C (rows, cols).
+
+    B, C and out lie row by row (step 1), with rows padded to whole vectors; A lies as it likes.
+    With `lower`, tiles that lie wholly above the diagonal are left as they are.
+    """
+    i = 0
+    while i < rows:
+        height = 4 if i + 4 <= rows else 1
+        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
+        stop = min(cols, i + height) if lower else cols
+        j = 0
+        while j < stop:
+            b = B.at + j
+            if height == 4:
+                if j + LANES < stop:
+                    _four_rows(
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                    )
+                    j += LANES
+                else:
+                    _four_rows_short(
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                    )
+            elif j + LANES < stop:
+                _one_row(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner)
+                j += LANES
+            else:
+                _one_row_short(
+                    w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                )
+            j += LANES
+        i += height
+
+
+@jit
+def sparse_product(w, out, A, start, index, B, C, rows, cols):
+    """out = C + A B, where row i of A has its non-zeros in columns index[start[i]:start[i + 1]]."""
+    for i in range(rows):
+        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
+        first, stop = start[i], start[i + 1]
+        j = 0
+        while j < cols:
+            b = B.at + j
+            if j + 3 * LANES < cols:
+                _listed(
+                    w, o + j, out.ld, 1.0, a, A.ld, A.step, b, B.ld, c + j, C.ld, first, stop, index
+                )
+                j += 4 * LANES
+            else:
+                _listed_short(
+                    w, o + j, out.ld, 1.0, a, A.ld, A.step, b, B.ld, c + j, C.ld, first, stop, index
+                )
+                j += LANES
+
+
+def _raw():
+    """Reading and writing the double that lies i doubles after w."""
+
+    @intrinsic
+    def get(typing, w, i):
+        def generate(context, builder, signature, args):
+            data = builder.inttoptr(args[0], DOUBLES)
+            return builder.load(builder.gep(data, [args[1]]))
+
+        return types.float64(w, types.intp), generate
+
+    @intrinsic
+    def put(typing, w, i, x):
+        def generate(context, builder, signature, args):
+            data = builder.inttoptr(args[0], DOUBLES)
+            builder.store(args[2], builder.gep(data, [args[1]]))
+            return context.get_dummy_value()
+
+        return types.void(w, types.intp, types.float64), generate
+
+    return get, put
+
+
+get, put = _raw()
+
+
+def _turn(mean):
+    """Make the intrinsic that turns one square block of LANES rows: ``out = in'``.
+
+    With ``mean`` both blocks become, each the other's transpose, ``weight * out`` plus
+    ``(1 - weight) * in'``.
+    """
+
+    def typed(w, *weight):
+        def generate(context, builder, signature, args):
+            w, out, ldo, A, lda, *weight = args
+            data = builder.inttoptr(w, DOUBLES)
+            vector = ir.VectorType(ir.DoubleType(), LANES)
+            masks = ir.VectorType(ir.IntType(32), LANES)
+            half = LANES // 2
+            low = ir.Constant(masks, [x for i in range(half) for x in (i, LANES + i)])
+            high = ir.Constant(masks, [x for i in range(half, LANES) for x in (i, LANES + i)])
+
+            def row(matrix, ld, i):
+                place = builder.add(matrix, builder.mul(ld, ld.type(i)))
+                return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+
+            def turn(rows):  # log2(LANES) perfect shuffles
+                for _ in range(LANES.bit_length() - 1):
+                    pairs = zip(rows[:half], rows[half:], strict=True)
+                    rows = [builder.shuffle_vector(a, b, m) for a, b in pairs for m in (low, high)]
+                return rows
+
+            turned = turn([builder.load(row(A, lda, i), align=8) for i in range(LANES)])
+            if mean:
+                own = _spread(builder, weight[0])
+                other = builder.fsub(ir.Constant(vector, [1.0] * LANES), own)
+                for i in range(LANES):
+                    x = builder.fmul(own, builder.load(row(out, ldo, i), align=8))
+                    turned[i] = builder.fadd(x, builder.fmul(other, turned[i]))
+                for i, x in enumerate(turn(turned)):
+                    builder.store(x, row(A, lda, i), align=8)
+            for i in range(LANES):
+                builder.store(turned[i], row(out, ldo, i), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 4, *weight), generate
+
+    if mean:
+
+        @intrinsic
+        def block(typing, w, out, ldo, A, lda, weight):
+            return typed(w, weight)
+    else:
+
+        @intrinsic
+        def block(typing, w, out, ldo, A, lda):
+            return typed(w)
+
+    return block
+
+
+_turn_block, _mean_of_blocks = _turn(False), _turn(True)
+
+
+@jit
+def transpose(w, out, A, rows, cols):
+    """out (cols, rows) = A', A (rows, cols), by whole blocks: both have room for them."""
+    for i in range(0, rows, LANES):
+        for j in range(0, cols, LANES):
+            _turn_block(w, out.at + j * out.ld + i, out.ld, A.at + i * A.ld + j, A.ld)
+
+
+@jit
+def symmetrize(w, A, size, lower=False):
+    """A = (A + A') / 2, by whole blocks; with `lower`, from those on and below the diagonal."""
+    for i in range(0, size, LANES):
+        for j in range(0, i + 1, LANES):
+            weight = 0.0 if lower and j < i else 0.5
+            _mean_of_blocks(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld, weight)

@@ -1,0 +1,273 @@
+"""The whole-series Ops: every mode, what is computed, batches, second derivatives, bad input."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from kalman_models import make
+from pytensor.graph.replace import vectorize_graph
+
+from helpers.checks import relative_error
+from helpers.kalman import kalman_loglike
+from helpers.kalman.graph import filter_graph, symbolic_model
+from helpers.kalman.op import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
+from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
+
+PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
+PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
+MODES = [
+    pytest.param("NUMBA", id="numba"),
+    pytest.param(PYTHON, id="python"),
+    pytest.param("JAX", id="jax", marks=pytest.mark.skipif(not find_spec("jax"), reason="no JAX")),
+]
+
+
+def values_of(y, model):
+    return [y, *model.asdict().values()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+def test_value_and_gradient(mode, name):
+    y, model = make(name)
+    symbols = list(symbolic_model(model.time_varying).values())
+    total = kalman_loglike(*symbols).sum()
+    evaluate = pytensor.function(symbols, [total, *pt.grad(total, symbols)], mode=mode)
+    value, *gradients = (np.asarray(x) for x in evaluate(*values_of(y, model)))
+    filtered = kalman_filter(y, model)
+    dy, expected = smoother_form(model, filtered)
+    assert relative_error(value, filtered.out.l.sum()) < 1e-12
+    for G, X in zip(gradients, [dy, *expected.asdict().values()], strict=True):
+        assert relative_error(G, X) < 1e-11
+    evaluate(*values_of(y, model))  # nothing was overwritten
+    assert relative_error(np.asarray(evaluate(*values_of(y, model))[0]), value) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cotangents_on_every_output(mode):
+    y, model = make("gaps")
+    filtered = kalman_filter(y, model)
+    rng = np.random.default_rng(3)
+    bar = FilterOutputs(*(rng.standard_normal(X.shape) for X in filtered.out))
+    symbols = list(symbolic_model().values())
+    out = kalman_filter_outputs(*symbols)
+    loss = sum((w * X).sum() for w, X in zip(bar, out, strict=True))
+    evaluate = pytensor.function(symbols, [*out, *pt.grad(loss, symbols)], mode=mode)
+    values = [np.asarray(x) for x in evaluate(*values_of(y, model))]
+    for name, X, expected in zip(FilterOutputs._fields, values, filtered.out, strict=False):
+        assert relative_error(X, expected) < 1e-12, name
+    dy, gradients = reverse(model, filtered, bar)
+    for G, X in zip(values[7:], [dy, *gradients.asdict().values()], strict=True):
+        assert relative_error(G, X) < 1e-10
+
+
+def test_some_cotangents():
+    y, model = make("two shocks")
+    filtered = kalman_filter(y, model)
+    symbols = list(symbolic_model().values())
+    loss = (kalman_filter_outputs(*symbols).P_filt ** 2).sum()
+    evaluate = pytensor.function(symbols, pt.grad(loss, symbols[1:]), mode=PYTHON)
+    _, expected = reverse(model, filtered, FilterOutputs(P_filt=2 * filtered.out.P_filt))
+    for name, G in zip(expected.asdict(), evaluate(*values_of(y, model)), strict=True):
+        X = getattr(expected, name)
+        assert np.abs(G - X).max() <= 1e-11 * max(np.abs(X).max(), 1), name
+
+
+def kalman_nodes(function):
+    return [
+        node.op
+        for node in function.maker.fgraph.toposort()
+        if isinstance(node.op, KalmanLoglike | KalmanLoglikeGrad)
+    ]
+
+
+def test_one_op_gives_value_and_only_the_gradients_asked_for():
+    symbols = symbolic_model()
+    total = kalman_loglike(*symbols.values()).sum()
+    wrt = [symbols["H"], symbols["Q"]]
+    evaluate = pytensor.function(list(symbols.values()), [total, *pt.grad(total, wrt)], mode=PYTHON)
+    (op,) = kalman_nodes(evaluate)
+    assert op.asked == ("l", "H", "Q")
+    y, model = make("two shocks")
+    value, H_bar, Q_bar = evaluate(*values_of(y, model))
+    filtered = kalman_filter(y, model)
+    expected = smoother_form(model, filtered)[1]
+    assert relative_error(H_bar, expected.H) < 1e-12
+    assert relative_error(Q_bar, expected.Q) < 1e-12
+    assert relative_error(value, filtered.out.l.sum()) < 1e-13
+
+    value_alone = pytensor.function(list(symbols.values()), total, mode=PYTHON)
+    (op,) = kalman_nodes(value_alone)
+    assert isinstance(op, KalmanLoglike)
+
+
+def test_weights_that_depend_on_the_value():
+    """A robust loss: the weight of a step depends on its own log-likelihood."""
+    y, model = make("two shocks")
+    symbols = symbolic_model()
+    l = kalman_loglike(*symbols.values())
+    loss = pt.log1p(pt.exp(-l)).sum()
+    evaluate = pytensor.function(
+        list(symbols.values()), [loss, pt.grad(loss, symbols["T"])], mode=PYTHON
+    )
+    value, T_bar = evaluate(*values_of(y, model))
+    filtered = kalman_filter(y, model)
+    weights = -1 / (1 + np.exp(filtered.out.l))
+    expected = reverse(model, filtered, FilterOutputs(l=weights))[1]
+    assert relative_error(T_bar, expected.T) < 1e-11
+    assert relative_error(value, np.log1p(np.exp(-filtered.out.l)).sum()) < 1e-13
+
+
+def test_second_derivatives():
+    """A Hessian-vector product against complex step of the closed-form gradient."""
+    y, model = make("gaps")
+    symbols = symbolic_model()
+    total = kalman_loglike(*symbols.values()).sum()
+    (T_bar,) = pt.grad(total, [symbols["T"]])
+    direction = np.random.default_rng(0).standard_normal(model.T.shape)
+    product = pt.grad((T_bar * direction).sum(), [symbols["T"], symbols["Q"]])
+    evaluate = pytensor.function(list(symbols.values()), product, mode=PLAIN)
+    HT, HQ = evaluate(*values_of(y, model))
+
+    def along(T_part=0, Q_part=0):
+        arrays = model.asdict() | {"T": model.T + T_part, "Q": model.Q + Q_part}
+        shifted = type(model)(**arrays)
+        return smoother_form(shifted, kalman_filter(y, shifted))[1].T
+
+    h = 1e-30
+    expected = along(T_part=1j * h * direction).imag / h
+    assert relative_error(HT, expected) < 1e-9
+    E = np.zeros(model.Q.shape)
+    E[0, 0] = 1
+    expected = ((along(Q_part=1j * h * E).imag / h) * direction).sum()
+    assert abs(HQ[0, 0] - expected) < 1e-9 * max(abs(expected), 1)
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_many_series_at_once(mode):
+    y, model = make("gaps")
+    many = np.stack([y, y + 1, 2 * y])
+    symbols = symbolic_model()
+    total = kalman_loglike(*symbols.values())
+    batch = pt.tensor("batch", shape=(None, None, None))
+    Q_many = pt.tensor("Q_many", shape=(None, None, None))
+    totals = vectorize_graph(total, replace={symbols["y"]: batch, symbols["Q"]: Q_many})
+    others = [x for name, x in symbols.items() if name not in ("y", "Q")]
+    gradients = pt.grad(totals.sum(), [batch, Q_many, symbols["T"]])
+    evaluate = pytensor.function([batch, Q_many, *others], [totals, *gradients], mode=mode)
+    arrays = model.asdict()
+    Qs = np.stack([model.Q, 2 * model.Q, 3 * model.Q])
+    l, dy, dQ, dT = evaluate(many, Qs, *(X for x, X in arrays.items() if x != "Q"))
+    T_sum = 0
+    for k in range(3):
+        one = type(model)(**(arrays | {"Q": Qs[k]}))
+        filtered = kalman_filter(many[k], one)
+        dy_k, expected = smoother_form(one, filtered)
+        assert relative_error(l[k], filtered.out.l) < 1e-12
+        assert relative_error(dy[k], dy_k) < 1e-12
+        assert relative_error(dQ[k], expected.Q) < 1e-12
+        T_sum = T_sum + expected.T
+    assert relative_error(dT, T_sum) < 1e-12
+
+
+def test_float32_in_float32_out():
+    y, model = make("two shocks")
+    symbols = symbolic_model(dtype="float32")
+    total = kalman_loglike(*symbols.values()).sum()
+    T_bar = pt.grad(total, symbols["T"])
+    assert total.dtype == T_bar.dtype == "float32"
+    for mode in ("NUMBA", PYTHON):
+        evaluate = pytensor.function(list(symbols.values()), [total, T_bar], mode=mode)
+        value, G = evaluate(*(np.float32(X) for X in values_of(y, model)))
+        filtered = kalman_filter(y, model)
+        assert G.dtype == np.float32
+        assert relative_error(value, filtered.out.l.sum()) < 1e-5
+        assert relative_error(G, smoother_form(model, filtered)[1].T) < 1e-4
+
+
+def test_static_shapes():
+    y, model = make("two shocks")
+    l = kalman_loglike(*values_of(y, model))
+    assert l.type.shape == (15,)
+    symbols = list(symbolic_model().values())
+    total = kalman_loglike(*symbols)
+    length = pytensor.function(symbols, total.shape, mode=PYTHON)
+    assert length(*values_of(y, model)) == (15,)
+    assert not kalman_nodes(length)  # the shape does not need the filter
+
+
+def test_agrees_with_the_scan_away_from_symmetry():
+    """P0, H and Q count by their symmetric part, and their gradients are symmetric."""
+    y, model = make("two shocks")
+    symbols = symbolic_model()
+    total = kalman_loglike(*symbols.values()).sum()
+    wrt = [symbols["P0"], symbols["H"], symbols["Q"]]
+    evaluate = pytensor.function(list(symbols.values()), [total, *pt.grad(total, wrt)], mode=PYTHON)
+    arrays = values_of(y, model)
+    skew = np.triu(np.ones(model.P0.shape), 1) * 1e-3
+    bent = [X + (skew - skew.T if k == 2 else 0) for k, X in enumerate(arrays)]
+    for straight, crooked in zip(evaluate(*arrays), evaluate(*bent), strict=True):
+        assert relative_error(crooked, straight) < 1e-13
+        if np.ndim(straight):
+            assert (straight == straight.T).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Z": np.zeros((2, 3))}, r"Z has shape \(2, 3\), expected \(p, m\) = \(2, 4\)"),
+        ({"T": np.zeros(4)}, r"T has 1 dimensions, expected 2: \(m, m\) or with a leading time"),
+        ({"c": np.zeros((7, 4))}, r"c has shape \(7, 4\), expected \(n, m\) = \(15, 4\)"),
+        ({"P0": np.zeros((4, 4, 4))}, r"P0 has 3 dimensions, expected 2: \(m, m\)"),
+        ({"y": np.zeros((0, 2))}, "n = 0: there is no step"),
+    ],
+)
+def test_bad_input_when_the_graph_is_built(change, message):
+    y, model = make("two shocks")
+    arrays = {"y": y} | model.asdict() | change
+    with pytest.raises(ValueError, match=message):
+        kalman_loglike(**arrays)
+
+
+def test_complex_input():
+    y, model = make("two shocks")
+    with pytest.raises(TypeError, match="Q complex, expected real"):
+        kalman_loglike(**({"y": y} | model.asdict() | {"Q": model.Q + 1j}))
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_bad_input_when_the_function_is_called(mode):
+    y, model = make("two shocks")
+    symbols = list(symbolic_model().values())
+    total = kalman_loglike(*symbols).sum()
+    evaluate = pytensor.function(symbols, [total, pt.grad(total, symbols[5])], mode=mode)
+    arrays = {"y": y} | model.asdict()
+    for name, X in {
+        "Z": np.zeros((2, 5)), "T": np.zeros((3, 3)), "d": np.zeros(3), "Q": np.zeros((1, 1)),
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
+            evaluate(*(arrays | {name: X}).values())
+
+
+def test_verify_grad_of_pytensor():
+    """PyTensor's own check, by finite differences in float64."""
+    y, model = make("two shocks")
+    arrays = model.asdict()
+
+    def of_both(T, Z):
+        return kalman_loglike(y, **(arrays | {"T": T, "Z": Z}))
+
+    rng = np.random.default_rng(0)
+    pytensor.gradient.verify_grad(of_both, [model.T, model.Z], rng=rng, mode=PYTHON)
+
+
+def test_the_scan_and_the_op_agree():
+    y, model = make("only Z varies")
+    symbols = list(symbolic_model(model.time_varying).values())
+    both = pytensor.function(
+        symbols, [kalman_loglike(*symbols), filter_graph(*symbols).l], mode=PLAIN
+    )
+    found, expected = both(*values_of(y, model))
+    assert relative_error(found, expected) < 1e-12
