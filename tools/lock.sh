@@ -8,7 +8,7 @@ command -v uv >/dev/null || { echo "make lock needs uv, which resolves for every
 
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
-uv pip compile pyproject.toml --extra book --extra test --universal --python-version 3.12 \
+uv pip compile pyproject.toml --extra book --extra onnx --extra test --universal --python-version 3.12 \
   --upgrade --no-header --no-annotate --quiet --output-file "$new"
 {
   echo "-e ."

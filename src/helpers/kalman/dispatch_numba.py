@@ -1,8 +1,6 @@
 """The Ops of `helpers.kalman.op` in Numba: thin functions around the compiled kernels."""
 
-from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 from pytensor.link.numba.cache import compile_numba_function_src
@@ -18,14 +16,6 @@ from helpers.kalman.op import (
     KalmanLoglike,
     KalmanLoglikeGrad,
 )
-
-
-@cache
-def _digest() -> str:
-    """Of the compiled code: a cache that PyTensor keeps must not outlive it."""
-    folder = Path(__file__).parent
-    files = ["products", "workspace", "kernels", "compiled", "general", "dispatch_numba"]
-    return sha256(b"".join((folder / f"{x}.py").read_bytes() for x in files)).hexdigest()
 
 
 @numba_njit
@@ -94,13 +84,17 @@ def _compile(op, node, call: str, extra: str, results: list[str]):
             f"    return {returned}",
         ]
     )
-    from helpers.kalman import compiled, general  # compiles the kernels, once for each machine
+    from helpers.kalman import (  # compiles the kernels, once for each machine
+        compiled,
+        general,
+        kernels,
+    )
 
     known = {
         "np": np, "contiguous": contiguous, "over_time": over_time, "check": check,
         "compiled": compiled, "general": general,
     }  # fmt: skip
-    key = sha256(f"{source} {TOLERANCE} {_digest()}".encode()).hexdigest()
+    key = sha256(f"{source} {TOLERANCE} {kernels.digest()}".encode()).hexdigest()
     return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
 
 
