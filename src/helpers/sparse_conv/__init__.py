@@ -1,0 +1,49 @@
+"""Convolution of images that are the same nearly everywhere, and its gradients.
+
+An image is its active sites, their values and the ground state of all other sites. NumPy
+functions take a :class:`~helpers.sparse_conv.value.SparseValue`, and
+:mod:`helpers.sparse_conv.graph` has the same layers for PyTensor.
+
+>>> import numpy as np
+>>> from helpers.sparse_conv import SparseValue, sparse_conv_2d
+>>> x = SparseValue(sites=[[1, 2]], values=[[5.0]], shape=(4, 4, 1))
+>>> y = sparse_conv_2d(x, W=np.ones((9, 1)), b=np.array([0.5]), f=3)
+>>> y.shape, y.ground_state
+((2, 2, 1), array([0.5]))
+>>> y.to_dense()[..., 0]
+array([[5.5, 5.5],
+       [5.5, 5.5]])
+"""
+
+from helpers.sparse_conv import graph
+from helpers.sparse_conv.conv import (
+    build_q,
+    grad_q,
+    next_ground_state,
+    sparse_conv_2d,
+    sparse_conv_2d_grad,
+    sparse_relu,
+)
+from helpers.sparse_conv.pairs import conv_without_q, conv_without_q_grad
+from helpers.sparse_conv.pool import sparse_max_pool_2d
+from helpers.sparse_conv.rules import Rulebook, dense_rulebook, rulebook, submanifold_rulebook
+from helpers.sparse_conv.value import SparseValue, stack
+
+__all__ = [
+    "Rulebook",
+    "SparseValue",
+    "build_q",
+    "conv_without_q",
+    "conv_without_q_grad",
+    "dense_rulebook",
+    "grad_q",
+    "graph",
+    "next_ground_state",
+    "rulebook",
+    "sparse_conv_2d",
+    "sparse_conv_2d_grad",
+    "sparse_max_pool_2d",
+    "sparse_relu",
+    "stack",
+    "submanifold_rulebook",
+]

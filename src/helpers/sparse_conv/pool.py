@@ -1,0 +1,82 @@
+"""Max pooling of sparse images in NumPy, and its gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helpers.sparse_conv.rules import Rulebook, rulebook
+from helpers.sparse_conv.value import SparseValue
+
+__all__ = ["max_pool_grad", "max_pool_winners", "sparse_max_pool_2d", "take_winners"]
+
+
+def max_pool_winners(values, ground_state, rules: Rulebook) -> np.ndarray:
+    """Where the maximum of each window and channel is.
+
+    Parameters
+    ----------
+    values : array (a_in, n)
+    ground_state : array (n,)
+    rules : Rulebook
+
+    Returns
+    -------
+    int32 array (a_out, n)
+        Row of the input site, a_in for the ground state. The first of equals in the window wins,
+        as in a dense network; a NaN wins over every number.
+    """
+    seen = np.concatenate([values, np.asarray(ground_state)[np.newaxis]])[rules.src]
+    positions = seen.real.argmax(axis=1) if len(seen) else np.zeros((0, seen.shape[2]), int)
+    return np.take_along_axis(rules.src, positions, axis=1)
+
+
+def take_winners(values, ground_state, winner: np.ndarray) -> np.ndarray:
+    """The maxima (a_out, n), from where they are: see :func:`max_pool_winners`."""
+    seen = np.concatenate([values, np.asarray(ground_state)[np.newaxis]])
+    return np.take_along_axis(seen, winner, axis=0)
+
+
+def max_pool_grad(dP, winner: np.ndarray, a_in: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients with respect to values and ground state: each cotangent goes to its winner.
+
+    Parameters
+    ----------
+    dP : array (a_out, n)
+        Gradient with respect to the maxima.
+    winner : int array (a_out, n)
+        See :func:`max_pool_winners`.
+    a_in : int
+
+    Returns
+    -------
+    dM : array (a_in, n)
+    dt : array (n,)
+    """
+    both = np.zeros_like(dP, shape=(a_in + 1, dP.shape[1]))
+    np.add.at(both, (winner, np.arange(dP.shape[1])), dP)
+    return both[:-1], both[-1]
+
+
+def sparse_max_pool_2d(x: SparseValue, f: int, stride: int | None = None) -> SparseValue:
+    """Largest value of each channel in f by f windows; the ground state counts where it is seen.
+
+    Parameters
+    ----------
+    x : SparseValue (h, w, n)
+    f : int
+    stride : int, optional
+        Default: f, windows side by side. Rows and columns that fill no window are dropped.
+
+    Returns
+    -------
+    SparseValue ((h - f) // stride + 1, (w - f) // stride + 1, n)
+
+    Raises
+    ------
+    ValueError
+        If f is larger than the grid, or f or stride is not a positive integer.
+    """
+    rules = rulebook(x.sites, x.grid, f, f if stride is None else stride)
+    winner = max_pool_winners(x.values, x.ground_state, rules)
+    values = take_winners(x.values, x.ground_state, winner)
+    return SparseValue._trusted(rules.sites, values, (*rules.grid, x.shape[-1]), x.ground_state)

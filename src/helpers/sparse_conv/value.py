@@ -1,0 +1,210 @@
+"""Active sites and their values: the sparse form of an image, or of a batch of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from helpers.sparse_conv.search import first_outside
+
+__all__ = ["SparseValue", "stack"]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseValue:
+    """An image that is the same everywhere, except at some active sites.
+
+    Every function of this package takes a batch of images in the place of one image: its sites
+    have a leading column, the image, and its shape a leading entry, the number of images. All
+    images of a batch have the same ground state.
+
+    Parameters
+    ----------
+    sites : array (a, 2) or (a, 3), int32 or int64
+        Row and column of each active site, or image, row and column; no site twice.
+    values : array (a, n_in)
+        What is there: float32, float64 or complex (for a complex step).
+    shape : tuple (h, w, n_in) or (images, h, w, n_in)
+        Shape of the dense form.
+    ground_state : array (n_in,), optional
+        What is at every other site. Default: zeros.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit each other, sites are not integers, lie outside the grid or occur
+        twice, or values are not numbers.
+
+    Examples
+    --------
+    >>> x = SparseValue(sites=[[0, 1]], values=[[7.0]], shape=(2, 3, 1))
+    >>> x.to_dense()[:, :, 0]
+    array([[0., 7., 0.],
+           [0., 0., 0.]])
+    """
+
+    sites: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, ...]
+    ground_state: np.ndarray | None = None
+
+    def __post_init__(self):
+        shape = check_shape(self.shape)
+        sites = check_sites(self.sites, shape[:-1])
+        n_in = shape[-1]
+        values = _numbers("values", self.values)
+        if values.size == 0 and len(sites) == 0:
+            values = values.reshape(0, n_in)
+        if values.shape != (len(sites), n_in):
+            raise ValueError(
+                f"values has shape {values.shape}, expected (a, n_in) = {(len(sites), n_in)}"
+            )
+        t = np.zeros(n_in, values.dtype) if self.ground_state is None else self.ground_state
+        t = _numbers("ground_state", t)
+        if t.shape != (n_in,):
+            raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = ({n_in},)")
+        twice = first_duplicate(sites, shape[:-1])
+        if twice is not None:
+            raise ValueError(f"site {tuple(twice.tolist())} occurs more than once")
+        dtype = np.result_type(values, t)
+        self._set(sites, values.astype(dtype, copy=False), shape, t.astype(dtype, copy=False))
+
+    def _set(self, *fields) -> None:
+        for name, field in zip(("sites", "values", "shape", "ground_state"), fields, strict=True):
+            object.__setattr__(self, name, field)
+
+    @classmethod
+    def _trusted(cls, sites, values, shape, ground_state) -> SparseValue:
+        """Without the checks: for what a layer made of a SparseValue."""
+        x = object.__new__(cls)
+        x._set(sites, values, shape, ground_state)
+        return x
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape without the channels, (h, w) or (images, h, w)."""
+        return self.shape[:-1]
+
+    def to_dense(self) -> np.ndarray:
+        """The dense form, an array of this shape."""
+        dense = np.empty(self.shape, self.values.dtype)
+        dense[...] = self.ground_state
+        dense[tuple(self.sites.T)] = self.values
+        return dense
+
+    @classmethod
+    def from_dense(cls, dense, ground_state=None) -> SparseValue:
+        """The sparse form: active is each site that differs from the ground state in a channel.
+
+        Parameters
+        ----------
+        dense : array (h, w, n_in) or (images, h, w, n_in)
+        ground_state : array (n_in,), optional
+            Default: zeros.
+
+        Returns
+        -------
+        SparseValue
+            Sites in row-major order.
+
+        Raises
+        ------
+        ValueError
+            If shapes do not fit each other, or entries are not numbers.
+        """
+        dense = _numbers("dense", dense)
+        shape = check_shape(dense.shape)
+        t = np.zeros(shape[-1], dense.dtype) if ground_state is None else ground_state
+        t = _numbers("ground_state", t)
+        if t.shape != shape[-1:]:
+            raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = {shape[-1:]}")
+        sites = np.argwhere((dense != t).any(axis=-1))
+        return cls(sites, dense[tuple(sites.T)], shape, t)
+
+
+def stack(images: Sequence[SparseValue]) -> SparseValue:
+    """One batch of several images.
+
+    Parameters
+    ----------
+    images : sequence of SparseValue (h, w, n_in)
+        Of one shape and one ground state.
+
+    Returns
+    -------
+    SparseValue (images, h, w, n_in)
+        The sites of the first image, then those of the second, and so on.
+
+    Raises
+    ------
+    ValueError
+        If there is no image, one is a batch itself, or shapes or ground states differ.
+    """
+    if len(images) == 0:
+        raise ValueError("there are no images to stack")
+    first = images[0]
+    for k, x in enumerate(images):
+        if len(x.grid) != 2:
+            raise ValueError(f"image {k} is itself a batch: its shape is {x.shape}")
+        if x.shape != first.shape:
+            raise ValueError(f"image {k} has shape {x.shape}, image 0 has {first.shape}")
+        if not np.array_equal(x.ground_state, first.ground_state, equal_nan=True):
+            raise ValueError(f"image {k} and image 0 have different ground states")
+    sites = np.concatenate([x.sites for x in images])
+    which = np.repeat(np.arange(len(images), dtype=sites.dtype), [len(x.sites) for x in images])
+    return SparseValue._trusted(
+        np.column_stack([which, sites]),
+        np.concatenate([x.values for x in images]),
+        (len(images), *first.shape),
+        first.ground_state,
+    )
+
+
+def check_shape(shape) -> tuple[int, ...]:
+    """The shape as a tuple of int; ValueError if it is not one of an image or a batch."""
+    try:
+        numbers = tuple(int(s) for s in shape)
+        whole = all(n == s for n, s in zip(numbers, shape, strict=True))
+    except (TypeError, ValueError):
+        numbers, whole = (), False
+    if not whole or len(numbers) not in (3, 4) or min(numbers) < 1:
+        raise ValueError(
+            f"shape is {shape!r}, expected (h, w, n_in) or (images, h, w, n_in), all positive"
+        )
+    return numbers
+
+
+def check_sites(sites, grid: tuple[int, ...]) -> np.ndarray:
+    """Sites as an int32 or int64 array (a, 2) or (a, 3) within the grid, else ValueError."""
+    sites = np.asarray(sites)
+    d = len(grid)
+    if sites.size == 0 and sites.ndim <= 2:
+        integers = sites.dtype if sites.dtype in (np.int32, np.int64) else np.int64
+        return np.empty((0, d), integers)
+    if sites.dtype.kind not in "iu":
+        raise ValueError(f"sites are {sites.dtype}, expected integers")
+    if sites.dtype not in (np.int32, np.int64):
+        sites = sites.astype(np.int64)
+    if sites.ndim != 2 or sites.shape[1] != d:
+        raise ValueError(f"sites has shape {sites.shape}, expected (a, {d}) as the grid is {grid}")
+    sites = np.ascontiguousarray(sites)
+    outside = first_outside(sites, grid)
+    if outside >= 0:
+        raise ValueError(f"site {tuple(sites[outside].tolist())} lies outside the grid {grid}")
+    return sites
+
+
+def first_duplicate(sites: np.ndarray, grid: tuple[int, ...]) -> np.ndarray | None:
+    """A site that occurs more than once, or None."""
+    cells = np.sort(np.ravel_multi_index(tuple(sites.T), grid))
+    same = np.flatnonzero(cells[1:] == cells[:-1])
+    return np.array(np.unravel_index(cells[same[0]], grid)) if len(same) else None
+
+
+def _numbers(name: str, X) -> np.ndarray:
+    X = np.asarray(X)
+    if X.dtype.kind not in "biufc":
+        raise ValueError(f"{name} is not an array of numbers: {X!r}")
+    return X.astype(np.result_type(X, np.float32), copy=False)

@@ -1,0 +1,410 @@
+"""The PyTensor Ops and layers: against NumPy, complex step, and finite differences of gradients.
+
+Compiling is what takes time here, so Numba compiles two functions only: one of every Op, one of a
+network.
+"""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from pytensor.compile.mode import Mode
+from sparse_cases import dense_conv, layers, random_layer
+
+from helpers.checks import complex_step, relative_error
+from helpers.sparse_conv import (
+    SparseValue,
+    dense_rulebook,
+    graph,
+    op,
+    rulebook,
+    sparse_conv_2d,
+    sparse_conv_2d_grad,
+    stack,
+    submanifold_rulebook,
+)
+from helpers.sparse_conv.dispatch import KERNELS
+
+PY = Mode(linker="py", optimizer="fast_compile")
+A_IN, N_IN, N_OUT, POSITIONS = 7, 2, 3, 4
+RULES = rulebook(random_layer(A_IN, (2, 4, 5, N_IN), 2, N_OUT)[0].sites, (2, 4, 5), 2)
+A_OUT = len(RULES.sites)
+WINNER = np.random.default_rng(1).integers(0, A_IN + 1, (A_OUT, N_IN)).astype(np.int32)
+
+M, WEIGHTS, Y, Q = (
+    (A_IN, N_IN),
+    (POSITIONS * N_IN, N_OUT),
+    (A_OUT, N_OUT),
+    (A_OUT, POSITIONS * N_IN),
+)
+T, D, P = (N_IN,), (POSITIONS, N_OUT), (A_OUT, N_IN)
+RULEBOOK, WINNERS = (RULES.src, RULES.dst), (WINNER, RULES.dst)
+# Every Op: shapes of its floating inputs, its integer inputs, shapes of its outputs.
+OPS = {
+    op.build_q: ((M, T), RULEBOOK, (Q,)),
+    op.grad_q: ((Q,), RULEBOOK, (M, T)),
+    op.conv_pairs: ((M, WEIGHTS, D), RULEBOOK, (Y,)),
+    op.conv_grad_values: ((Y, WEIGHTS), RULEBOOK, (M,)),
+    op.conv_grad_weights: ((M, Y), RULEBOOK, (WEIGHTS,)),
+    op.conv_grads: ((M, WEIGHTS, Y), RULEBOOK, (M, WEIGHTS)),
+    op.spread_ground: ((D,), RULEBOOK, (Y,)),
+    op.sum_ground: ((Y,), RULEBOOK, (D,)),
+    op.pool_winners: ((M, T), RULEBOOK, (P,)),
+    op.take: ((M, T), WINNERS, (P,)),
+    op.put_back: ((P,), WINNERS, (M, T)),
+}
+LINEAR = [o for o in OPS if o not in (op.conv_grads, op.pool_winners)]
+
+
+def name(o):
+    return type(o).__name__
+
+
+def numbers(shapes, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def as_list(x):
+    return list(x) if isinstance(x, list | tuple) else [x]
+
+
+def symbols(shapes, dtype="float64"):
+    return [pt.tensor(dtype=dtype, shape=(None,) * len(shape)) for shape in shapes]
+
+
+@pytest.mark.parametrize("o", OPS, ids=name)
+def test_shapes_are_known_without_computing(o):
+    floats, integers, outputs = OPS[o]
+    inputs = symbols(floats)
+    y = as_list(o(*inputs, *integers))
+    f = pytensor.function(inputs, [out.shape for out in y], mode=PY.including("ShapeOpt"))
+    assert not any(node.op == o for node in f.maker.fgraph.apply_nodes)
+    assert [tuple(shape) for shape in f(*numbers(floats))] == [*outputs]
+    computed = pytensor.function(inputs, y, mode=PY)(*numbers(floats))
+    assert [out.shape for out in computed] == [*outputs]
+
+
+@pytest.mark.parametrize("o", LINEAR, ids=name)
+def test_pullback_of_every_op(o):
+    """Against the complex step of the Op's NumPy function, which takes complex numbers."""
+    floats, integers, outputs = OPS[o]
+    inputs, at, weights = symbols(floats), numbers(floats), numbers(outputs, seed=1)
+    y = as_list(o(*inputs, *integers))
+    loss = sum((w * out).sum() for w, out in zip(weights, y, strict=True))
+    found = pytensor.function(inputs, pt.grad(loss, inputs), mode=PY)(*at)
+    for k, gradient in enumerate(found):
+
+        def value(X, k=k):
+            results = o.numpy(*(X if j == k else x for j, x in enumerate(at)), *integers)
+            results = results if isinstance(results, tuple) else (results,)
+            return sum((w * r).sum() for w, r in zip(weights, results, strict=True))
+
+        assert relative_error(gradient, complex_step(value, at[k])) < 1e-14
+
+
+@pytest.mark.parametrize("o", [op.grad_q, op.put_back], ids=name)
+def test_an_output_that_nothing_depends_on(o):
+    floats, integers, _ = OPS[o]
+    inputs = symbols(floats)
+    for out in o(*inputs, *integers):
+        (gradient,) = pytensor.function(inputs, pt.grad((out**2).sum(), inputs), mode=PY)(
+            *numbers(floats)
+        )
+        assert np.isfinite(gradient).all() and gradient.any()
+
+
+def test_integers_are_not_connected():
+    src, dst = pt.imatrices("src", "dst")
+    x, t = symbols((M, T))
+    loss = op.build_q(x, t, src, dst).sum()
+    with pytest.raises(pytensor.gradient.DisconnectedInputError):
+        pt.grad(loss, src)
+    with pytest.raises(pytensor.gradient.DisconnectedInputError):
+        pt.grad(op.pool_winners(x, t, src, dst).sum(), x)
+
+
+def arguments(o, dtype="float64"):
+    return numbers(OPS[o][0], dtype=dtype) + list(OPS[o][1])
+
+
+@pytest.fixture(scope="module")
+def all_ops():
+    """A Numba function of every Op's inputs that gives every Op's outputs."""
+    every, outs = [], []
+    for o, (floats, integers, _) in OPS.items():
+        inputs = symbols(floats) + [pt.as_tensor_variable(i).type() for i in integers]
+        every += inputs
+        outs += as_list(o(*inputs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # object mode warns
+        f = pytensor.function(every, outs, mode="NUMBA", trust_input=True)
+        f(*(x for o in OPS for x in arguments(o)))
+    return f
+
+
+def test_numba_gives_what_numpy_gives(all_ops):
+    given = [arguments(o) for o in OPS]
+    found = all_ops(*(x for arrays in given for x in arrays))
+    expected = [y for o, arrays in zip(OPS, given, strict=True) for y in as_list(o.numpy(*arrays))]
+    for value, reference in zip(found, expected, strict=True):
+        assert value.dtype == reference.dtype
+        assert relative_error(value, reference) <= 1e-14
+
+
+@pytest.mark.parametrize("o", OPS, ids=name)
+def test_kernels_in_float32(o):
+    given = arguments(o, "float32")
+    found, expected = as_list(KERNELS[type(o)](*given)), as_list(o.numpy(*given))
+    for value, reference in zip(found, expected, strict=True):
+        assert value.dtype == reference.dtype
+        assert relative_error(value, reference) <= 1e-6
+
+
+@pytest.mark.parametrize("o", [op.conv_pairs, op.conv_grads], ids=name)
+def test_kernels_take_arrays_in_any_layout(o):
+    given = arguments(o)
+    kernel = KERNELS[type(o)]
+    strided = [np.asfortranarray(x) for x in given[:-2]] + given[-2:]
+    for value, reference in zip(as_list(kernel(*strided)), as_list(kernel(*given)), strict=True):
+        assert relative_error(value, reference) <= 1e-14
+
+
+def test_numba_without_a_site(all_ops):
+    sizes = {A_IN: 0, A_OUT: 0}
+    empty = rulebook(np.zeros((0, 2), int), (4, 5), 2)
+
+    def emptied(shapes):
+        return [(sizes.get(s[0], s[0]), *s[1:]) for s in shapes]
+
+    given = []
+    for floats, integers, _ in OPS.values():
+        given += numbers(emptied(floats))
+        given += (WINNER[:0], empty.dst) if integers is WINNERS else (empty.src, empty.dst)
+    found = all_ops(*given)
+    assert [y.shape for y in found] == emptied(s for *_, outputs in OPS.values() for s in outputs)
+    assert all(not y.any() for y in found)
+
+
+def test_a_rulebook_of_other_sites_is_refused_or_harmless(all_ops):
+    given = [arguments(o) for o in OPS]
+    first = given[0][0]
+    given[0][0] = first[1:]
+    with pytest.raises(ValueError, match="one row for each input site"):
+        all_ops(*(x for arrays in given for x in arrays))
+    given[0][0] = first
+    for arrays in given:
+        arrays[-2:] = [np.full_like(arrays[-2], 10**6), np.full_like(arrays[-1], -5)]
+    assert all(np.isfinite(y).all() for y in all_ops(*(x for arrays in given for x in arrays)))
+
+
+@pytest.mark.parametrize("linker", ["py", "vm", "cvm"])
+def test_other_modes(linker):
+    inputs = symbols((M, WEIGHTS, D))
+    f = pytensor.function(inputs, op.conv_pairs(*inputs, *RULEBOOK), mode=Mode(linker, None))
+    at = numbers((M, WEIGHTS, D))
+    np.testing.assert_array_equal(f(*at), op.conv_pairs.numpy(*at, *RULEBOOK))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        (lambda: (pt.vector(), pt.vector()), ValueError, "has 1 dimensions, expected 2"),
+        (lambda: (pt.zmatrix(), pt.vector()), TypeError, "takes float32 or float64"),
+    ],
+)
+def test_wrong_types_are_refused(arrays, error, message):
+    with pytest.raises(error, match=message):
+        op.build_q(*arrays(), *RULEBOOK)
+    with pytest.raises(ValueError, match="expected a matrix of int32 or int64"):
+        op.build_q(pt.matrix(), pt.vector(), pt.matrix(), RULES.dst)
+    with pytest.raises(ValueError, match="takes 2 arrays and 2 of a rulebook"):
+        op.build_q(pt.matrix(), RULES.dst)
+
+
+def test_mixed_dtypes_meet_in_the_wider_one():
+    y = graph.conv(
+        (pt.fmatrix(), pt.fvector()), pt.dmatrix(), pt.dvector(), SimpleNamespace(**RULES._asdict())
+    )
+    assert y.values.dtype == y.ground_state.dtype == "float64"
+
+
+# --- layers and networks --------------------------------------------------------------------------
+
+
+def layer_symbols():
+    return graph.symbolic_value(), pt.dmatrix("W"), pt.dvector("b"), graph.symbolic_rules()
+
+
+def gradients_of(layer, mode):
+    """Function of values, t, W, b, src, dst and the output's cotangents."""
+    x, W, b, rules = layer_symbols()
+    y = layer(x, W, b, rules)
+    dY, dt_out = pt.dmatrix("dY"), pt.dvector("dt_out")
+    loss = (dY * y.values).sum() + (dt_out * y.ground_state).sum()
+    outputs = [*y, *pt.grad(loss, [*x, W, b])]
+    return pytensor.function([*x, W, b, *rules, dY, dt_out], outputs, mode=mode)
+
+
+BY_LAYER = {layer: gradients_of(layer, PY) for layer in (graph.conv, graph.conv_with_q)}
+
+
+@pytest.mark.parametrize("layer", BY_LAYER, ids=lambda layer: layer.__name__)
+@settings(max_examples=25, deadline=None)
+@given(layers(images=True))
+def test_layers_are_those_of_numpy(layer, drawn):
+    x, f, W, b = drawn
+    y = sparse_conv_2d(x, W, b, f)
+    rules = rulebook(x.sites, x.shape, f)
+    rng = np.random.default_rng(0)
+    dY, dt_out = rng.standard_normal(y.values.shape), rng.standard_normal(len(b))
+    found = BY_LAYER[layer](x.values, x.ground_state, W, b, rules.src, rules.dst, dY, dt_out)
+    expected = (y.values, y.ground_state, *sparse_conv_2d_grad(x, W, f, dY, dt_out))
+    for value, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, reference, atol=1e-12)
+
+
+def network(x, W1, b1, W2, b2, rules):
+    """Two layers and a pooling between them, as features (images, cells * n)."""
+    y = graph.relu(graph.conv(x, W1, b1, rules[0]))
+    y = graph.conv_with_q(graph.max_pool(y, rules[1]), W2, b2, rules[2])
+    return graph.to_dense(y, rules[3])
+
+
+def network_rules(x):
+    first = rulebook(x.sites, x.grid, 3)
+    pooled = rulebook(first.sites, first.grid, 2, stride=2)
+    second = rulebook(pooled.sites, pooled.grid, 2)
+    return first, pooled, second, dense_rulebook(second.sites, second.grid)
+
+
+def network_arrays():
+    x, W1, b1 = random_layer(9, (9, 8, 2), 3, 3, seed=1)
+    other = SparseValue([[4, 4]], [[1.0, -2.0]], x.shape, x.ground_state)
+    nothing = SparseValue(np.zeros((0, 2), int), np.zeros((0, 2)), x.shape, x.ground_state)
+    x = stack([x, other, nothing])
+    W2, b2 = random_layer(1, (3, 3, 3), 2, 2, seed=2)[1:]
+    return x, [W1, b1, W2, b2]
+
+
+def network_function(mode, second):
+    """Function of values, t, weights, directions and rules: loss, its gradients and, if asked for,
+    the gradients of their inner product with the directions."""
+    x = graph.symbolic_value()
+    weights = [pt.dmatrix("W1"), pt.dvector("b1"), pt.dmatrix("W2"), pt.dvector("b2")]
+    rules = [graph.symbolic_rules(f"rules{k}") for k in range(4)]
+    inputs = [*x, *weights]
+    loss = (network(x, *weights, rules) ** 3).mean()
+    outputs = [loss, *pt.grad(loss, inputs)]
+    directions = [v.type() for v in inputs] if second else []
+    if second:
+        slope = sum((d * g).sum() for d, g in zip(directions, outputs[1:], strict=True))
+        outputs += pt.grad(slope, inputs)
+    flat = [array for r in rules for array in r]
+    return pytensor.function([*inputs, *directions, *flat], outputs, mode=mode)
+
+
+def slope_along(f, x, v, h=1e-3):
+    """Directional derivative by central differences, with one step of Richardson extrapolation."""
+
+    def central(h):
+        return (f(x + h * v) - f(x - h * v)) / (2 * h)
+
+    return (4 * central(h / 2) - central(h)) / 3
+
+
+def test_a_network_to_its_second_derivative():
+    function = network_function(PY, second=True)
+    x, weights = network_arrays()
+    flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
+    at = [x.values, x.ground_state, *weights]
+    directions = numbers([X.shape for X in at], seed=5)
+
+    def run(k=None, X=None):
+        return function(*(X if j == k else v for j, v in enumerate(at)), *directions, *flat)
+
+    def slope(k, X):
+        return sum((d * g).sum() for d, g in zip(directions, run(k, X)[1:7], strict=True))
+
+    y = sparse_conv_2d(x, *weights[:2], 3)
+    assert np.abs(y.values).min() > 1e-3  # no kink is near
+    out = run()
+    assert all(np.isfinite(X).all() for X in out)
+    for k, v in enumerate(numbers([X.shape for X in at], seed=6)):
+        for gradient, function_of in (
+            (out[1 + k], lambda X, k=k: float(run(k, X)[0])),
+            (out[7 + k], lambda X, k=k: slope(k, X)),
+        ):
+            difference = slope_along(function_of, at[k], v)
+            size = np.linalg.norm(gradient) * np.linalg.norm(v)
+            assert abs((gradient * v).sum() - difference) < 1e-10 * size
+
+
+def test_a_network_in_numba_is_the_dense_network():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function = network_function("NUMBA", second=False)
+        x, weights = network_arrays()
+        flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
+        found = function(x.values, x.ground_state, *weights, *flat)
+    reference = network_function(PY, second=False)(x.values, x.ground_state, *weights, *flat)
+    for value, expected in zip(found, reference, strict=True):
+        assert relative_error(value, expected) < 1e-13
+    W1, b1, W2, b2 = weights
+    loss = 0
+    for dense in x.to_dense():
+        y = np.maximum(dense_conv(dense, W1, b1, 3), 0)
+        y = y[:6, :6].reshape(3, 2, 3, 2, 3).max(axis=(1, 3))
+        loss += (dense_conv(y, W2, b2, 2) ** 3).mean() / 3
+    assert relative_error(found[0], loss) < 1e-12
+
+
+def test_submanifold_layers_stack():
+    x, W1, b1 = random_layer(9, (6, 7, 2), 3, 2, seed=3)
+    rules = submanifold_rulebook(x.sites, x.grid, 3)
+    y = graph.SymbolicValue(*(pt.as_tensor_variable(v) for v in (x.values, x.ground_state)))
+    for _ in range(2):
+        y = graph.relu(graph.conv(y, W1, b1, rules))
+    f = pytensor.function([], [*y], mode=PY)
+    assert f()[0].shape == (9, 2)
+
+
+def test_relu_has_slope_zero_at_zero_and_keeps_nan():
+    x = pt.dvector()
+    y = graph.relu(graph.SymbolicValue(x, x)).values
+    values, slopes = pytensor.function([x], [y, pt.grad(y.sum(), x)], mode=PY)(
+        [-1.0, 0.0, 2.0, np.nan]
+    )
+    np.testing.assert_array_equal(values, [0, 0, 2, np.nan])
+    np.testing.assert_array_equal(slopes[:3], [0, 0, 1])
+
+
+def ops_in(f):
+    return {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
+
+
+def test_one_gather_serves_both_gradients():
+    x, W, b, rules = layer_symbols()
+    y = graph.conv(x, W, b, rules)
+    inputs = [*x, W, b, *rules]
+    loss = (y.values**2).sum()
+    mode = Mode("py", "fast_run")
+    both = ops_in(pytensor.function(inputs, pt.grad(loss, [x.values, W]), mode=mode))
+    assert "ConvGrads" in both and not both & {"ConvGradValues", "ConvGradWeights"}
+    first = ops_in(pytensor.function(inputs, pt.grad(loss, [W]), mode=mode))
+    assert "ConvGradWeights" in first and not first & {"ConvGradValues", "ConvGrads"}
+
+
+def test_gradients_that_need_each_other_stay_apart():
+    x, W, b, rules = layer_symbols()
+    dY = pt.dmatrix("dY")
+    dM = op.conv_grad_values(dY, W, *rules)
+    dW = op.conv_grad_weights(dM**2, dY, *rules)
+    mode = Mode("py", "fast_run")
+    f = pytensor.function([W, dY, *rules], [dM, dW], mode=mode)
+    assert "ConvGrads" not in ops_in(f)
+    assert f(*numbers((WEIGHTS, Y)), *RULEBOOK)[1].shape == (POSITIONS * N_IN, N_OUT)
