@@ -1,0 +1,164 @@
+"""The same model as a PyTensor graph, so that `pytensor.grad` can differentiate it.
+
+>>> import pytensor.tensor as pt
+>>> from onnx.parser import parse_model
+>>> from helpers.onnx_grad import to_pytensor
+>>> model = to_pytensor(parse_model('''<ir_version: 10, opset_import: ["" : 21]>
+... affine (double[N, 2] X) => (double[N] Y) <double[2] w = {1.0, 3.0}> { Y = MatMul(X, w) }'''))
+>>> gradient = pt.grad(model.outputs["Y"].sum(), model.weights["w"])
+>>> print(gradient.eval({model.inputs["X"]: [[1.0, 2.0], [3.0, 4.0]]}, mode="FAST_COMPILE"))
+[4. 6.]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.inliner import inline_local_functions
+from onnx.numpy_helper import to_array
+from onnx.shape_inference import infer_shapes
+from pytensor.compile.mode import Mode
+from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+# Importing a family enters its translations into the table.
+from helpers.onnx_grad.bridge import elementwise, ml, reductions, shapes, windows  # noqa: F401
+from helpers.onnx_grad.bridge.node import TRANSLATIONS, Node, known, numpy_dtype
+
+__all__ = ["PyTensorModel", "to_pytensor"]
+
+PLAIN = Mode(linker="py", optimizer=None)  # for constants: nothing to compile
+SUBGRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
+
+
+class PyTensorModel(NamedTuple):
+    """Symbols of a model by their names in it.
+
+    Weights are shared variables: they have the model's values until `set_value`, and are
+    differentiated with respect to like any other symbol.
+    """
+
+    inputs: dict[str, TensorVariable]
+    outputs: dict[str, TensorVariable]
+    weights: dict[str, TensorSharedVariable]
+
+
+def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
+    """Translate a model operator by operator.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    dtype : "float32" or "float64", optional
+        What all real numbers are computed in.  None: as the model says.
+
+    Returns
+    -------
+    PyTensorModel
+        Real initializers are shared variables, all others constants.  A dimension that the model
+        leaves open is one that any length fits; PyTensor does not broadcast along it.
+
+    Raises
+    ------
+    NotImplementedError
+        If there is no translation for an operator (it names operator, domain and node), for a
+        subgraph, or for a parameter that the graph computes where PyTensor needs a constant.
+    ValueError
+        If an input has no shape, or a type that PyTensor does not have.
+
+    Notes
+    -----
+    Derivatives at kinks are onnxruntime-training's, not PyTensor's, see
+    :mod:`helpers.onnx_grad.bridge.elementwise`.  Entries that share a maximum share its derivative
+    in ReduceMax and ReduceMin, in MaxPool the first has it all.
+    """
+    dtype = None if dtype is None else np.dtype(dtype)
+    if model.functions:
+        model = inline_local_functions(model)
+    graph, versions = model.graph, {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    if graph.sparse_initializer:
+        names = ", ".join(repr(x.values.name) for x in graph.sparse_initializer)
+        raise NotImplementedError(f"sparse initializers are not translated: {names}")
+
+    weights, symbols = {}, {"": None}
+    for initializer in graph.initializer:
+        name, value = initializer.name, _array(initializer, dtype)
+        if value.dtype.kind == "f":
+            symbols[name] = weights[name] = pytensor.shared(value, name, shape=value.shape)
+        else:
+            symbols[name] = pt.constant(value, name=name)
+    inputs = {x.name: _input(x, dtype) for x in graph.input if x.name not in symbols}
+    symbols |= inputs
+
+    inferred = infer_shapes(model, data_prop=True).graph
+    infos = {x.name: x for x in (*inferred.value_info, *inferred.output)}
+    for proto in graph.node:
+        node = Node.read(proto, versions.get(proto.domain or "ai.onnx", 0), dtype)
+        results = _translate(node, proto, [symbols[name] for name in proto.input])
+        for name, result in zip(proto.output, results, strict=False):
+            if name:
+                symbols[name] = _as_declared(result, infos.get(name), node)
+                symbols[name].name = symbols[name].name or name  # for pytensor.dprint
+    outputs = {x.name: symbols[x.name] for x in graph.output}
+    return PyTensorModel(inputs, outputs, weights)
+
+
+def _array(initializer: TensorProto, dtype: np.dtype | None) -> np.ndarray:
+    kind = numpy_dtype(initializer.data_type, f"initializer {initializer.name!r}")
+    return np.array(to_array(initializer), kind if dtype is None or kind.kind != "f" else dtype)
+
+
+def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:
+    if not x.type.HasField("tensor_type"):
+        raise ValueError(f"input {x.name!r} is no tensor")
+    kind = numpy_dtype(x.type.tensor_type.elem_type, f"input {x.name!r}")
+    shape = _static_shape(x)
+    if shape is None:
+        raise ValueError(f"input {x.name!r} has no shape: PyTensor needs the number of dimensions")
+    kind = kind if dtype is None or kind.kind != "f" else dtype
+    return pt.tensor(x.name, dtype=kind.name, shape=shape)
+
+
+def _static_shape(x: ValueInfoProto) -> tuple[int | None, ...] | None:
+    tensor = x.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_value or None for d in tensor.shape.dim)
+
+
+def _translate(node: Node, proto: NodeProto, inputs: list) -> tuple[TensorVariable, ...]:
+    """The symbols of a node's outputs; constants if its inputs are."""
+    if node.operator in SUBGRAPHS and node.domain == "":
+        raise node.refuse("operators with subgraphs are not translated")
+    if (node.domain, node.operator) not in TRANSLATIONS:
+        raise node.refuse("there is no translation to PyTensor")
+    results = TRANSLATIONS[node.domain, node.operator](node, *inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    if len([name for name in proto.output if name]) > len(results):
+        raise node.refuse(f"only {len(results)} of its {len(proto.output)} outputs are translated")
+    if all(x is None or known(x) is not None for x in inputs):
+        results = tuple(_evaluated(x) for x in results)
+    return results
+
+
+def _evaluated(x: TensorVariable) -> TensorConstant:
+    return x if known(x) is not None else pt.constant(x.eval(mode=PLAIN))
+
+
+def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node):
+    """A result with the type that ONNX gives it, and the lengths that ONNX could infer."""
+    if info is None or not info.type.HasField("tensor_type"):
+        return result
+    code, shape = info.type.tensor_type.elem_type, _static_shape(info)
+    if code and result.dtype != node.onnx_dtype(code):
+        result = result.astype(node.onnx_dtype(code))
+    if shape is None or len(shape) != result.ndim:
+        return result
+    known_to_onnx_alone = any(
+        n is not None and m is None for n, m in zip(shape, result.type.shape, strict=True)
+    )
+    return pt.specify_shape(result, shape) if known_to_onnx_alone else result

@@ -1,0 +1,56 @@
+"""Operators of the domain ai.onnx.ml that scikit-learn's converter writes for linear models."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytensor.tensor as pt
+
+from helpers.onnx_grad.bridge.node import Node, number, translates
+from helpers.onnx_grad.bridge.reductions import over_norm, softmax
+
+ML = "ai.onnx.ml"
+
+
+@translates("LinearRegressor", domain=ML)
+def _linear_regressor(node: Node, x):
+    if node.attribute("post_transform", "NONE") != "NONE":
+        raise node.refuse(f"post_transform {node.attribute('post_transform')!r} is not translated")
+    targets = node.attribute("targets", 1)
+    W = number(x, np.reshape(node.attribute("coefficients"), (targets, -1)))
+    b = number(x, node.attribute("intercepts", [0.0] * targets))
+    return x @ W.T + b
+
+
+@translates("Scaler", domain=ML)
+def _scaler(node: Node, x):
+    return (x - number(x, node.attribute("offset"))) * number(x, node.attribute("scale"))
+
+
+@translates("Normalizer", domain=ML)
+def _normalizer(node: Node, x):
+    if node.attribute("norm", "MAX") == "MAX":
+        raise node.refuse("the norm MAX is not translated")
+    return over_norm(x, 1 if node.attribute("norm") == "L1" else 2, axis=-1)
+
+
+@translates("LinearClassifier", domain=ML)
+def _linear_classifier(node: Node, x):
+    """The labels, and the scores."""
+    labels, transform = node.attribute("classlabels_ints"), node.attribute("post_transform", "NONE")
+    intercepts = node.attribute("intercepts")
+    if not labels or len(intercepts or labels) != len(labels):
+        raise node.refuse("only labels that are integers, with a score each, are translated")
+    W = number(x, np.reshape(node.attribute("coefficients"), (len(labels), -1)))
+    scores = x @ W.T + number(x, intercepts or np.zeros(len(labels)))
+    found = pt.constant(np.array(labels))[pt.argmax(scores, axis=-1)]
+    transforms = {"NONE": lambda z: z, "LOGISTIC": pt.sigmoid, "SOFTMAX": partial(softmax, axis=-1)}
+    if transform not in transforms:
+        raise node.refuse(f"post_transform {transform!r} is not translated")
+    return found, transforms[transform](scores)
+
+
+@translates("ArrayFeatureExtractor", domain=ML)
+def _array_feature_extractor(node: Node, x, indices):
+    return pt.atleast_2d(x[..., indices.ravel()])

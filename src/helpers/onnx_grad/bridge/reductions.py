@@ -1,0 +1,247 @@
+"""Operators that reduce: sums and their kin, softmax, normalisations, losses, orderings."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import disconnected_grad
+
+from helpers.onnx_grad.bridge.node import number, product, select, size, sizes, translates
+
+
+def _nonzero_sqrt(x):
+    """Square root with derivative 0 at 0, as a norm at the origin has in onnxruntime-training."""
+    zero = pt.eq(x, number(x, 0))
+    return select(zero, x, pt.sqrt(select(zero, number(x, 1), x)))
+
+
+def _log_sum_exp(x, axis, keepdims: bool):
+    top = disconnected_grad(pt.max(x, axis=axis, keepdims=True))
+    top = select(pt.isinf(top), number(x, 0), top)
+    sums = pt.log(pt.sum(pt.exp(x - top), axis=axis, keepdims=keepdims))
+    return sums + (top if keepdims else top.reshape(sizes(sums), ndim=sums.ndim))
+
+
+def _extremum(function, x, axis, keepdims: bool):
+    """Max or Min; entries that share the extremum share its derivative."""
+    if not x.dtype.startswith("float"):
+        return function(x, axis=axis, keepdims=keepdims)
+    best = disconnected_grad(function(x, axis=axis, keepdims=True))
+    at = pt.eq(x, best)
+    share = at / pt.sum(at, axis=axis, keepdims=True).astype(x.dtype)
+    # Where x is the extremum the difference is 0 and only its derivative counts; infinities and NaN
+    # stand outside of it.
+    change = select(at & ~pt.isinf(x), x - disconnected_grad(x), number(x, 0))
+    return _of(best, keepdims, axis) + pt.sum(
+        share.astype(x.dtype) * change, axis=axis, keepdims=keepdims
+    )
+
+
+def _of(kept, keepdims: bool, axis):
+    if keepdims:
+        return kept
+    axes = range(kept.ndim) if axis is None else {a % kept.ndim for a in axis}
+    return kept.reshape([n for i, n in enumerate(sizes(kept)) if i not in axes])
+
+
+REDUCTIONS = {
+    "ReduceSum": pt.sum,
+    "ReduceMean": pt.mean,
+    "ReduceProd": pt.prod,
+    "ReduceMax": partial(_extremum, pt.max),
+    "ReduceMin": partial(_extremum, pt.min),
+    "ReduceL1": lambda x, axis, keepdims: pt.sum(pt.abs(x), axis=axis, keepdims=keepdims),
+    "ReduceL2": lambda x, axis, keepdims: _nonzero_sqrt(pt.sum(x * x, axis, keepdims=keepdims)),
+    "ReduceSumSquare": lambda x, axis, keepdims: pt.sum(x * x, axis=axis, keepdims=keepdims),
+    "ReduceLogSum": lambda x, axis, keepdims: pt.log(pt.sum(x, axis=axis, keepdims=keepdims)),
+    "ReduceLogSumExp": _log_sum_exp,
+}
+
+
+@translates(*REDUCTIONS)
+def _reduce(node, x, axes=None):
+    axis = node.axes(axes)
+    if axis is None and node.attribute("noop_with_empty_axes", 0):
+        return x
+    return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+
+
+@translates("CumSum")
+def _cumsum(node, x, axis):
+    axis = int(node.parameter("axis", axis)) % x.ndim
+    backwards = (slice(None),) * axis + (slice(None, None, -1),)
+    x = x[backwards] if node.attribute("reverse", 0) else x
+    total = pt.cumsum(x if x.dtype.startswith("float") else x.astype("int64"), axis=axis)
+    total = total - x if node.attribute("exclusive", 0) else total
+    return (total[backwards] if node.attribute("reverse", 0) else total).astype(x.dtype)
+
+
+@translates("ArgMax", "ArgMin")
+def _arg_extremum(node, x):
+    axis = node.attribute("axis", 0) % x.ndim
+    function = pt.argmax if node.operator == "ArgMax" else pt.argmin
+    last = node.attribute("select_last_index", 0)
+    x = x[(slice(None),) * axis + (slice(None, None, -1),)] if last else x
+    index = function(x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+    return size(x, axis) - 1 - index if last else index
+
+
+@translates("TopK")
+def _top_k(node, x, k=None):
+    axis = node.attribute("axis", -1) % x.ndim
+    k = node.attribute("k") if k is None else k.reshape(())
+    largest = node.attribute("largest", 1)
+    order = pt.argsort(-x if largest else x, axis=axis, kind="stable")
+    order = order[(slice(None),) * axis + (slice(None, k),)]
+    return pt.take_along_axis(x, order, axis=axis), order
+
+
+# --- softmax and losses ---------------------------------------------------------------------------
+
+
+# PyTensor's own are graphs of their own, which it compiles whatever the mode.
+
+
+def softmax(x, axis: int):
+    e = pt.exp(x - disconnected_grad(pt.max(x, axis=axis, keepdims=True)))
+    return e / pt.sum(e, axis=axis, keepdims=True)
+
+
+def _log_softmax(x, axis: int):
+    shifted = x - disconnected_grad(pt.max(x, axis=axis, keepdims=True))
+    return shifted - pt.log(pt.sum(pt.exp(shifted), axis=axis, keepdims=True))
+
+
+@translates("Softmax", "LogSoftmax")
+def _softmax_of_node(node, x):
+    function = softmax if node.operator == "Softmax" else _log_softmax
+    if node.version >= 13:
+        return function(x, axis=node.attribute("axis", -1))
+    # Before: over all axes from this one on.
+    axis = node.attribute("axis", 1) % x.ndim
+    flat = x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
+    return function(flat, axis=-1).reshape(sizes(x), ndim=x.ndim)
+
+
+@translates("NegativeLogLikelihoodLoss")
+def _negative_log_likelihood(node, log_prob, labels, weight=None):
+    n_classes = size(log_prob, 1)
+    ignored = node.attribute("ignore_index")
+    counted = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
+    label = pt.expand_dims(select(counted, labels, 0), 1)
+    classes = pt.arange(n_classes).reshape([-1 if i == 1 else 1 for i in range(log_prob.ndim)])
+    hit = pt.eq(label, classes)
+    loss = -pt.sum(select(hit, log_prob, number(log_prob, 0)), axis=1)
+    w = counted.astype(log_prob.dtype)
+    w = w if weight is None else w * weight[label[:, 0]]
+    loss = select(counted, loss * w, number(log_prob, 0))
+    reduction = node.attribute("reduction", "mean")
+    if reduction == "none":
+        return loss
+    return pt.sum(loss) if reduction == "sum" else pt.sum(loss) / pt.sum(w)
+
+
+@translates("SoftmaxCrossEntropyLoss")
+def _softmax_cross_entropy(node, scores, labels, weight=None):
+    log_prob = _log_softmax(scores, axis=1)
+    return _negative_log_likelihood(node, log_prob, labels, weight), log_prob
+
+
+# --- normalisations -------------------------------------------------------------------------------
+
+
+def _standardized(x, axes, epsilon: float):
+    """x with mean 0 and variance 1 along the axes; its mean; the inverse standard deviation."""
+    mean = pt.mean(x, axis=axes, keepdims=True)
+    centred = x - mean
+    inverse = number(x, 1) / pt.sqrt(
+        pt.mean(centred * centred, axis=axes, keepdims=True) + number(x, epsilon)
+    )
+    return centred * inverse, mean, inverse
+
+
+def _along(parameter, axis: int, ndim: int):
+    """A vector as an array of `ndim` dimensions that varies along one axis."""
+    return parameter.dimshuffle(*(0 if i == axis else "x" for i in range(ndim)))
+
+
+@translates("LayerNormalization")
+def _layer_normalization(node, x, scale, bias=None):
+    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
+    normal, mean, inverse = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    y = normal * scale
+    return y if bias is None else y + bias, mean, inverse
+
+
+@translates("RMSNormalization")
+def _rms_normalization(node, x, scale):
+    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
+    square = pt.mean(x * x, axis=axes, keepdims=True)
+    return x / pt.sqrt(square + number(x, node.attribute("epsilon", 1e-5))) * scale
+
+
+@translates("InstanceNormalization")
+def _instance_normalization(node, x, scale, bias):
+    axes = tuple(range(2, x.ndim))
+    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    return normal * _along(scale, 1, x.ndim) + _along(bias, 1, x.ndim)
+
+
+@translates("GroupNormalization")
+def _group_normalization(node, x, scale, bias):
+    groups, channels = node.attributes["num_groups"], size(x, 1)
+    grouped = x.reshape((size(x, 0), groups, -1))
+    normal, _, _ = _standardized(grouped, (2,), node.attribute("epsilon", 1e-5))
+    if node.version >= 21:  # scale and bias of each channel, before that of each group
+        normal = normal.reshape((size(x, 0), channels, -1))
+    y = normal * _along(scale, 1, 3) + _along(bias, 1, 3)
+    return y.reshape(sizes(x), ndim=x.ndim)
+
+
+@translates("BatchNormalization")
+def _batch_normalization(node, x, scale, bias, mean, variance):
+    epsilon = number(x, node.attribute("epsilon", 1e-5))
+    scale, bias = _along(scale, 1, x.ndim), _along(bias, 1, x.ndim)
+    if not node.attribute("training_mode", 0):
+        deviation = pt.sqrt(_along(variance, 1, x.ndim) + epsilon)
+        return (x - _along(mean, 1, x.ndim)) / deviation * scale + bias
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    keep = number(x, node.attribute("momentum", 0.9))
+    rest = number(x, 1) - keep
+    return (
+        normal * scale + bias,
+        keep * mean + rest * pt.mean(x, axis=axes),
+        keep * variance + rest * pt.var(x, axis=axes),
+    )
+
+
+@translates("MeanVarianceNormalization")
+def _mean_variance_normalization(node, x):
+    normal, _, _ = _standardized(x, tuple(node.attribute("axes", (0, 2, 3))), 0.0)
+    return normal
+
+
+@translates("LpNormalization")
+def _lp_normalization(node, x):
+    return over_norm(x, node.attribute("p", 2), node.attribute("axis", -1))
+
+
+def over_norm(x, p: int, axis: int):
+    """x divided by its norm along an axis; 0 where that is 0."""
+    if p == 1:
+        norm = pt.sum(pt.abs(x), axis=axis, keepdims=True)
+    else:
+        norm = _nonzero_sqrt(pt.sum(x * x, axis=axis, keepdims=True))
+    zero = pt.eq(norm, number(x, 0))
+    return select(zero, number(x, 0), x / select(zero, number(x, 1), norm))
+
+
+@translates("Hardmax")
+def _hardmax(node, x):
+    axis = node.attribute("axis", -1) % x.ndim
+    where = pt.argmax(x, axis=axis, keepdims=True)
+    index = pt.arange(size(x, axis)).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return pt.eq(where, index).astype(np.dtype(x.dtype))

@@ -1,0 +1,378 @@
+"""Operators that make, move, select and join entries, and the arithmetic of shapes.
+
+Shapes are computed with while the graph is built as far as they are known: :func:`entries` takes a
+vector of lengths apart into the ones that are numbers and the ones that are symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.tensor.basic import MakeVector
+
+from helpers.onnx_grad.bridge.node import known, number, product, select, size, sizes, translates
+
+MAX_NDIM = 64  # of a NumPy array
+
+
+def entries(x) -> list | None:
+    """Entries of a vector of integers, or the one entry of a scalar; None if x is neither.
+
+    Known ones are ints, others are symbols.  A vector that is too long for a shape is data: None.
+    """
+    if not x.dtype.startswith("int") or x.ndim > 1:
+        return None
+    if x.ndim == 1 and (x.type.shape[0] is None or x.type.shape[0] > MAX_NDIM):
+        return None
+    if (value := known(x)) is not None:
+        return [int(v) for v in value.ravel()]
+    if x.ndim == 0:
+        return [x]
+    if x.owner is not None and isinstance(x.owner.op, MakeVector):
+        return [int(v.data) if known(v) is not None else v for v in x.owner.inputs]
+    return [x[i] for i in range(x.type.shape[0])]
+
+
+def vector(lengths: Sequence):
+    """The inverse of :func:`entries`."""
+    if all(isinstance(n, int) for n in lengths):
+        return pt.constant(np.array(lengths, dtype="int64"))
+    return pt.stack([pt.as_tensor(n, dtype="int64") for n in lengths])
+
+
+def target_shape(node, shape) -> list:
+    lengths = entries(shape)
+    if lengths is None:
+        raise node.refuse("how many dimensions the result has is computed by the graph")
+    return lengths
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+@translates("Constant")
+def _constant(node):
+    ((name, value),) = node.attributes.items()
+    kinds = {"value_float": "float32", "value_floats": "float32"}
+    kinds |= {"value_int": "int64", "value_ints": "int64"}
+    if name != "value" and name not in kinds:
+        raise node.refuse(f"a constant given as {name!r} is not translated")
+    value = np.asarray(value, kinds.get(name))
+    return pt.constant(value.astype(node.real(value.dtype)))
+
+
+@translates("ConstantOfShape")
+def _constant_of_shape(node, shape):
+    value = np.asarray(node.attribute("value", np.zeros(1, "float32"))).ravel()
+    return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
+
+
+@translates("Shape")
+def _shape(node, x):
+    return vector(sizes(x)[node.attribute("start", 0) : node.attribute("end")])
+
+
+@translates("Size")
+def _size(node, x):
+    return pt.as_tensor(product(sizes(x)), dtype="int64")
+
+
+@translates("Range")
+def _range(node, start, limit, delta):
+    return pt.arange(start, limit, delta, dtype=start.dtype)
+
+
+@translates("EyeLike")
+def _eye_like(node, x):
+    code = node.attribute("dtype")
+    dtype = x.dtype if code is None else node.onnx_dtype(code)
+    return pt.eye(*sizes(x), node.attribute("k", 0), dtype=dtype)
+
+
+@translates("OneHot")
+def _one_hot(node, indices, depth, values):
+    depth = depth.reshape(()).astype("int64")
+    axis = node.attribute("axis", -1)
+    axis += indices.ndim + 1 if axis < 0 else 0
+    indices = pt.expand_dims(indices.astype("int64"), axis)
+    index = pt.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim)])
+    hit = pt.eq(indices, index) | pt.eq(indices + depth, index)
+    return select(hit, values[1], values[0])
+
+
+@translates("Cast")
+def _cast(node, x):
+    return x.astype(node.onnx_dtype(node.attribute("to")))
+
+
+@translates("CastLike")
+def _cast_like(node, x, like):
+    return x.astype(like.dtype)
+
+
+@translates("Dropout")
+def _dropout(node, x, ratio=None, training=None):
+    training = False if training is None else known(training)
+    if training is None or (training and (ratio is None or known(ratio) != 0)):
+        raise node.refuse("dropout in training mode is random")
+    return x, pt.ones_like(x, dtype="bool")
+
+
+# --- moving ---------------------------------------------------------------------------------------
+
+
+@translates("Reshape")
+def _reshape(node, x, shape):
+    lengths = target_shape(node, shape)
+    if not node.attribute("allowzero", 0):  # 0 copies the length
+        lengths = [_copied(n, x, axis) for axis, n in enumerate(lengths)]
+    return x.reshape(lengths, ndim=len(lengths))
+
+
+def _copied(length, x, axis: int):
+    if isinstance(length, int):
+        return length or size(x, axis)
+    return length if axis >= x.ndim else pt.switch(pt.eq(length, 0), x.shape[axis], length)
+
+
+@translates("Flatten")
+def _flatten(node, x):
+    axis = node.attribute("axis", 1)
+    axis += x.ndim if axis < 0 else 0
+    return x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
+
+
+@translates("Transpose")
+def _transpose(node, x):
+    return x.transpose(node.attribute("perm", tuple(range(x.ndim))[::-1]))
+
+
+@translates("DepthToSpace")
+def _depth_to_space(node, x):
+    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
+    depth_first = node.attribute("mode", "DCR") == "DCR"
+    parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
+    order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
+    return (
+        x.reshape((n, *parts, h, w)).transpose(order).reshape((n, channels // k**2, h * k, w * k))
+    )
+
+
+@translates("SpaceToDepth")
+def _space_to_depth(node, x):
+    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
+    depth_first = node.attribute("mode", "DCR") == "DCR"
+    order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+    blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
+    return blocks.reshape((n, channels * k**2, h // k, w // k))
+
+
+@translates("Squeeze")
+def _squeeze(node, x, axes=None):
+    axes = node.axes(axes)
+    if axes is None:
+        if None in x.type.shape:
+            raise node.refuse(f"which axes have length 1 is not known from shape {x.type.shape}")
+        axes = tuple(axis for axis, n in enumerate(x.type.shape) if n == 1)
+    axes = {axis % x.ndim for axis in axes}
+    return x.reshape([n for axis, n in enumerate(sizes(x)) if axis not in axes])
+
+
+@translates("Unsqueeze")
+def _unsqueeze(node, x, axes=None):
+    axes = node.axes(axes) or ()
+    if x.ndim == 0 and len(axes) == 1 and x.dtype == "int64":
+        return vector(entries(x))
+    return pt.expand_dims(x, axes)
+
+
+@translates("Expand")
+def _expand(node, x, shape):
+    wanted = target_shape(node, shape)
+    ndim = max(x.ndim, len(wanted))
+    wanted = [1] * (ndim - len(wanted)) + wanted
+    present = [1] * (ndim - x.ndim) + sizes(x)
+    return pt.broadcast_to(x, [_broadcast(*pair) for pair in zip(present, wanted, strict=True)])
+
+
+def _broadcast(present, wanted):
+    """Length of an axis after both sides have been broadcast."""
+    if isinstance(present, int) and present == 1:
+        return wanted
+    if isinstance(present, int) or (isinstance(wanted, int) and wanted == 1):
+        return present
+    return wanted if isinstance(wanted, int) else pt.switch(pt.eq(wanted, 1), present, wanted)
+
+
+@translates("Tile")
+def _tile(node, x, repeats):
+    return pt.tile(x, target_shape(node, repeats))
+
+
+@translates("Pad")
+def _pad(node, x, pads=None, value=None, axes=None):
+    pads = node.parameter("pads", pads).ravel()
+    axes = range(x.ndim) if axes is None else node.axes(axes) or ()
+    before, after = np.zeros((2, x.ndim), dtype=int)
+    before[list(axes)], after[list(axes)] = pads.reshape(2, -1)
+    fill = number(x, node.attribute("value", 0)) if value is None else value.reshape(())
+    mode = node.attribute("mode", "constant")
+    for axis in np.flatnonzero(before | after):
+        low, high, n = int(before[axis]), int(after[axis]), size(x, axis)
+        at = (slice(None),) * int(axis)
+        cut, end = max(-low, 0), n - max(-high, 0)
+        x, low, high = x[(*at, slice(cut, end))], max(low, 0), max(high, 0)
+        n = size(x, axis)
+        if mode == "constant":
+            around = [
+                pt.full([*sizes(x)[:axis], k, *sizes(x)[axis + 1 :]], fill, dtype=x.dtype)
+                for k in (low, high)
+            ]
+            x = pt.join(axis, around[0], x, around[1])
+            continue
+        index = pt.arange(-low, n + high)
+        if mode == "edge":
+            index = pt.clip(index, 0, n - 1)
+        elif mode == "wrap":
+            index = pt.mod(index, n)
+        else:  # reflect: ... 2 1 0 1 2 ... n-2 n-1 n-2 ...
+            index = pt.mod(index, 2 * (n - 1))
+            index = pt.minimum(index, 2 * (n - 1) - index)
+        x = x[(*at, index)]
+    return x
+
+
+@translates("Concat")
+def _concat(node, *parts):
+    taken = [entries(part) if part.ndim == 1 and part.dtype == "int64" else None for part in parts]
+    if all(lengths is not None for lengths in taken):
+        return vector(sum(taken, []))
+    return pt.join(node.attribute("axis", 1) % parts[0].ndim, *parts)
+
+
+@translates("Split")
+def _split(node, x, lengths=None):
+    axis = node.attribute("axis", 0) % x.ndim
+    lengths = node.parameter("split", lengths)
+    if lengths is None:
+        n, parts = x.type.shape[axis], node.attribute("num_outputs", node.n_outputs)
+        if n is None:
+            raise node.refuse(f"the length of axis {axis}, to be split evenly, is not known")
+        each = -(-n // parts)
+        lengths = [each] * (n // each) + [n % each] * (n % each > 0)
+    ends = np.cumsum(lengths).tolist()
+    at = (slice(None),) * axis
+    pairs = zip([0, *ends], ends, strict=False)
+    return tuple(x[(*at, slice(start, end))] for start, end in pairs)
+
+
+@translates("Trilu")
+def _trilu(node, x, k=None):
+    k = 0 if k is None else k.reshape(())
+    rows, columns = pt.arange(size(x, -2)).dimshuffle(0, "x"), pt.arange(size(x, -1))
+    kept = columns - rows >= k if node.attribute("upper", 1) else columns - rows <= k
+    return select(kept, x, number(x, 0))
+
+
+# --- selecting ------------------------------------------------------------------------------------
+
+
+@translates("Slice")
+def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
+    if starts is None:  # attributes before operator set 10
+        starts, ends = (pt.constant(np.array(node.attribute(k))) for k in ("starts", "ends"))
+    starts, ends = target_shape(node, starts), target_shape(node, ends)
+    axes = node.axes(axes) or range(len(starts))
+    steps = np.ones(len(starts), int) if steps is None else node.parameter("steps", steps)
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps.tolist(), strict=True):
+        n = x.type.shape[axis]
+        if n is not None and isinstance(start, int) and isinstance(end, int):
+            start, end, step = _within(n, start, end, step)
+        elif isinstance(end, int) and abs(end) >= 2**31 - 1:  # the usual "to the end"
+            end = None
+        index[axis] = slice(start, end, step)
+    lengths = entries(x) if x.ndim == 1 else None
+    return x[tuple(index)] if lengths is None else vector(lengths[index[0]])
+
+
+def _within(n: int, start: int, end: int, step: int):
+    """The same slice without the far-off bounds that exporters write."""
+    start, end, step = slice(start, end, step).indices(n)
+    return start, None if end < 0 else end, step
+
+
+@translates("ReverseSequence")
+def _reverse_sequence(node, x, lengths):
+    time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
+    order = [time, batch, *(axis for axis in range(x.ndim) if axis not in (time, batch))]
+    t = pt.arange(size(x, time)).dimshuffle(0, "x")
+    source = pt.switch(t < lengths, lengths - 1 - t, t)
+    turned = x.transpose(order)[source, pt.arange(size(x, batch))]
+    return turned.transpose([order.index(axis) for axis in range(x.ndim)])
+
+
+@translates("Gather")
+def _gather(node, x, indices):
+    axis = node.attribute("axis", 0) % x.ndim
+    lengths = entries(x) if x.ndim == 1 else None
+    where = known(indices)
+    if lengths is not None and where is not None and where.ndim <= 1:
+        chosen = [lengths[int(i)] for i in where.ravel()]
+        return vector(chosen) if where.ndim else pt.as_tensor(chosen[0], dtype=x.dtype)
+    return x[(slice(None),) * axis + (indices,)]
+
+
+@translates("GatherElements")
+def _gather_elements(node, x, indices):
+    return x[_elements(node, x, indices)]
+
+
+@translates("ScatterElements", "Scatter")
+def _scatter_elements(node, x, indices, updates):
+    return _scatter(node, x[_elements(node, x, indices)], updates)
+
+
+@translates("GatherND")
+def _gather_nd(node, x, indices):
+    return x[_points(node, x, indices)]
+
+
+@translates("ScatterND")
+def _scatter_nd(node, x, indices, updates):
+    return _scatter(node, x[_points(node, x, indices)], updates)
+
+
+def _elements(node, x, indices) -> tuple:
+    """Index that picks along one axis; along the others each entry stays where it is."""
+    axis = node.attribute("axis", 0) % x.ndim
+    own = [pt.arange(size(indices, i)) for i in range(x.ndim)]
+    shaped = [k.reshape([-1 if j == i else 1 for j in range(x.ndim)]) for i, k in enumerate(own)]
+    return (*shaped[:axis], indices, *shaped[axis + 1 :])
+
+
+def _points(node, x, indices) -> tuple:
+    """Index of x by the vectors along the last axis of `indices`."""
+    depth = indices.type.shape[-1]
+    if depth is None:
+        raise node.refuse("the length of the last axis of the indices is not known")
+    batch = node.attribute("batch_dims", 0)
+    ndim = indices.ndim - 1
+    own = [
+        pt.arange(size(indices, i)).reshape([-1 if j == i else 1 for j in range(ndim)])
+        for i in range(batch)
+    ]
+    return (*own, *(indices[..., i] for i in range(depth)))
+
+
+def _scatter(node, place, updates):
+    reduction = node.attribute("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise node.refuse(f"reduction {reduction!r} is not translated, only 'none' and 'add'")
+    return (
+        pt.set_subtensor(place, updates)
+        if reduction == "none"
+        else pt.inc_subtensor(place, updates)
+    )

@@ -1,0 +1,328 @@
+r"""The gradient of an ONNX graph as an ONNX graph, in standard operators that any runtime runs.
+
+Reverse mode on the graph itself: the nodes are visited from the last to the first, and each one's
+rule turns the cotangents :math:`\bar y` of its outputs into nodes for those of its inputs,
+
+.. math:: \bar x \mathrel{+}= \left(\frac{\partial y}{\partial x}\right)^{\top} \bar y ,
+
+summed where a tensor is used more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+
+from helpers.onnx_grad.builder import Graph
+from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
+from helpers.onnx_grad.prepare import prepared
+from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.rules.ml import known_shape
+from helpers.onnx_grad.simplify import (
+    drop_dead,
+    drop_identities,
+    fold_shapes,
+    in_order,
+    live_nodes,
+    small_constants,
+)
+from helpers.onnx_grad.tensor import REAL, Info, Node, NoGradientError, Tensor, canonical
+
+NEWEST_IR = 13
+
+
+def onnx_derivative(
+    onx: ModelProto,
+    weights: list[str] | None = None,
+    inputs: list[str] | None = None,
+    options: DerivativeOptions = DerivativeOptions.Zero,
+    loss: str | None = None,
+    label: str | None = None,
+    path_name: str | Path | None = None,
+    verbose: int = 0,
+) -> ModelProto:
+    """The gradient of a model, as a model.
+
+    Its inputs are those of the original, the weights (which are no longer constants), and the
+    gradients ``<output>_grad`` of the real outputs.  Its outputs are the gradients
+    ``<name>_grad`` with respect to the inputs and then the weights, each of the shape of what it
+    is the gradient of.
+
+    Parameters
+    ----------
+    onx : ModelProto
+        Opset 13 to 26, without subgraphs (If, Loop, Scan).
+    weights : list of str, optional
+        Initializers to differentiate with respect to; None for all real ones.
+    inputs : list of str, optional
+        Inputs to differentiate with respect to; None for all real ones (but the label).
+    options : DerivativeOptions
+    loss : str, optional
+        With ``DerivativeOptions.Loss``: the output that is the loss, a scalar or of size one.
+    label : str, optional
+        With ``DerivativeOptions.Loss``: the input that is the label, which gets no gradient.
+    path_name : path, optional
+        Save the model there as well.
+    verbose : int
+        1: print a summary; 2: print each node that is differentiated.
+
+    Returns
+    -------
+    ModelProto
+        In the opset of the original. ``onnx.checker.check_model(..., full_check=True)`` accepts
+        it.
+
+    Raises
+    ------
+    TypeError
+        If ``onx`` is not a model.
+    NoGradientError
+        (a NotImplementedError and a ValueError) If an operator between the inputs or weights and
+        the outputs has no rule, or a node has a subgraph.
+        :func:`~helpers.onnx_grad.rules.table.register_gradient` adds rules.
+    ValueError
+        If the opset is too old or too new; a weight, input, loss or label is unknown or not
+        real; the loss is not a scalar; options exclude each other; or ``<name>_grad`` is the name
+        of an input already.
+    """
+    if not isinstance(onx, ModelProto):
+        raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto")
+    options = checked_options(options, loss, label)
+    model = prepared(onx)
+    interface = Interface(model, weights, inputs, options, loss, label)
+    gradient = _Sweep(model, interface, options, verbose).run()
+    onnx.checker.check_model(gradient, full_check=True)
+    if path_name is not None:
+        onnx.save(gradient, str(path_name))
+    if verbose:
+        before, after = len(onx.graph.node), len(gradient.graph.node)
+        targets = ", ".join(interface.targets)
+        print(f"onnx_derivative: {before} nodes became {after}; gradients of {targets}")
+    return gradient
+
+
+def _rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:
+    for node in nodes:
+        for field in (node.input, node.output):
+            for i, name in enumerate(field):
+                if name in names:
+                    field[i] = names[name]
+
+
+class _Sweep:
+    """The reverse sweep over the nodes, and the model that it gives."""
+
+    def __init__(self, model: ModelProto, interface: Interface, options, verbose: int):
+        self.model, self.interface, self.options = model, interface, options
+        self.verbose = verbose
+        graph = model.graph
+        self._free_promised_names()
+        weights = set(interface.weights)
+        constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
+        opsets = {canonical(o.domain): o.version for o in model.opset_import}
+        names = {*self.infos, *interface.promised, *(t.name for t in graph.initializer)}
+        names |= {n for node in graph.node for n in (*node.input, *node.output, node.name)}
+        self.g = Graph(opsets, self.infos, constants, names)
+        self._infer_the_rest()
+        self.dependent = self._dependent()
+        self.terms: dict[str, list[Tensor]] = {}
+
+    def _infer_the_rest(self) -> None:
+        """What ONNX's inference left open, as behind an operator that it does not know."""
+        g = self.g
+        for node in self.model.graph.node:
+            before = {y: g.info(y) for y in node.output if y}
+            if all(dtype is not None and shape is not None for dtype, shape in before.values()):
+                continue
+            g.infer(node)
+            for y, (dtype, shape) in before.items():
+                found = g.info(y)
+                shape = found.shape if shape is None else shape
+                shape = known_shape(node, g.infos) if shape is None else shape
+                g.infos[y] = Info(dtype or found.dtype, shape)
+
+    def _free_promised_names(self) -> None:
+        """A tensor inside the model that has a promised name gets another one."""
+        graph, interface = self.model.graph, self.interface
+        self.infos, names = dict(interface.infos), {}
+        inner = [y for node in graph.node for y in node.output if y]
+        inner += [t.name for t in graph.initializer if t.name not in interface.weights]
+        inner = [name for name in inner if name not in interface.visible]
+        wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
+        taken = {*inner, *interface.infos, *wanted}
+        for name in inner:
+            if name in wanted:
+                new = f"{name}_inner"
+                while new in taken:
+                    new += "_"
+                taken.add(new)
+                names[name] = new
+        self.renamed = names
+        if not names:
+            return
+        _rename(graph.node, names)
+        for t in graph.initializer:
+            t.name = names.get(t.name, t.name)
+        for old, new in names.items():
+            if old in self.infos:
+                self.infos[new] = self.infos.pop(old)
+
+    def _dependent(self) -> set[str]:
+        """The tensors that depend on what is to be differentiated by."""
+        found = set(self.interface.targets)
+        for node in self.model.graph.node:
+            if found.intersection(node.input):
+                for y in node.output:
+                    dtype = self.g.info(y).dtype
+                    if y and (dtype is None or dtype in REAL):
+                        found.add(y)
+        return found
+
+    def run(self) -> ModelProto:
+        """The gradient model."""
+        graph, g = self.model.graph, self.g
+        self._start()
+        for index in range(len(graph.node) - 1, -1, -1):
+            node = Node(graph.node[index], g, index, self.dependent.__contains__)
+            dys = [self._cotangent(y) if y else None for y in node.proto.output]
+            if all(dy is None for dy in dys) or not self.dependent.intersection(node.proto.input):
+                continue
+            self._differentiate(node, dys)
+        g.prefix = "grad"
+        self._name_gradients()
+        return self._assembled()
+
+    def _start(self) -> None:
+        """Cotangents of the outputs: inputs of the new graph, ones, or what a YieldOp gives."""
+        g, options = self.g, self.options
+        g.prefix = "output"
+        outputs = [self.renamed.get(y, y) for y in self.interface.real_outputs]
+        promised = [f"{y}_grad" for y in self.interface.real_outputs]
+        g.names.update(promised)
+        self.cotangent_inputs: list[ValueInfoProto] = []
+        for y, name, shown in zip(outputs, promised, self.interface.real_outputs, strict=True):
+            if options & DerivativeOptions.Loss:
+                seed = g.constant(np.ones(g.info(y).shape), g.info(y).dtype)
+            elif options & DerivativeOptions.FillGrad:
+                seed = self._filled_with_ones(y, name)
+            else:
+                seed = Tensor(name, g)
+                g.infos[name] = g.info(y)
+                self.cotangent_inputs.append(self.interface.value(name, shown))
+            self.terms.setdefault(y, []).append(seed)
+        if options & DerivativeOptions.KeepYieldOp:
+            self.cotangent_inputs = []
+            g.nodes.append(
+                helper.make_node(
+                    "YieldOp",
+                    outputs,
+                    promised,
+                    g.fresh("YieldOp"),
+                    domain="com.microsoft",
+                    full_shape_outputs=list(range(len(outputs))),
+                )
+            )
+
+    def _filled_with_ones(self, y: str, name: str) -> Tensor:
+        g = self.g
+        if y in self.interface.targets or name in self.interface.visible:
+            name = g.fresh(f"{y}_ones")  # the name means something else
+        shape = g.shape_of(Tensor(y, g))
+        one = helper.make_tensor("one", g.info(y).dtype, [1], [1.0])
+        label = g.fresh(f"{name}_ones")
+        g.nodes.append(helper.make_node("ConstantOfShape", [shape.name], [name], label, value=one))
+        g.infos[name] = g.info(y)
+        return Tensor(name, g)
+
+    def _cotangent(self, name: str) -> Tensor | None:
+        terms = self.terms.get(name)
+        if not terms:
+            return None
+        if len(terms) > 1:
+            total = self.g.add_all(terms)
+            self.g.refine(total.name, self.g.info(name).shape)
+            self.terms[name] = [total]
+        return self.terms[name][0]
+
+    def _differentiate(self, node: Node, dys: list[Tensor | None]) -> None:
+        g = self.g
+        rule = RULES.get((node.domain, node.op_type))
+        if rule is None:
+            raise NoGradientError(
+                f"no gradient rule for {node}; register_gradient({node.op_type!r}, ...) adds one"
+            )
+        if self.verbose > 1:
+            print(f"onnx_derivative: {node}")
+        g.prefix = f"{node.proto.name or node.op_type}_grad"
+        result = rule(g, node, *dys)
+        result = result if isinstance(result, tuple | list) else (result,)
+        if any(dx is not None for dx in result[len(node.proto.input) :]):
+            raise ValueError(
+                f"the gradient rule of {node} returned {len(result)} gradients "
+                f"for {len(node.proto.input)} inputs"
+            )
+        for name, dx in zip(node.proto.input, result, strict=False):
+            if dx is None or name not in self.dependent:
+                continue
+            if not isinstance(dx, Tensor):
+                raise TypeError(f"the gradient rule of {node} returned {dx!r}, expected a Tensor")
+            g.refine(dx.name, g.info(name).shape)
+            self.terms.setdefault(name, []).append(dx)
+
+    def _name_gradients(self) -> None:
+        """Each gradient gets its promised name, by renaming where nothing else has the tensor."""
+        g, names, copies = self.g, {}, []
+        fixed = {f"{y}_grad" for y in self.interface.real_outputs}
+        for target in self.interface.targets:
+            dx, name = self._cotangent(target), f"{target}_grad"
+            dx = g.zeros_like(Tensor(target, g)) if dx is None else dx
+            made = any(dx.name in node.output for node in g.nodes)
+            if made and dx.name not in names and dx.name not in fixed:
+                names[dx.name] = name
+            else:
+                copies.append(
+                    helper.make_node("Identity", [dx.name], [name], g.fresh(f"{name}_copy"))
+                )
+        g.nodes.extend(copies)
+        _rename(g.nodes, names)
+
+    def _assembled(self) -> ModelProto:
+        old, g, interface = self.model.graph, self.g, self.interface
+        weights = set(interface.weights)
+        inputs = [v for v in old.input if v.name not in weights]
+        inputs += [interface.weight_values[n] for n in interface.weights]
+        inputs += self.cotangent_inputs
+        outputs = [interface.value(f"{n}_grad", n) for n in interface.targets]
+        if self.options & (DerivativeOptions.KeepOutputs | DerivativeOptions.Loss):
+            outputs += old.output
+        nodes = [*old.node, *g.nodes]
+        if g.replaced:
+            kept = [n for n in old.node if not set(g.replaced).issuperset(filter(None, n.output))]
+            _rename(g.nodes, {new: name for name, new in g.replaced.items()})
+            nodes = in_order([*kept, *g.nodes])
+        nodes = live_nodes(nodes, [v.name for v in outputs])
+        initializers = [t for t in old.initializer if t.name not in weights]
+        initializers += g.initializers
+        graph = helper.make_graph(
+            nodes, old.name or "gradient", inputs, outputs, initializers, old.doc_string
+        )
+        graph.sparse_initializer.extend(old.sparse_initializer)
+        domains = {canonical(node.domain) for node in nodes} | {""}
+        opsets = {**{"com.microsoft": 1}, **g.opsets}
+        imports = [helper.make_opsetid(d, opsets[d]) for d in sorted(domains)]
+        model = helper.make_model(
+            graph,
+            producer_name="helpers.onnx_grad",
+            opset_imports=imports,
+            ir_version=min(max(self.model.ir_version, 8), NEWEST_IR),
+        )
+        model.doc_string = self.model.doc_string
+        model.metadata_props.extend(self.model.metadata_props)
+        fold_shapes(model)
+        drop_identities(model)
+        drop_dead(model)
+        return model

@@ -1,0 +1,114 @@
+"""What comes before: is this a model that can be differentiated, and in which form?"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import ModelProto, NodeProto
+from onnx.inliner import inline_local_functions, inline_selected_functions
+
+from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
+from helpers.onnx_grad.tensor import NoGradientError, canonical
+
+OLDEST, NEWEST = 13, 26
+# Operators that the standard defines by others, which have rules.
+COMPOSED = {
+    *("Attention", "GroupNormalization", "RMSNormalization", "RotaryEmbedding", "Shrink"),
+}
+
+
+def prepared(onx: ModelProto) -> ModelProto:
+    """A checked copy: one opset, local functions inlined, static shape arithmetic folded."""
+    model = ModelProto()
+    model.CopyFrom(onx)
+    for named in (*model.opset_import, *model.graph.node):
+        named.domain = canonical(named.domain)
+    _check_opset(model)
+    _declare_outputs(model)
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"onx is not a valid model: {error}") from error
+    for index, node in enumerate(model.graph.node):
+        _refuse_subgraphs(node, index)
+    if model.functions:
+        model = inline_local_functions(model)
+        for index, node in enumerate(model.graph.node):
+            _refuse_subgraphs(node, index)
+    written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
+    # ONNX's own inference stumbles over the body of the last one without its axes.
+    _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
+    if written_out:
+        model = inline_selected_functions(model, written_out, inline_schema_functions=True)
+    fold_shapes(model)
+    return model
+
+
+def _has_body(node: NodeProto, model: ModelProto) -> bool:
+    """Whether a standard operator without a rule is a composition of operators by its definition.
+
+    Those of real results only: the others, like comparisons and Range, need no rule.
+    """
+    if canonical(node.domain) or ("", node.op_type) in RULES:
+        return False
+    version = next(o.version for o in model.opset_import if not canonical(o.domain))
+    schema = onnx.defs.get_schema(node.op_type, version)
+    return node.op_type in COMPOSED and (
+        schema.has_function or schema.has_context_dependent_function
+    )
+
+
+def _write_defaults(model: ModelProto, op_types: set[str]) -> None:
+    """Say attributes that are left to their defaults, which the bodies do not know."""
+    version = next(o.version for o in model.opset_import if not canonical(o.domain))
+    for node in model.graph.node:
+        if node.op_type in op_types and not canonical(node.domain):
+            given = {a.name for a in node.attribute}
+            for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
+                if name not in given and attribute.default_value.name:
+                    node.attribute.append(attribute.default_value)
+
+
+def _check_opset(model: ModelProto) -> None:
+    versions = [o for o in model.opset_import if not canonical(o.domain)]
+    if not versions:
+        raise ValueError("the model imports no opset of the domain ai.onnx: 13 to 26 expected")
+    version = versions[0].version
+    if version < OLDEST:
+        raise ValueError(
+            f"opset {version} of domain ai.onnx is too old: {OLDEST} to {NEWEST} expected; "
+            f"onnx.version_converter.convert_version(model, {OLDEST}) may raise it"
+        )
+    if version <= NEWEST:
+        return
+    # No runtime knows so new an opset; but a model may use nothing that is new in it.
+    for index, node in enumerate(model.graph.node):
+        if not canonical(node.domain):
+            schema = onnx.defs.get_schema(node.op_type, version)
+            if schema.since_version > NEWEST:
+                name = node.name or f"unnamed, number {index}"
+                raise ValueError(
+                    f"opset {version} of domain ai.onnx is too new: {OLDEST} to {NEWEST} expected, "
+                    f"and operator {node.op_type} (node {name}) has changed since"
+                )
+    versions[0].version = NEWEST
+
+
+def _declare_outputs(model: ModelProto) -> None:
+    """Outputs declared without a shape get the inferred one: the checker insists on it."""
+    bare = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
+    if any(v.type.HasField("tensor_type") for v in bare):
+        infos = tensor_infos(model)
+        for value in bare:
+            info = infos[value.name]
+            if value.type.HasField("tensor_type") and info.shape is not None:
+                value.type.CopyFrom(info.proto())
+
+
+def _refuse_subgraphs(node: NodeProto, index: int) -> None:
+    if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+        name = repr(node.name) if node.name else f"unnamed, number {index}"
+        raise NoGradientError(
+            f"no gradient for operator {node.op_type} of domain {node.domain or 'ai.onnx'} "
+            f"(node {name}): it has a subgraph, and a graph with control flow is not differentiated"
+        )

@@ -1,0 +1,34 @@
+"""Rules of differentiation, one file a family, in one table keyed by domain and operator."""
+
+from helpers.onnx_grad.rules import (
+    activation,
+    conv,
+    einsum,
+    elementwise,
+    index,
+    loss,
+    matmul,
+    ml,
+    norm,
+    pool,
+    reduce,
+    shape,
+)
+from helpers.onnx_grad.rules.table import RULES, register_gradient
+
+__all__ = [
+    "RULES",
+    "activation",
+    "conv",
+    "einsum",
+    "elementwise",
+    "index",
+    "loss",
+    "matmul",
+    "ml",
+    "norm",
+    "pool",
+    "reduce",
+    "register_gradient",
+    "shape",
+]

@@ -1,0 +1,150 @@
+r"""Activations and softmax."""
+
+import math
+
+from helpers.onnx_grad.rules.table import no_gradient, register_gradient
+
+register_gradient("Hardmax", no_gradient)
+
+
+@register_gradient("Relu")
+def relu(g, node, dy):
+    """dX = dY [Y > 0]: the derivative at 0 is 0."""
+    # A product with a mask takes less time than Where does in onnxruntime.
+    return dy * (node.y[0] > 0.0).cast(dy.dtype)
+
+
+@register_gradient("LeakyRelu")
+def leaky_relu(g, node, dy):
+    """dX = dY where X > 0, else alpha dY."""
+    return g.where(node.x[0] > 0.0, dy, dy * node.attr("alpha"))
+
+
+@register_gradient("PRelu")
+def prelu(g, node, dy):
+    """dX = dY where X > 0, else s dY; ds = X dY where X < 0, un-broadcast."""
+    x, slope = node.x
+    dslope = g.where(x < 0.0, dy * x, 0.0)
+    return g.where(x > 0.0, dy, dy * slope), g.reduce_to(dslope, slope)
+
+
+@register_gradient("ThresholdedRelu")
+def thresholded_relu(g, node, dy):
+    """dX = dY where X > alpha."""
+    return g.where(node.x[0] > node.attr("alpha"), dy, 0.0)
+
+
+@register_gradient("Elu")
+def elu(g, node, dy):
+    """dX = dY where X > 0, else dY alpha exp(X) = dY (Y + alpha)."""
+    (x,), (y,) = node.x, node.y
+    return g.where(x > 0.0, dy, dy * (y + node.attr("alpha")))
+
+
+@register_gradient("Celu")
+def celu(g, node, dy):
+    """dX = dY where X > 0, else dY exp(X / alpha) = dY (Y / alpha + 1)."""
+    (x,), (y,) = node.x, node.y
+    return g.where(x > 0.0, dy, dy * (y / node.attr("alpha") + 1.0))
+
+
+@register_gradient("Selu")
+def selu(g, node, dy):
+    """dX = gamma dY where X > 0, else dY gamma alpha exp(X) = dY (Y + gamma alpha)."""
+    (x,), (y,) = node.x, node.y
+    alpha, gamma = node.attr("alpha"), node.attr("gamma")
+    return g.where(x > 0.0, dy * gamma, dy * (y + alpha * gamma))
+
+
+@register_gradient("Sigmoid")
+def sigmoid(g, node, dy):
+    """dX = dY Y (1 - Y)."""
+    (y,) = node.y
+    return dy * (y * (1.0 - y))
+
+
+@register_gradient("Tanh")
+def tanh(g, node, dy):
+    """dX = dY (1 - Y^2)."""
+    (y,) = node.y
+    return dy * (1.0 - y * y)
+
+
+@register_gradient("HardSigmoid")
+def hard_sigmoid(g, node, dy):
+    """dX = alpha dY where 0 < Y < 1."""
+    (y,) = node.y
+    return g.where(g.op("And", y > 0.0, y < 1.0), dy * node.attr("alpha"), 0.0)
+
+
+@register_gradient("HardSwish")
+def hard_swish(g, node, dy):
+    """Y = X h, h = clip(X / 6 + 1/2, 0, 1): dX = dY (h + X / 6 where 0 < h < 1)."""
+    (x,) = node.x
+    h = x * (1 / 6) + 0.5
+    inside = g.op("And", h > 0.0, h < 1.0)
+    return dy * g.where(inside, h + x * (1 / 6), (x > 0.0).cast(x.dtype))
+
+
+@register_gradient("Softplus")
+def softplus(g, node, dy):
+    """dX = dY sigmoid(X)."""
+    return dy * g.op("Sigmoid", node.x[0])
+
+
+@register_gradient("Softsign")
+def softsign(g, node, dy):
+    """Y = X / (1 + abs X): dX = dY / (1 + abs X)^2."""
+    width = 1.0 + g.op("Abs", node.x[0])
+    return dy / (width * width)
+
+
+@register_gradient("Mish")
+def mish(g, node, dy):
+    """Y = X t, t = tanh(softplus(X)): dX = dY (t + X (1 - t^2) sigmoid(X))."""
+    (x,) = node.x
+    t = g.op("Tanh", g.op("Softplus", x))
+    return dy * (t + x * (1.0 - t * t) * g.op("Sigmoid", x))
+
+
+@register_gradient("Swish")
+def swish(g, node, dy):
+    """Y = X s, s = sigmoid(alpha X): dX = dY (s + alpha Y (1 - s))."""
+    (x,), (y,) = node.x, node.y
+    alpha = node.attr("alpha")
+    s = g.op("Sigmoid", x * alpha)
+    return dy * (s + y * (1.0 - s) * alpha)
+
+
+@register_gradient("Gelu")
+def gelu(g, node, dy):
+    """Y = X Phi(X): dX = dY (Phi(X) + X phi(X)).
+
+    With approximate="tanh", Phi = (1 + t) / 2, t = tanh(c (X + a X^3)), c = sqrt(2 / pi):
+    Phi' = (1 - t^2) c (1 + 3 a X^2) / 2.
+    """
+    (x,) = node.x
+    if node.attr("approximate") == "tanh":
+        c, a = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        t = g.op("Tanh", x * (square * (c * a) + c))
+        slope = (1.0 - t * t) * (square * (1.5 * c * a) + 0.5 * c)
+        return dy * ((t * 0.5 + 0.5) + x * slope)
+    cumulative = g.op("Erf", x * math.sqrt(0.5)) * 0.5 + 0.5
+    density = g.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return dy * (cumulative + x * density)
+
+
+@register_gradient("Softmax")
+def softmax(g, node, dy):
+    """dX = Y (dY - sum(dY Y)), the sum along the axis."""
+    (y,) = node.y
+    weighted = dy * y
+    return weighted - y * g.sum(weighted, [node.attr("axis")])
+
+
+@register_gradient("LogSoftmax")
+def log_softmax(g, node, dy):
+    """dX = dY - exp(Y) sum(dY), the sum along the axis."""
+    (y,) = node.y
+    return dy - g.op("Exp", y) * g.sum(dy, [node.attr("axis")])

@@ -1,0 +1,207 @@
+r"""Convolution: its adjoint in the image is a transposed convolution, and its adjoint in the
+weights is a convolution of the image with the cotangent, where batch and channels swap roles."""
+
+from typing import NamedTuple
+
+from helpers.onnx_grad.rules.table import register_gradient
+
+
+class Windows(NamedTuple):
+    """How windows slide: one entry of each for every spatial axis."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    after: list[int]
+
+    @property
+    def extents(self) -> list[int]:
+        """What a window spans, with its holes."""
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+
+
+def windows(node, x, kernel) -> Windows:
+    """Read the attributes of a convolution or a pool; ``auto_pad`` becomes numbers."""
+    spatial = len(kernel)
+    strides = list(node.attr("strides") or [1] * spatial)
+    dilations = list(node.attr("dilations") or [1] * spatial)
+    pads = list(node.attr("pads") or [0] * (2 * spatial))
+    auto = node.attr("auto_pad", "NOTSET")
+    if auto == "VALID":
+        pads = [0] * (2 * spatial)
+    w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        return w
+    for i, extent in enumerate(w.extents):
+        n = x.shape[2 + i]
+        if strides[i] > 1 and not isinstance(n, int):
+            raise node.refuse(f"auto_pad={auto} with stride {strides[i]} needs a static image size")
+        total = extent - 1
+        if strides[i] > 1:
+            total = max((-(-n // strides[i]) - 1) * strides[i] + extent - n, 0)
+        small, large = total // 2, total - total // 2
+        w.before[i], w.after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return w
+
+
+def scatter_windows(g, node, dy, kernel, x, w: Windows, group: int):
+    """The adjoint of sliding windows over x: each entry of dY spreads over its window."""
+    out = node.y[0].shape
+    spatial = range(len(w.kernel))
+    sizes = [(x.shape[2 + i], out[2 + i]) for i in spatial]
+    common = {"strides": w.strides, "dilations": w.dilations, "group": group}
+    common["kernel_shape"] = w.kernel
+    if all(isinstance(n, int) and isinstance(m, int) for n, m in sizes):
+        # What the windows cover, from the start of the padding, is cropped or filled up to x.
+        spare = [
+            (m - 1) * s + e - b - n
+            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
+        ]
+        pads = [*w.before, *(max(r, 0) for r in spare)]
+        fill = [max(-r, 0) for r in spare]
+        return g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
+    # The image's size is known at run time only: fill up generously, and cut.
+    fill = [max(s - 1, 0) for s in w.strides]
+    pads = [*w.before, *[0] * len(w.kernel)]
+    wide = g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
+    axes = [2 + i for i in spatial]
+    return g.op("Slice", wide, [0] * len(axes), g.dims_of(x, axes), axes)
+
+
+@register_gradient("Conv")
+def conv(g, node, dy):
+    """dX = the transposed convolution of dY with W; dB = sum dY over batch and space;
+
+    dW[m, c, k] = sum over n, o of dY[n, m, o] X[n, c, o stride + k dilation - pad]: a convolution
+    of X with dY whose strides and dilations have changed places.
+    """
+    x, weight = node.x[0], node.x[1]
+    kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
+    if x.rank is None or not kernel or not all(isinstance(k, int) for k in kernel):
+        raise node.refuse("the shapes of its image and kernel are unknown")
+    group = node.attr("group")
+    w = windows(node, x, kernel)
+    dx = _image_gradient(g, node, dy, x, weight, w, group) if node.needs(0) else None
+    dw = _weight_gradient(g, node, dy, x, w, group) if node.needs(1) else None
+    if dw is not None:
+        g.refine(dw.name, weight.shape)
+    db = None
+    if node.input(2) is not None:
+        db = g.sum(dy, [0, *range(2, x.rank)], keepdims=False)
+    return dx, dw, db
+
+
+@register_gradient("ConvTranspose")
+def conv_transpose(g, node, dy):
+    """dX = the convolution of dY with W; dW = that of dY with X, as for a convolution whose image
+    is Y; dB = sum dY over batch and space."""
+    x, weight, (y,) = node.x[0], node.x[1], node.y
+    kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
+    if x.rank is None or not kernel or not all(isinstance(k, int) for k in kernel):
+        raise node.refuse("the shapes of its image and kernel are unknown")
+    w, group = _transposed_windows(node, x, y, kernel), node.attr("group")
+    pads = [*w.before, *w.after]
+    common = {"strides": w.strides, "dilations": w.dilations, "pads": pads, "group": group}
+    dx = g.op("Conv", dy, weight, **common)
+    dw = None
+    if node.needs(1):
+        g.refine(dy.name, (dy.shape or (None,) * x.rank)[:1] + _channels(weight, group, dy, x))
+        dw = _weight_gradient(g, node, x, dy, w, group)
+        g.refine(dw.name, weight.shape)
+    bias = node.input(2) is not None
+    return dx, dw, g.sum(dy, [0, *range(2, x.rank)], keepdims=False) if bias else None
+
+
+def _channels(weight, group, dy, x):
+    channels = weight.shape[1] * group if isinstance(weight.shape[1], int) else None
+    return (channels, *(dy.shape or (None,) * x.rank)[2:])
+
+
+def _transposed_windows(node, x, y, kernel) -> Windows:
+    """The windows of the convolution that this one transposes."""
+    spatial = len(kernel)
+    strides = list(node.attr("strides") or [1] * spatial)
+    dilations = list(node.attr("dilations") or [1] * spatial)
+    pads = list(node.attr("pads") or [0] * (2 * spatial))
+    auto, shape = node.attr("auto_pad", "NOTSET"), node.attr("output_shape")
+    w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
+    if auto not in ("SAME_UPPER", "SAME_LOWER") and not shape:
+        return w
+    fill = node.attr("output_padding") or [0] * spatial
+    for i, extent in enumerate(w.extents):
+        n = x.shape[2 + i]
+        if not isinstance(n, int):
+            raise node.refuse("auto_pad and output_shape need a static image size")
+        wanted = shape[i] if shape else n * strides[i]
+        total = max(strides[i] * (n - 1) + fill[i] + extent - wanted, 0)
+        small, large = total // 2, total - total // 2
+        w.before[i], w.after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return w
+
+
+def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
+    channels, filters = x.shape[1], weight.shape[0]
+    if group == 1 or channels == filters == group:
+        return scatter_windows(g, node, dy, weight, x, w, group)
+    # The reference evaluator gets other groups of a transposed convolution wrong: one by one.
+    if not isinstance(filters, int):
+        raise node.refuse("groups need a static number of filters")
+    sizes = [filters // group] * group
+    parts = zip(
+        g.op("Split", dy, sizes, outputs=group, axis=1),
+        g.op("Split", weight, sizes, outputs=group, axis=0),
+        strict=True,
+    )
+    return g.op("Concat", *(scatter_windows(g, node, d, k, x, w, 1) for d, k in parts), axis=1)
+
+
+def _weight_gradient(g, node, dy, x, w: Windows, group: int):
+    spatial = list(range(2, x.rank))
+    swap = [1, 0, *spatial]
+    sizes = [(x.shape[a], dy.shape[a] if dy.shape else None) for a in spatial]
+    fits = all(isinstance(n, int) and isinstance(m, int) for n, m in sizes)
+    if fits:
+        # Pad at the end just as far as the windows go, and no weights beyond the kernel come out.
+        after = [
+            (m - 1) * s + e - b - n
+            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
+        ]
+        fits = all(a >= 0 for a in after)
+        w = w._replace(after=after) if fits else w
+    if not isinstance(x.shape[0], int) and (any([*w.before, *w.after]) or max(w.dilations) > 1):
+        # The batch becomes the channels, and onnxruntime never returns from a padded or strided
+        # convolution of none: the padding is done beforehand, and one image of zeros added.
+        more = int(max(w.dilations) > 1)
+        x = g.op("Pad", x, [0, 0, *w.before, more, 0, *w.after])
+        if more:
+            dy = g.op("Pad", dy, [0] * len(swap) + [1] + [0] * (len(swap) - 1))
+        w = w._replace(before=[0] * len(spatial), after=[0] * len(spatial))
+    image, filters = g.transpose(x, swap), g.transpose(dy, swap)
+    if group > 1:
+        image = _group_images(g, node, x, group, spatial)
+    pads = [*w.before, *w.after]
+    dw = g.op(
+        "Conv", image, filters, strides=w.dilations, dilations=w.strides, pads=pads, group=group
+    )
+    if not fits:  # rows that no window reached would give weights beyond the kernel
+        dw = g.op("Slice", dw, [0] * len(spatial), list(w.kernel), spatial)
+    return g.transpose(dw, swap)
+
+
+def _group_images(g, node, x, group, spatial):
+    """(N, group * c, ...) to (c, group * N, ...)."""
+    channels = x.shape[1]
+    if not isinstance(channels, int):
+        raise node.refuse("groups need a static number of channels")
+    dims = g.dims_of(x, spatial)
+    c = channels // group
+    apart = g.reshape(x, _dims(g, [-1, group, c], dims))
+    turned = g.transpose(apart, [2, 1, 0, *[s + 1 for s in spatial]])
+    return g.reshape(turned, _dims(g, [c, -1], dims))
+
+
+def _dims(g, head, dims):
+    if dims.value is not None:
+        return [*head, *map(int, dims.value)]
+    return g.op("Concat", g.ints(*head), dims, axis=0)

@@ -1,0 +1,91 @@
+r"""Einsum: the gradient of one operand is an Einsum of the others and the cotangent."""
+
+import string
+
+import numpy as np
+
+from helpers.onnx_grad.rules.table import register_gradient
+
+
+@register_gradient("Einsum")
+def einsum(g, node, dy):
+    """Y = einsum("a,b->c", A, B): dA = einsum("c,b->a", dY, B), and likewise for each operand.
+
+    An index that stands twice in an operand (a diagonal) gets a second letter and a Kronecker
+    delta; an index that stands in this operand alone (it was summed out) is broadcast.
+    """
+    terms, result = _parse(node)
+    g.refine(dy.name, tuple(_lengths(terms, [x.shape for x in node.x])[c] for c in result))
+    gradients = []
+    for i, (x, term) in enumerate(zip(node.x, terms, strict=True)):
+        if not node.needs(i):
+            gradients.append(None)
+            continue
+        operands = [(result, dy)]
+        operands += [(t, o) for k, (t, o) in enumerate(zip(terms, node.x, strict=True)) if k != i]
+        target, spare = "", iter(sorted(set(string.ascii_letters) - set("".join(terms) + result)))
+        for letter in term:
+            if letter in target:
+                twin = next(spare)
+                operands.append((letter + twin, _identity(g, x, term.index(letter))))
+                letter = twin
+            target += letter
+        have = _lengths([t for t, _ in operands], [o.shape for _, o in operands])
+        found = "".join(letter for letter in target if letter in have)
+        equation = ",".join(t for t, _ in operands) + "->" + found
+        dx = g.op("Einsum", *(o for _, o in operands), equation=equation)
+        g.refine(dx.name, tuple(have[letter] for letter in found))
+        absent = [k for k, letter in enumerate(target) if letter not in have]
+        dx = g.unsqueeze(dx, absent)
+        wide = tuple(
+            n if have.get(c, 1) == 1 else have[c] for c, n in zip(target, x.shape, strict=True)
+        )
+        if any(have.get(c, 1) == 1 and n != 1 for c, n in zip(target, x.shape, strict=True)):
+            dx = g.op("Expand", dx, g.shape_of(x), shape=wide)
+        gradients.append(g.reduce_to(dx, x))
+    return tuple(gradients)
+
+
+def _identity(g, x, axis):
+    n = x.shape[axis]
+    if isinstance(n, int):
+        return g.constant(np.eye(n), x.dtype)
+    length = g.dims_of(x, [axis])
+    return g.op(
+        "EyeLike", g.op("ConstantOfShape", g.op("Concat", length, length, axis=0)), dtype=x.dtype
+    )
+
+
+def _parse(node):
+    """Terms and result as strings of letters, the ellipsis written out."""
+    left, arrow, right = node.attr("equation").replace(" ", "").partition("->")
+    terms = left.split(",")
+    if any(x.rank is None for x in node.x):
+        raise node.refuse("the rank of an operand is unknown")
+    spare = sorted(set(string.ascii_letters) - set(left))
+    widths = [
+        x.rank - len(t.replace("...", "")) if "..." in t else 0
+        for t, x in zip(terms, node.x, strict=True)
+    ]
+    dots = "".join(spare[: max(widths)])
+    terms = [t.replace("...", dots[len(dots) - w :]) for t, w in zip(terms, widths, strict=True)]
+    if arrow:
+        result = right.replace("...", dots)
+    else:
+        written = "".join(terms)
+        once = [c for c in sorted(set(left) & set(string.ascii_letters)) if written.count(c) == 1]
+        result = dots + "".join(once)
+    return terms, result
+
+
+def _lengths(terms, shapes) -> dict:
+    """Each letter's length: operands of length one broadcast, a number decides over a name."""
+    lengths: dict = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, n in zip(term, shape, strict=True):
+            known = lengths.get(letter, 1)
+            if known == 1 or known == n:
+                lengths[letter] = n
+            elif n != 1 and not isinstance(known, int):
+                lengths[letter] = n if isinstance(n, int) else None
+    return lengths

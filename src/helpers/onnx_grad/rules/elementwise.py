@@ -1,0 +1,251 @@
+r"""Elementwise operators: :math:`\bar X = \bar Y \odot f'(X)`, summed over the broadcast axes."""
+
+import math
+
+from helpers.onnx_grad.rules.table import no_gradient, register_gradient
+from helpers.onnx_grad.tensor import REAL
+
+for name in ("Floor", "Ceil", "Round", "Sign", "EyeLike", "RandomNormalLike", "RandomUniformLike"):
+    register_gradient(name, no_gradient)
+
+
+@register_gradient("Identity")
+def identity(g, node, dy):
+    """dX = dY."""
+    return dy
+
+
+@register_gradient("Cast")
+@register_gradient("CastLike")
+def cast(g, node, dy):
+    """dX = dY in the type of X."""
+    (x, *_) = node.x
+    return dy.cast(x.dtype) if x.dtype in REAL else None
+
+
+@register_gradient("Add")
+def add(g, node, dy):
+    """dA = dB = dY, each un-broadcast."""
+    a, b = node.x
+    return g.reduce_to(dy, a), g.reduce_to(dy, b)
+
+
+@register_gradient("Sub")
+def sub(g, node, dy):
+    """dA = dY, dB = -dY, each un-broadcast."""
+    a, b = node.x
+    return g.reduce_to(dy, a), -g.reduce_to(dy, b)
+
+
+@register_gradient("Mul")
+def mul(g, node, dy):
+    """dA = dY B, dB = dY A, each un-broadcast."""
+    a, b = node.x
+    if a.name == b.name:
+        return dy * (a + a), None
+    return g.reduce_to(dy * b, a), g.reduce_to(dy * a, b)
+
+
+@register_gradient("Div")
+def div(g, node, dy):
+    """dA = dY / B, dB = -dY Y / B, each un-broadcast."""
+    (a, b), (y,) = node.x, node.y
+    da = dy / b
+    return g.reduce_to(da, a), -g.reduce_to(da * y, b)
+
+
+@register_gradient("Pow")
+def power(g, node, dy):
+    """dX = dY p X^(p - 1), 0 where p = 0; dp = dY Y log X, 0 where X = 0."""
+    (x, p), (y,) = node.x, node.y
+    if p.value is not None and p.value.size == 1:
+        dx = dy * _power_derivative(g, x, float(p.value.item()))
+    else:
+        p_real = p.cast(x.dtype)
+        slope = g.op("Pow", x, p_real - 1.0)
+        dx = dy * g.where(p_real.equals(0.0), 0.0, p_real * slope)
+    if p.dtype not in REAL:
+        return g.reduce_to(dx, x), None
+    log_x = g.op("Log", g.where(x.equals(0.0), 1.0, x))
+    return g.reduce_to(dx, x), g.reduce_to((dy * y * log_x).cast(p.dtype), p)
+
+
+def _power_derivative(g, x, p: float):
+    if p == 0:
+        return 0.0
+    if p == 1:
+        return 1.0
+    if p == 2:
+        return x + x
+    return g.op("Pow", x, p - 1.0) * p
+
+
+@register_gradient("Neg")
+def neg(g, node, dy):
+    """dX = -dY."""
+    return -dy
+
+
+@register_gradient("Abs")
+def absolute(g, node, dy):
+    """dX = dY sign(X), with sign(0) = 0."""
+    return dy * g.op("Sign", node.x[0])
+
+
+@register_gradient("Reciprocal")
+def reciprocal(g, node, dy):
+    """Y = 1 / X: dX = -dY Y^2."""
+    (y,) = node.y
+    return -(dy * (y * y))
+
+
+@register_gradient("Sqrt")
+def sqrt(g, node, dy):
+    """dX = dY / (2 Y)."""
+    (y,) = node.y
+    return dy / (y + y)
+
+
+@register_gradient("Exp")
+def exp(g, node, dy):
+    """dX = dY Y."""
+    return dy * node.y[0]
+
+
+@register_gradient("Log")
+def log(g, node, dy):
+    """dX = dY / X."""
+    return dy / node.x[0]
+
+
+@register_gradient("Sin")
+def sin(g, node, dy):
+    """dX = dY cos X."""
+    return dy * g.op("Cos", node.x[0])
+
+
+@register_gradient("Cos")
+def cos(g, node, dy):
+    """dX = -dY sin X."""
+    return -(dy * g.op("Sin", node.x[0]))
+
+
+@register_gradient("Tan")
+def tan(g, node, dy):
+    """dX = dY (1 + Y^2)."""
+    (y,) = node.y
+    return dy * (1.0 + y * y)
+
+
+@register_gradient("Sinh")
+def sinh(g, node, dy):
+    """dX = dY cosh X."""
+    return dy * g.op("Cosh", node.x[0])
+
+
+@register_gradient("Cosh")
+def cosh(g, node, dy):
+    """dX = dY sinh X."""
+    return dy * g.op("Sinh", node.x[0])
+
+
+@register_gradient("Asin")
+def asin(g, node, dy):
+    """dX = dY / sqrt(1 - X^2)."""
+    (x,) = node.x
+    return dy / g.op("Sqrt", 1.0 - x * x)
+
+
+@register_gradient("Acos")
+def acos(g, node, dy):
+    """dX = -dY / sqrt(1 - X^2)."""
+    (x,) = node.x
+    return -(dy / g.op("Sqrt", 1.0 - x * x))
+
+
+@register_gradient("Atan")
+def atan(g, node, dy):
+    """dX = dY / (1 + X^2)."""
+    (x,) = node.x
+    return dy / (1.0 + x * x)
+
+
+@register_gradient("Asinh")
+def asinh(g, node, dy):
+    """dX = dY / sqrt(X^2 + 1)."""
+    (x,) = node.x
+    return dy / g.op("Sqrt", x * x + 1.0)
+
+
+@register_gradient("Acosh")
+def acosh(g, node, dy):
+    """dX = dY / sqrt(X^2 - 1)."""
+    (x,) = node.x
+    return dy / g.op("Sqrt", x * x - 1.0)
+
+
+@register_gradient("Atanh")
+def atanh(g, node, dy):
+    """dX = dY / (1 - X^2)."""
+    (x,) = node.x
+    return dy / (1.0 - x * x)
+
+
+@register_gradient("Erf")
+def erf(g, node, dy):
+    """dX = dY (2 / sqrt(pi)) exp(-X^2)."""
+    (x,) = node.x
+    return dy * (g.op("Exp", -(x * x)) * (2.0 / math.sqrt(math.pi)))
+
+
+@register_gradient("Sum")
+def sum_(g, node, dy):
+    """dX_i = dY, un-broadcast."""
+    return tuple(g.reduce_to(dy, x) for x in node.x)
+
+
+@register_gradient("Mean")
+def mean(g, node, dy):
+    """dX_i = dY / k for k inputs, un-broadcast."""
+    part = dy * (1.0 / len(node.x)) if len(node.x) > 1 else dy
+    return tuple(g.reduce_to(part, x) for x in node.x)
+
+
+@register_gradient("Max")
+@register_gradient("Min")
+def extremum(g, node, dy):
+    """dX_i = dY [X_i = Y] / (number of inputs equal to Y): two that tie share half and half."""
+    (y,) = node.y
+    if len(node.x) == 1:
+        return dy
+    hits = [x.equals(y).cast(dy.dtype) for x in node.x]
+    share = dy / g.op("Sum", *hits)
+    return tuple(g.reduce_to(share * h, x) for h, x in zip(hits, node.x, strict=True))
+
+
+@register_gradient("Where")
+def where(g, node, dy):
+    """dA = dY where the condition holds, dB = dY where it does not."""
+    condition, a, b = node.x
+    da, db = g.where(condition, dy, 0.0), g.where(condition, 0.0, dy)
+    return None, g.reduce_to(da, a), g.reduce_to(db, b)
+
+
+@register_gradient("Clip")
+def clip(g, node, dy):
+    """Y = min(max(X, l), u): dX = dY where l <= X <= u; dl, du sum dY where the bound decides."""
+    x, low, high = node.x[0], node.input(1), node.input(2)
+    raised = x if low is None else g.op("Max", x, low)
+    above = None if high is None else raised > high
+    dlow = dhigh = None
+    dx = dy
+    if low is not None:
+        below = x < low
+        dx = g.where(below, 0.0, dx)
+        dlow = g.where(below, dy, 0.0)
+        dlow = dlow if above is None else g.where(above, 0.0, dlow)
+        dlow = g.reduce_to(dlow, low)
+    if high is not None:
+        dx = g.where(above, 0.0, dx)
+        dhigh = g.reduce_to(g.where(above, dy, 0.0), high)
+    return dx, dlow, dhigh

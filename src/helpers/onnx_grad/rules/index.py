@@ -1,0 +1,238 @@
+r"""Operators that pick entries: the cotangent goes back to where each entry came from, and adds up
+where one was picked more than once."""
+
+import numpy as np
+
+from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.tensor import same_dim
+
+
+@register_gradient("Slice")
+def slice_(g, node, dy):
+    """dX = dY at the places of the slice, zero elsewhere."""
+    x = node.x[0]
+    starts, ends, axes, steps = (node.input(i) for i in range(1, 5))
+    pads = _slice_as_pads(x, starts, ends, axes, steps)
+    if pads is not None:
+        reverse, pads = pads
+        if reverse:
+            low = [-(2**62)] * len(reverse)
+            dy = g.op("Slice", dy, [-1] * len(reverse), low, reverse, [-1] * len(reverse))
+        return g.op("Pad", dy, pads, shape=x.shape) if any(pads) else dy
+    # Number the entries of X, slice the numbers, and put dY where they say.
+    size = g.ints(int(np.prod(x.shape))) if _static(x) else g.op("Reshape", g.op("Size", x), [1])
+    numbers = g.range_of(g.op("Reshape", size, g.ints()))
+    places = g.op("Slice", g.reshape(numbers, g.shape_of(x)), starts, ends, axes, steps)
+    number = g.filled(x, 0.0)
+    flat = g.op("Reshape", number, [-1])
+    flat = g.op(
+        "ScatterElements", flat, g.op("Reshape", places, [-1]), g.op("Reshape", dy, [-1]), axis=0
+    )
+    return g.reshape_like(flat, x)
+
+
+def _static(x) -> bool:
+    return x.shape is not None and all(isinstance(d, int) for d in x.shape)
+
+
+def _slice_as_pads(x, starts, ends, axes, steps):
+    """A slice with steps of 1 or -1 along static axes leaves out so many entries on either side:
+    (axes to reverse, pads); or None."""
+    known = [t is None or t.value is not None for t in (starts, ends, axes, steps)]
+    if not all(known) or x.shape is None:
+        return None
+    starts, ends = starts.value.tolist(), ends.value.tolist()
+    axes = list(range(len(starts))) if axes is None else axes.value.tolist()
+    steps = [1] * len(starts) if steps is None else steps.value.tolist()
+    rank = len(x.shape)
+    pads, reverse = [0] * (2 * rank), []
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis %= rank
+        length = x.shape[axis]
+        if step == 1 and start == 0 and end >= 2**31 - 1:
+            continue  # all of the axis, whatever its length
+        if not isinstance(length, int) or abs(step) != 1:
+            return None
+        taken = range(length)[_as_slice(start, end, step, length)]
+        if len(taken) == 0:
+            return None
+        low, high = min(taken), max(taken)
+        if step == -1:
+            reverse.append(axis)
+        pads[axis], pads[axis + rank] = low, length - 1 - high
+    return reverse, pads
+
+
+def _as_slice(start: int, end: int, step: int, length: int) -> slice:
+    """ONNX clamps what Python's slices read as counting from the end."""
+    start = start + length if start < 0 else start
+    end = end + length if end < 0 else end
+    if step > 0:
+        return slice(min(max(start, 0), length), min(max(end, 0), length), step)
+    start, end = min(max(start, 0), length - 1), min(max(end, -1), length - 1)
+    return slice(start, None if end < 0 else end, step)
+
+
+@register_gradient("Gather")
+def gather(g, node, dy):
+    """dX[i] = the sum of dY[k] over all k with indices[k] = i."""
+    x, indices = node.x
+    if x.rank is None or indices.rank is None:
+        raise node.refuse("the rank of its input or of its indices is unknown")
+    axis = node.attr("axis") % x.rank
+    # One axis of indices: dY (before, K, after) for X (before, n, after).
+    if indices.rank == 0:
+        dy = g.unsqueeze(dy, [axis])
+    elif indices.rank > 1:
+        dims = g.shape_of(x)
+        count = g.op("Reshape", g.op("Size", indices), [1])
+        if _static(indices):
+            count = g.ints(int(np.prod(indices.shape)))
+        parts = []
+        if axis:
+            parts.append(g.dims_of(x, range(axis)))
+        parts.append(count)
+        if axis + 1 < x.rank:
+            parts.append(g.dims_of(x, range(axis + 1, x.rank)))
+        if all(p.value is not None for p in parts):
+            dims = g.constant(np.concatenate([p.value for p in parts]))
+        else:
+            dims = g.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        dy = g.reshape(dy, dims)
+    flat = indices if indices.rank == 1 else g.op("Reshape", indices, [-1])
+    if g.opset < 16:
+        return _scatter_by_product(g, x, axis, flat, dy)
+    aligned = g.reshape(flat, [-1 if a == axis else 1 for a in range(x.rank)])
+    everywhere = g.op("Expand", aligned, g.shape_of(dy))
+    return g.op("ScatterElements", g.zeros_like(x), everywhere, dy, axis=axis, reduction="add")
+
+
+def _scatter_by_product(g, x, axis, indices, dy):
+    """Before opset 16 nothing adds up where indices repeat, but a product with a one-hot matrix."""
+    n = x.shape[axis]
+    length = g.constant(np.array(n, np.int64)) if isinstance(n, int) else None
+    if length is None:
+        length = g.op("Reshape", g.dims_of(x, [axis]), g.ints())
+        numbers = g.range_of(length)
+    else:
+        numbers = g.range_of(n)
+    indices = indices.cast(7)
+    indices = g.where(indices < 0, indices + length, indices)
+    hits = g.unsqueeze(numbers, [1]).equals(g.unsqueeze(indices, [0])).cast(dy.dtype)  # (n, K)
+    last = [*range(axis), *range(axis + 1, x.rank), axis]
+    # (before, after, K) times (K, n).
+    summed = g.op("MatMul", g.transpose(dy, last), g.transpose(hits, [1, 0]))
+    return g.transpose(summed, np.argsort(last))
+
+
+@register_gradient("GatherElements")
+def gather_elements(g, node, dy):
+    """dX[.., indices[.., k, ..], ..] += dY[.., k, ..]."""
+    x, indices = node.x
+    if g.opset < 16:
+        raise node.refuse("indices may repeat, and adding them up needs opset 16")
+    axis = node.attr("axis")
+    return g.op("ScatterElements", g.zeros_like(x), indices, dy, axis=axis, reduction="add")
+
+
+@register_gradient("GatherND")
+def gather_nd(g, node, dy):
+    """dX[indices[k]] += dY[k].
+
+    The indices are made into row numbers for ScatterElements: onnxruntime's ScatterND adds in
+    several threads at once, and loses terms where indices repeat.
+    """
+    x, indices = node.x
+    if g.opset < 16:
+        raise node.refuse("indices may repeat, and adding them up needs opset 16")
+    if None in (x.rank, indices.rank, node.y[0].rank):
+        raise node.refuse("the rank of its input, its indices or its output is unknown")
+    batch = node.attr("batch_dims")
+    depth = indices.rank - 1 + x.rank - node.y[0].rank  # axes of X that are picked from
+    if batch:
+        indices = _with_batch(g, node, indices, batch)
+    dims = g.dims_of(x, range(depth))
+    places = g.op("Mod", indices, dims)  # counted from the end where negative
+    rows = g.op("Gather", places, _scalar(0), axis=-1)
+    for k in range(1, depth):
+        length = g.op("Gather", dims, _scalar(k))
+        rows = rows * length + g.op("Gather", places, _scalar(k), axis=-1)
+    rows = g.op("Reshape", rows, [-1, 1])
+    tail = range(depth, x.rank)
+    width = g.op("ReduceProd", g.dims_of(x, tail), keepdims=1) if len(tail) else g.ints(1)
+    wide = g.op("Concat", g.op("Shape", rows, end=1), width, axis=0)
+    flat = g.reshape(dy, wide)
+    zeros = g.reshape(
+        g.zeros_like(x), g.op("Concat", g.op("ReduceProd", dims, keepdims=1), width, axis=0)
+    )
+    rows = g.op("Expand", rows, wide)
+    return g.reshape_like(g.op("ScatterElements", zeros, rows, flat, axis=0, reduction="add"), x)
+
+
+def _scalar(value: int) -> np.ndarray:
+    """An index that removes its axis."""
+    return np.array(value, dtype=np.int64)
+
+
+def _with_batch(g, node, indices, batch: int):
+    """Indices that say the batch dimensions too, as ScatterND needs them."""
+    if indices.rank is None:
+        raise node.refuse("the rank of its indices is unknown")
+    last = indices.rank - 1
+    one = [1] * indices.rank
+    whole = g.op("Concat", g.dims_of(indices, range(last)), g.ints(1), axis=0)
+    coordinates = []
+    for axis in range(batch):
+        n = indices.shape[axis]
+        n = n if isinstance(n, int) else g.op("Reshape", g.dims_of(indices, [axis]), g.ints())
+        shape = [*one[:axis], -1, *one[axis + 1 :]]
+        coordinates.append(g.op("Expand", g.reshape(g.range_of(n), shape), whole))
+    return g.op("Concat", *coordinates, indices, axis=last)
+
+
+@register_gradient("TopK")
+def top_k(g, node, dvalues, dindices=None):
+    """dX[indices[k]] = dY[k], zero elsewhere."""
+    axis = node.attr("axis")
+    return g.op("ScatterElements", g.zeros_like(node.x[0]), node.y[1], dvalues, axis=axis)
+
+
+@register_gradient("ScatterElements")
+def scatter_elements(g, node, dy):
+    """Y = X but Y[indices[k]] = U[k] (or += U[k]): dU[k] = dY[indices[k]], and dX = dY, which is
+    zero where X was overwritten."""
+    axis = node.attr("axis")
+    return _scatter(g, node, dy, "ScatterElements", "GatherElements", axis=axis)
+
+
+@register_gradient("ScatterND")
+def scatter_nd(g, node, dy):
+    """As ScatterElements, with whole slices for entries."""
+    return _scatter(g, node, dy, "ScatterND", "GatherND")
+
+
+def _scatter(g, node, dy, scatter: str, gather: str, **axis):
+    x, indices, updates = node.x
+    reduction = node.attr("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise node.refuse(f"reduction={reduction!r}")
+    dx = dy
+    if reduction == "none":
+        dx = g.op(scatter, dy, indices, g.zeros_like(updates), **axis)
+    if axis and indices.rank is not None and x.shape is not None:
+        # Only part of the other axes may be written to.
+        others = [a for a in range(x.rank) if a != axis["axis"] % x.rank]
+        others = [a for a in others if not same_dim(x.shape[a], indices.shape[a])]
+        if others:
+            dy = g.op("Slice", dy, [0] * len(others), g.dims_of(indices, others), others)
+    return dx, None, g.op(gather, dy, indices, **axis)
+
+
+@register_gradient("OneHot")
+def one_hot(g, node, dy):
+    """Y = off + (on - off) H with H of zeros and ones: d[off, on] = [sum dY (1 - H), sum dY H]."""
+    indices, depth, values = node.x
+    hits = g.op("OneHot", indices, depth, np.array([0, 1], np.int64), axis=node.attr("axis"))
+    on = g.sum(dy * hits.cast(dy.dtype), None, keepdims=False)
+    off = g.sum(dy, None, keepdims=False) - on
+    return None, None, g.op("Concat", g.unsqueeze(off, [0]), g.unsqueeze(on, [0]), axis=0)

@@ -1,0 +1,77 @@
+r"""Operators of the domain ai.onnx.ml that scikit-learn's converters use for linear models."""
+
+import numpy as np
+
+from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.tensor import REAL
+
+ML = "ai.onnx.ml"
+
+
+@register_gradient("LinearRegressor", domain=ML)
+def linear_regressor(g, node, dy):
+    """Y = X W' + b, W of shape (targets, features) in an attribute: dX = dY W."""
+    (x,) = node.x
+    if node.attr("post_transform", "NONE") != "NONE":
+        raise node.refuse(f"post_transform {node.attr('post_transform')!r}")
+    if x.dtype not in REAL:
+        return None
+    W = np.reshape(node.attr("coefficients"), (node.attr("targets"), -1))
+    return g.reshape_like(g.op("MatMul", dy, g.constant(W, dy.dtype)).cast(x.dtype), x)
+
+
+@register_gradient("Scaler", domain=ML)
+def scaler(g, node, dy):
+    """Y = (X - offset) scale: dX = dY scale."""
+    (x,) = node.x
+    if x.dtype not in REAL:
+        return None
+    return (dy * g.constant(node.attr("scale"), dy.dtype)).cast(x.dtype)
+
+
+@register_gradient("LinearClassifier", domain=ML)
+def linear_classifier(g, node, dlabels, dscores):
+    """Scores S = f(X W' + b): dX = (dS through f) W, with f the identity, logistic or softmax."""
+    (x,), scores = node.x, node.y[1]
+    if x.dtype not in REAL:
+        return None
+    classes = len(node.attr("classlabels_ints") or node.attr("classlabels_strings") or [])
+    coefficients = node.attr("coefficients")
+    transform = node.attr("post_transform", "NONE")
+    rows = len(node.attr("intercepts") or []) or classes
+    if rows != classes or transform not in ("NONE", "LOGISTIC", "SOFTMAX"):
+        raise node.refuse(f"{rows} rows for {classes} classes, post_transform {transform!r}")
+    if transform == "LOGISTIC":
+        dscores = dscores * (scores * (1.0 - scores))
+    elif transform == "SOFTMAX":
+        weighted = dscores * scores
+        dscores = weighted - scores * g.sum(weighted, [-1])
+    W = np.reshape(coefficients, (classes, -1))
+    return g.reshape_like(g.op("MatMul", dscores, g.constant(W, scores.dtype)).cast(x.dtype), x)
+
+
+@register_gradient("Normalizer", domain=ML)
+def normalizer(g, node, dy):
+    """Y = X / n, each row by its norm n: dX = (dY - dn/dX sum(dY Y)) / n.
+
+    n = sum abs X has dn/dX = sign X; n = sqrt(sum X^2) has dn/dX = X / n = Y.
+    """
+    (x,), (y,) = node.x, node.y
+    if node.attr("norm") not in ("L1", "L2") or x.dtype not in REAL:
+        raise node.refuse(f"norm {node.attr('norm')!r} of a tensor")
+    x_like = x.cast(dy.dtype)
+    op = {"L1": "ReduceL1", "L2": "ReduceL2"}[node.attr("norm")]
+    norm = g.reduce(op, x_like, [-1])
+    slope = y if op == "ReduceL2" else g.op("Sign", x_like)
+    return ((dy - slope * g.sum(dy * y, [-1])) / g.where(norm.equals(0.0), 1.0, norm)).cast(x.dtype)
+
+
+def known_shape(node, infos) -> tuple | None:
+    """The shape of an output that ONNX's own inference leaves open."""
+    if node.domain != ML or node.op_type not in ("Scaler", "Normalizer", "LinearRegressor"):
+        return None
+    shape = infos[node.input[0]].shape if node.input[0] in infos else None
+    if node.op_type != "LinearRegressor" or shape is None:
+        return shape
+    targets = next((a.i for a in node.attribute if a.name == "targets"), 1)
+    return (shape[0] if len(shape) > 1 else 1, targets)

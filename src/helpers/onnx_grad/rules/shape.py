@@ -1,0 +1,171 @@
+r"""Operators that move entries about: each is a linear map, and its rule is the adjoint map."""
+
+from helpers.onnx_grad.rules.table import register_gradient
+
+
+@register_gradient("Reshape")
+@register_gradient("Flatten")
+def reshape(g, node, dy):
+    """dX = dY in the shape of X."""
+    return g.reshape_like(dy, node.x[0])
+
+
+@register_gradient("Squeeze")
+def squeeze(g, node, dy):
+    """dX = dY with the axes of length one back."""
+    x, axes = node.x[0], node.input(1)
+    if axes is not None and axes.value is not None:
+        return g.unsqueeze(dy, map(int, axes.value))
+    return g.reshape_like(dy, x)
+
+
+@register_gradient("Unsqueeze")
+def unsqueeze(g, node, dy):
+    """dX = dY without the inserted axes."""
+    x, axes = node.x
+    if axes.value is not None:
+        return g.squeeze(dy, map(int, axes.value))
+    return g.reshape_like(dy, x)
+
+
+@register_gradient("Transpose")
+def transpose(g, node, dy):
+    """dX = dY, permuted back."""
+    perm = node.attr("perm")
+    if not perm:  # the axes in reverse: it undoes itself
+        return g.op("Transpose", dy)
+    inverse = [0] * len(perm)
+    for i, p in enumerate(perm):
+        inverse[p] = i
+    return g.transpose(dy, inverse)
+
+
+@register_gradient("Expand")
+def expand(g, node, dy):
+    """dX = dY, un-broadcast."""
+    return g.reduce_to(dy, node.x[0])
+
+
+@register_gradient("Tile")
+def tile(g, node, dy):
+    """dX = dY with each axis split into (repeats, length), summed over the repeats."""
+    x, repeats = node.x
+    if x.rank is None:
+        raise node.refuse("the rank of its input is unknown")
+    if x.rank == 0:
+        return dy
+    # [r0, r1, ...] and [d0, d1, ...] interleaved: [r0, d0, r1, d1, ...].
+    pairs = g.op("Concat", g.unsqueeze(repeats, [1]), g.unsqueeze(g.shape_of(x), [1]), axis=1)
+    apart = g.reshape(dy, g.op("Reshape", pairs, [-1]))
+    return g.sum(apart, range(0, 2 * x.rank, 2), keepdims=False)
+
+
+@register_gradient("Concat")
+def concat(g, node, dy):
+    """dX_i = the part of dY that X_i became."""
+    axis = node.attr("axis")
+    if len(node.x) == 1:
+        return dy
+    if any(x.rank is None for x in node.x):
+        axes = [axis]
+        lengths = [g.op("Gather", g.op("Shape", x), axes) for x in node.x]
+    else:
+        lengths = [g.dims_of(x, [axis % x.rank]) for x in node.x]
+    if all(n.value is not None for n in lengths):
+        sizes = g.ints(*(int(n.value[0]) for n in lengths))
+    else:
+        sizes = g.op("Concat", *lengths, axis=0)
+    return g.op("Split", dy, sizes, outputs=len(node.x), axis=axis)
+
+
+@register_gradient("Split")
+def split(g, node, *dys):
+    """dX = the dY_i one after the other, zeros for those that nothing depends on."""
+    parts = [g.zeros_like(y) if dy is None else dy for y, dy in zip(node.y, dys, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return g.op("Concat", *parts, axis=node.attr("axis"))
+
+
+@register_gradient("CumSum")
+def cumsum(g, node, dy):
+    """dX = the cumulative sum of dY from the other end."""
+    return g.op(
+        "CumSum",
+        dy,
+        node.x[1],
+        exclusive=node.attr("exclusive"),
+        reverse=1 - node.attr("reverse"),
+    )
+
+
+@register_gradient("DepthToSpace")
+def depth_to_space(g, node, dy):
+    """dX = dY with the blocks moved back into the channels."""
+    size, (x,) = node.attr("blocksize"), node.x
+    if node.attr("mode") == "DCR":
+        return g.op("SpaceToDepth", dy, blocksize=size)
+    if x.rank is None or not all(isinstance(d, int) for d in x.shape[1:]):
+        raise node.refuse("mode CRD needs static channels, height and width")
+    _, channels, height, width = x.shape
+    apart = g.reshape(dy, [-1, channels // size**2, height, size, width, size])
+    return g.reshape_like(g.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
+
+
+@register_gradient("SpaceToDepth")
+def space_to_depth(g, node, dy):
+    """dX = dY with the channels moved back into blocks."""
+    return g.op("DepthToSpace", dy, blocksize=node.attr("blocksize"))
+
+
+@register_gradient("Trilu")
+def trilu(g, node, dy):
+    """dX = dY, with the same triangle kept."""
+    return g.op("Trilu", dy, *node.x[1:], upper=node.attr("upper"))
+
+
+@register_gradient("Dropout")
+def dropout(g, node, dy, *dmask):
+    """In inference mode it is the identity."""
+    training = node.input(2)
+    if training is not None and (training.value is None or bool(training.value)):
+        raise node.refuse("training_mode must be a constant false; random masks are not kept")
+    return dy
+
+
+@register_gradient("Pad")
+def pad(g, node, dy):
+    """dX = the part of dY that X became; the constant's gradient is the sum of the rest."""
+    x, pads, value, axes = node.x[0], node.x[1], node.input(2), node.input(3)
+    if node.attr("mode") != "constant":
+        raise node.refuse(f"mode {node.attr('mode')!r}, only 'constant' has a rule")
+    if pads.value is None or x.rank is None or (axes is not None and axes.value is None):
+        raise node.refuse("its pads, axes and the rank of its input must be known")
+    axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
+    count = len(pads.value) // 2
+    before, after = pads.value[:count], pads.value[count:]
+    # A negative pad crops; its adjoint pads, with zeros.
+    crop = [(a, max(b, 0), max(e, 0)) for a, b, e in zip(axes, before, after, strict=True)]
+    dx = dy
+    crop = [(a, int(b), int(e)) for a, b, e in crop if b or e]
+    if crop:
+        ends = [-e if e else 2**62 for _, _, e in crop]
+        dx = g.op("Slice", dx, [b for _, b, _ in crop], ends, [a for a, _, _ in crop])
+    grow = [max(-int(p), 0) for p in pads.value]
+    if any(grow):
+        full = [0] * (2 * x.rank)
+        for k, a in enumerate(axes):
+            full[a % x.rank], full[a % x.rank + x.rank] = grow[k], grow[k + count]
+        dx = g.op("Pad", dx, full)
+    dvalue = None
+    if value is not None:
+        dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
+        dvalue = g.reshape_like(dvalue, value)
+    return dx, None, dvalue
+
+
+@register_gradient("ReverseSequence")
+def reverse_sequence(g, node, dy):
+    """It undoes itself: dX = dY, reversed again."""
+    axes = {"batch_axis": node.attr("batch_axis"), "time_axis": node.attr("time_axis")}
+    return g.op("ReverseSequence", dy, node.x[1], **axes)

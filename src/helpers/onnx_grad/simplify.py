@@ -1,0 +1,249 @@
+"""A minimal simplifier: shape arithmetic on static shapes becomes constants, dead nodes go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import infer_shapes
+
+from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
+
+# What shape arithmetic is made of; evaluated where all inputs are small integer constants.
+FOLDABLE = {
+    *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Max", "Min", "Equal", "Where", "Cast"),
+    *("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Range", "Expand"),
+    *("ConstantOfShape", "ReduceProd", "ReduceSum", "Shape", "Size", "Split", "NonZero"),
+    *("Greater", "Less", "Not", "And", "Or", "Transpose", "Flatten", "Identity"),
+}
+INTEGER = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
+
+
+def tensor_infos(model: ModelProto) -> dict[str, Info]:
+    """Type and static shape of every tensor of the main graph that inference can tell.
+
+    Unnamed dimensions of the inputs get a name first, so that what is equal is seen to be.
+    """
+    named = ModelProto()
+    named.CopyFrom(model)
+    taken = {
+        dim.dim_param
+        for value in (*named.graph.input, *named.graph.output, *named.graph.value_info)
+        for dim in value.type.tensor_type.shape.dim
+    }
+    for value in named.graph.input:
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") and not dim.dim_param:
+                name = f"{value.name}_dim{i}"
+                while name in taken:
+                    name += "_"
+                taken.add(name)
+                dim.dim_param = name
+    graph = infer_shapes(named, data_prop=True).graph
+    infos = {t.name: Info(t.data_type, tuple(t.dims)) for t in graph.initializer}
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        infos[value.name] = Info.of(value.type)
+    return infos
+
+
+def small_constants(graph: GraphProto, real: bool = False) -> dict[str, np.ndarray]:
+    """Small tensors that the graph fixes, integers only unless ``real`` is set.
+
+    An initializer that is an input too is only a default.
+    """
+    inputs = {value.name for value in graph.input}
+    found = {t.name: t for t in graph.initializer if t.name not in inputs}
+    for node in graph.node:
+        if node.op_type == "Constant" and not canonical(node.domain):
+            (attribute,) = node.attribute
+            if attribute.name == "value":
+                found[node.output[0]] = attribute.t
+            elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
+                kind = np.int64 if "int" in attribute.name else np.float32
+                value = np.array(helper.get_attribute_value(attribute), dtype=kind)
+                found[node.output[0]] = numpy_helper.from_array(value)
+    return {
+        name: numpy_helper.to_array(t)
+        for name, t in found.items()
+        if np.prod(t.dims) <= SMALL
+        and t.data_location != TensorProto.EXTERNAL
+        and (t.data_type in INTEGER or (real and t.data_type != TensorProto.STRING))
+    }
+
+
+def fold_shapes(model: ModelProto) -> int:
+    """Replace shape arithmetic that is known now by constants, in place; how many nodes that was.
+
+    Outputs of the graph keep their nodes.
+    """
+    graph, infos = model.graph, tensor_infos(model)
+    constants, outputs = small_constants(graph), {value.name for value in graph.output}
+    imports = list(model.opset_import)
+    kept, folded = [], 0
+    for node in graph.node:
+        values = None
+        if not canonical(node.domain) and not outputs.intersection(node.output):
+            values = _value_of(node, infos, constants, graph, imports)
+        if values is None:
+            kept.append(node)
+            continue
+        folded += 1
+        for name, value in zip(node.output, values, strict=True):
+            constants[name] = value
+            graph.initializer.append(numpy_helper.from_array(value, name))
+    if folded:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return folded
+
+
+def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndarray] | None:
+    """The outputs of a node, where they are small integer constants."""
+    if node.op_type in ("Shape", "Size"):
+        shape = infos.get(node.input[0], Info(None, None)).shape
+        if not is_static(shape):
+            return None
+        if node.op_type == "Size":
+            return [np.array(np.prod(shape), dtype=np.int64)]
+        cut = {a.name: a.i for a in node.attribute}
+        return [np.array(shape[cut.get("start", 0) : cut.get("end", None)], dtype=np.int64)]
+    if node.op_type == "Gather" and node.input[1] in constants:
+        value = _gathered_dims(node, infos, constants[node.input[1]], graph)
+        if value is not None:
+            return [value]
+    if node.op_type not in FOLDABLE or not all(x in constants for x in node.input if x):
+        return None
+    info = infos.get(node.output[0])
+    if info is None or info.dtype not in INTEGER:
+        return None
+    if not is_static(info.shape) or np.prod(info.shape) > SMALL:
+        return None
+    given = sorted({x for x in node.input if x})
+    inputs = [
+        helper.make_tensor_value_info(
+            x, helper.np_dtype_to_tensor_dtype(constants[x].dtype), constants[x].shape
+        )
+        for x in given
+    ]
+    made = [helper.make_tensor_value_info(y, info.dtype, None) for y in node.output]
+    alone = helper.make_model(
+        helper.make_graph([node], "fold", inputs, made), opset_imports=imports
+    )
+    results = ReferenceEvaluator(alone).run(None, {x: constants[x] for x in given})
+    kind = helper.tensor_dtype_to_np_dtype(info.dtype)
+    return [np.asarray(r).astype(kind) for r in results]
+
+
+def _gathered_dims(node, infos, indices, graph) -> np.ndarray | None:
+    """Gather from a Shape: known dimensions are known, even beside an unknown batch."""
+    maker = next((n for n in graph.node if node.input[0] in n.output), None)
+    if maker is None or maker.op_type != "Shape" or maker.attribute:
+        return None
+    shape = infos.get(maker.input[0], Info(None, None)).shape
+    if shape is None or not all(-len(shape) <= i < len(shape) for i in indices.reshape(-1)):
+        return None
+    dims = [shape[i] for i in indices.reshape(-1)]
+    if not all(isinstance(d, int) for d in dims):
+        return None
+    return np.array(dims, dtype=np.int64).reshape(indices.shape)
+
+
+def live_nodes(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """The nodes that the outputs depend on, in order."""
+    wanted, kept = set(outputs), []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(y for y in node.output if y):
+            kept.append(node)
+            wanted.update(node.input)
+            wanted.update(captured_names(node))
+    return kept[::-1]
+
+
+def in_order(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """The nodes so that each comes after what it uses, otherwise as they were."""
+    waiting = list(nodes)
+    made = {y for node in waiting for y in node.output if y}
+    done: set[str] = set()
+    ordered = []
+    while waiting:
+        left = []
+        for node in waiting:
+            if all(x in done or x not in made for x in node.input):
+                ordered.append(node)
+                done.update(node.output)
+            else:
+                left.append(node)
+        if len(left) == len(waiting):
+            raise ValueError("the graph has a cycle")
+        waiting = left
+    return ordered
+
+
+def captured_names(node: NodeProto) -> set[str]:
+    """The names that a node's subgraphs use."""
+    found = set()
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                found.update(inner.input)
+                found |= captured_names(inner)
+            found.update(value.name for value in graph.output)
+    return found
+
+
+def drop_dead(model: ModelProto) -> None:
+    """Remove, in place, nodes and initializers that no output depends on."""
+    graph = model.graph
+    kept = live_nodes(graph.node, [value.name for value in graph.output])
+    used = {x for node in kept for x in (*node.input, *captured_names(node))}
+    used |= {value.name for value in (*graph.output, *graph.input)}
+    initializers = [t for t in graph.initializer if t.name in used]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(initializers)
+
+
+def drop_identities(model: ModelProto) -> None:
+    """Remove, in place, Identity nodes whose output is no output of the graph."""
+    graph = model.graph
+    outputs = {value.name for value in graph.output}
+    if any(a.g.node or a.graphs for node in graph.node for a in node.attribute):
+        return  # a subgraph may use the names
+    alias, kept = {}, []
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = alias.get(name, name)
+        plain = node.op_type == "Identity" and not canonical(node.domain)
+        if plain and node.output[0] not in outputs:
+            alias[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    if alias:
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def simplify(model: ModelProto) -> ModelProto:
+    """A smaller model that computes the same.
+
+    Shapes that are static are constants, and so is integer arithmetic on them; Identity nodes,
+    dead nodes and dead initializers are gone.  Inputs and outputs stay as they are.
+
+    Parameters
+    ----------
+    model : ModelProto
+
+    Returns
+    -------
+    ModelProto
+        A copy.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    drop_identities(small)
+    while fold_shapes(small):
+        del small.graph.value_info[:]  # what becomes known may make more known
+    drop_dead(small)
+    return small

@@ -1,0 +1,228 @@
+"""What is known of a tensor, and the handles that a gradient rule works with.
+
+A shape is a tuple with an int for a known dimension, a string for a named one (the same name is
+the same length) and None for an unknown one; or None where not even the rank is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from onnx import NodeProto, TensorProto, TypeProto, helper
+
+if TYPE_CHECKING:
+    from helpers.onnx_grad.builder import Graph
+
+REAL = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Integer constants up to this size are kept at hand, for shapes, axes, pads and indices.
+SMALL = 4096
+
+Shape = tuple[int | str | None, ...] | None
+
+
+class NoGradientError(NotImplementedError, ValueError):
+    """An operator of the model cannot be differentiated; the message says which and where."""
+
+
+class Info(NamedTuple):
+    """Element type (None: unknown, or not a tensor) and static shape of a tensor."""
+
+    dtype: int | None
+    shape: Shape
+
+    @classmethod
+    def of(cls, proto: TypeProto) -> Info:
+        """Read a type proto."""
+        if not proto.HasField("tensor_type"):
+            return cls(None, None)
+        tensor = proto.tensor_type
+        if not tensor.HasField("shape"):
+            return cls(tensor.elem_type or None, None)
+        dims = []
+        for dim in tensor.shape.dim:
+            dims.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None)
+        return cls(tensor.elem_type or None, tuple(dims))
+
+    def proto(self) -> TypeProto:
+        """Write a type proto."""
+        return helper.make_tensor_type_proto(self.dtype or TensorProto.UNDEFINED, self.shape)
+
+
+def same_dim(a, b) -> bool:
+    """Whether two dimensions are equal for certain."""
+    return a is not None and a == b
+
+
+def same_shape(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are equal for certain."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
+
+
+def is_static(shape: Shape) -> bool:
+    """Whether every dimension is a number."""
+    return shape is not None and all(isinstance(d, int) for d in shape)
+
+
+class Tensor:
+    """A value of the graph. Arithmetic on it emits nodes; numbers take its element type.
+
+    Attributes
+    ----------
+    name : str
+    graph : Graph
+    dtype : int
+        A ``TensorProto`` element type.
+    shape : tuple or None
+    """
+
+    __slots__ = ("graph", "name")
+
+    def __init__(self, name: str, graph: Graph):
+        self.name, self.graph = name, graph
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, shape={self.shape})"
+
+    @property
+    def dtype(self) -> int | None:
+        return self.graph.info(self.name).dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.graph.info(self.name).shape
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def value(self) -> np.ndarray | None:
+        """The value, where it is a constant known now."""
+        return self.graph.constants.get(self.name)
+
+    def __add__(self, other) -> Tensor:
+        return self.graph.broadcast("Add", self, other)
+
+    def __radd__(self, other) -> Tensor:
+        return self.graph.broadcast("Add", other, self)
+
+    def __sub__(self, other) -> Tensor:
+        return self.graph.broadcast("Sub", self, other)
+
+    def __rsub__(self, other) -> Tensor:
+        return self.graph.broadcast("Sub", other, self)
+
+    def __mul__(self, other) -> Tensor:
+        return self.graph.broadcast("Mul", self, other)
+
+    def __rmul__(self, other) -> Tensor:
+        return self.graph.broadcast("Mul", self, other)
+
+    def __truediv__(self, other) -> Tensor:
+        return self.graph.broadcast("Div", self, other)
+
+    def __rtruediv__(self, other) -> Tensor:
+        return self.graph.broadcast("Div", other, self)
+
+    def __neg__(self) -> Tensor:
+        return self.graph.op("Neg", self)
+
+    def __gt__(self, other) -> Tensor:
+        return self.graph.broadcast("Greater", self, other)
+
+    def __ge__(self, other) -> Tensor:
+        return self.graph.broadcast("GreaterOrEqual", self, other)
+
+    def __lt__(self, other) -> Tensor:
+        return self.graph.broadcast("Less", self, other)
+
+    def __le__(self, other) -> Tensor:
+        return self.graph.broadcast("LessOrEqual", self, other)
+
+    def equals(self, other) -> Tensor:
+        """Elementwise equality (``==`` keeps its Python meaning)."""
+        return self.graph.broadcast("Equal", self, other)
+
+    def cast(self, dtype: int) -> Tensor:
+        """The same numbers in another element type."""
+        return self if self.dtype == dtype else self.graph.op("Cast", self, to=dtype)
+
+
+class Node:
+    """A node of the model, as a rule sees it.
+
+    Attributes
+    ----------
+    x, y : tuple of Tensor or None
+        Inputs and outputs; None where an optional one is absent.
+    graph : Graph
+    """
+
+    def __init__(self, proto: NodeProto, graph: Graph, index: int, needs: Callable[[str], bool]):
+        self.proto, self.graph, self.index, self._needs = proto, graph, index, needs
+        self.op_type, self.domain = proto.op_type, canonical(proto.domain)
+        self._attributes = {a.name: a for a in proto.attribute}
+
+    def __str__(self) -> str:
+        name = f"node {self.proto.name!r}" if self.proto.name else f"unnamed node {self.index}"
+        made = ", ".join(repr(y) for y in self.proto.output if y)
+        domain = self.domain or "ai.onnx"
+        return f"operator {self.op_type} of domain {domain} ({name}, which makes {made})"
+
+    @property
+    def x(self) -> tuple[Tensor | None, ...]:
+        return tuple(Tensor(name, self.graph) if name else None for name in self.proto.input)
+
+    @property
+    def y(self) -> tuple[Tensor | None, ...]:
+        return tuple(Tensor(name, self.graph) if name else None for name in self.proto.output)
+
+    def input(self, i: int) -> Tensor | None:
+        """Input i, or None where the node does not have it."""
+        return self.x[i] if i < len(self.proto.input) else None
+
+    def needs(self, i: int) -> bool:
+        """Whether anything asks for the gradient with respect to input i."""
+        return i < len(self.proto.input) and self._needs(self.proto.input[i])
+
+    def attr(self, name: str, default=None):
+        """An attribute; where it is absent, the operator's own default, else ``default``."""
+        found = self._attributes.get(name)
+        if found is None and self.domain in ("", "ai.onnx.ml"):
+            schema = self.graph.schema(self.op_type, self.domain)
+            if schema is not None and name in schema.attributes:
+                found = schema.attributes[name].default_value
+                found = found if found.name else None
+        if found is None:
+            return default
+        value = helper.get_attribute_value(found)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def extra_output(self, i: int) -> Tensor:
+        """Output i; where the node leaves it out, it is asked for from now on."""
+        while len(self.proto.output) <= i:
+            self.proto.output.append("")
+        if not self.proto.output[i]:
+            self.proto.output[i] = self.graph.fresh(f"{self.proto.output[0]}_output{i}")
+            self.graph.infer(self.proto)
+        return self.y[i]
+
+    def replace(self, i: int, tensor: Tensor) -> None:
+        """Compute output i by what the rule has emitted; with all replaced, the node goes."""
+        name = tensor.name
+        if name in self.graph.replaced.values():  # what two nodes of the model both compute
+            name = self.graph.fresh(f"{name}_copy")
+            self.graph.nodes.append(helper.make_node("Identity", [tensor.name], [name], name))
+        self.graph.replaced[self.proto.output[i]] = name
+
+    def refuse(self, reason: str) -> NoGradientError:
+        """The error to raise where the rule does not reach."""
+        return NoGradientError(f"no gradient for {self}: {reason}")
+
+
+def canonical(domain: str) -> str:
+    """The domain of standard operators has two names."""
+    return "" if domain == "ai.onnx" else domain

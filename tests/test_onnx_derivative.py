@@ -1,0 +1,653 @@
+"""The graph transform: options, names, errors, opsets, batches, tensors used more than once."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+from onnx_checks import (
+    gradient_feeds,
+    numeric_gradients,
+    run_onnxruntime,
+    run_reference,
+)
+
+from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradient
+from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.simplify import simplify
+from helpers.onnx_grad.tensor import NoGradientError
+
+Zero, KeepYieldOp, KeepOutputs, FillGrad, Loss = (
+    DerivativeOptions[n] for n in ("Zero", "KeepYieldOp", "KeepOutputs", "FillGrad", "Loss")
+)
+
+
+def model_of(text, opset=21, ir=10, domains=()):
+    imports = ", ".join([f'"" : {opset}', *(f'"{d}" : 1' for d in domains)])
+    return parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]>\n{text}")
+
+
+def line():
+    """The seed's X + cst."""
+    return model_of("""line (float[N, 10] X) => (float[N, 10] Y) <float[1] cst = {1.0}>
+        { Y = Add(X, cst) }""")
+
+
+def mlp(opset=21, sizes=(4, 5, 3, 1), activation="Relu", kind=np.float64, batch="N"):
+    """A perceptron with Gemm in the first layer and MatMul, Add in the others."""
+    rng = np.random.default_rng(0)
+    nodes, weights, h = [], [], "X"
+    for i, (m, n) in enumerate(itertools.pairwise(sizes)):
+        weights.append(numpy_helper.from_array(rng.standard_normal((m, n)).astype(kind), f"W{i}"))
+        weights.append(numpy_helper.from_array(rng.standard_normal(n).astype(kind), f"b{i}"))
+        out = "Y" if i == len(sizes) - 2 else f"a{i}"
+        if i == 0:
+            nodes.append(helper.make_node("Gemm", [h, "W0", "b0"], [out]))
+        else:
+            nodes.append(helper.make_node("MatMul", [h, f"W{i}"], [f"m{i}"]))
+            nodes.append(helper.make_node("Add", [f"m{i}", f"b{i}"], [out]))
+        if out != "Y":
+            nodes.append(helper.make_node(activation, [out], [f"h{i}"]))
+            h = f"h{i}"
+    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    graph = helper.make_graph(
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("X", dtype, [batch, sizes[0]])],
+        [helper.make_tensor_value_info("Y", dtype, [batch, sizes[-1]])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def names(values):
+    return [v.name for v in values]
+
+
+def weights_of(model):
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def as_inputs(model):
+    """The same model with its real initializers as inputs, for finite differences in them."""
+    free = onnx.ModelProto()
+    free.CopyFrom(model)
+    del free.graph.initializer[:]
+    for t in model.graph.initializer:
+        if t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+            free.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+        else:
+            free.graph.initializer.append(t)
+    return free
+
+
+def check(model, feeds, run=run_onnxruntime, rtol=1e-5, options=Zero, **arguments):
+    """Every gradient of a float64 model against finite differences, in both runtimes."""
+    rng = np.random.default_rng(3)
+    gradient = onnx_derivative(model, options=options, **arguments)
+    everything = {**weights_of(model), **feeds}
+    outputs = run(as_inputs(model), {n: everything[n] for n in names(as_inputs(model).graph.input)})
+    cotangents = {
+        y: rng.standard_normal(np.shape(v)) for y, v in outputs.items() if v.dtype == np.float64
+    }
+    wrt = [n.removesuffix("_grad") for n in names(gradient.graph.output)]
+    free = as_inputs(model)
+    given = {n: everything[n] for n in names(free.graph.input)}
+    expected = numeric_gradients(run_reference, free, given, wrt, cotangents)
+    for runtime in (run_reference, run_onnxruntime):
+        found = runtime(gradient, gradient_feeds(gradient, everything, cotangents))
+        for name in wrt:
+            G = found[f"{name}_grad"]
+            assert G.shape == everything[name].shape
+            np.testing.assert_allclose(G, expected[name], rtol=rtol, atol=1e-6, err_msg=name)
+    return gradient
+
+
+# Interface
+
+
+def test_names_types_and_order():
+    gradient = onnx_derivative(line())
+    assert names(gradient.graph.input) == ["X", "cst", "Y_grad"]
+    assert names(gradient.graph.output) == ["X_grad", "cst_grad"]
+    assert not {"X", "cst"} & set(names(gradient.graph.initializer))
+    of = {v.name: v.type for v in (*gradient.graph.input, *gradient.graph.output)}
+    assert of["Y_grad"] == of["X_grad"] == of["X"]
+    assert of["cst_grad"] == of["cst"]
+
+
+def test_seed_example():
+    model, X = line(), np.arange(20, dtype=np.float32).reshape(2, 10)
+    dY = np.linspace(-1, 1, 20, dtype=np.float32).reshape(2, 10)
+    feeds = {"X": X, "cst": np.ones(1, np.float32), "Y_grad": dY}
+    for run in (run_onnxruntime, run_reference):
+        found = run(onnx_derivative(model), feeds)
+        np.testing.assert_array_equal(found["X_grad"], dY)
+        np.testing.assert_allclose(found["cst_grad"], [dY.sum()], atol=1e-6)
+
+
+def test_keep_outputs():
+    gradient = onnx_derivative(line(), options=KeepOutputs)
+    assert names(gradient.graph.output) == ["X_grad", "cst_grad", "Y"]
+    feeds = {"X": np.ones((2, 10), np.float32), "cst": np.full(1, 3, np.float32)}
+    feeds["Y_grad"] = np.ones((2, 10), np.float32)
+    assert run_onnxruntime(gradient, feeds)["Y"].tolist() == [[4.0] * 10] * 2
+
+
+@pytest.mark.parametrize("options", [FillGrad, FillGrad | KeepOutputs])
+def test_fill_grad(options):
+    gradient = onnx_derivative(line(), options=options)
+    assert names(gradient.graph.input) == ["X", "cst"]
+    kept = ["Y"] if options & KeepOutputs else []
+    assert names(gradient.graph.output) == ["X_grad", "cst_grad", *kept]
+    assert any("Y_grad" in node.output for node in gradient.graph.node)
+    feeds = {"X": np.zeros((3, 10), np.float32), "cst": np.zeros(1, np.float32)}
+    assert run_onnxruntime(gradient, feeds)["cst_grad"].tolist() == [30.0]
+
+
+def test_an_output_that_is_an_input():
+    model = model_of("m (double[2] X) => (double[2] Y, double[2] X) { Y = Exp(X) }")
+    with pytest.raises(ValueError, match="'X' is an output and to be differentiated by"):
+        onnx_derivative(model)
+    X = np.array([0.5, -1.0])
+    for options in (FillGrad, FillGrad | KeepOutputs):
+        found = run_onnxruntime(onnx_derivative(model, options=options), {"X": X})
+        np.testing.assert_allclose(found["X_grad"], np.exp(X) + 1)
+
+
+def test_keep_yield_op():
+    gradient = onnx_derivative(line(), options=KeepYieldOp)
+    assert names(gradient.graph.input) == ["X", "cst"]
+    (node,) = [n for n in gradient.graph.node if n.op_type == "YieldOp"]
+    assert (list(node.input), list(node.output)) == (["Y"], ["Y_grad"])
+    assert (node.domain, node.attribute[0].name) == ("com.microsoft", "full_shape_outputs")
+    assert list(node.attribute[0].ints) == [0]
+    # The two halves: what makes Y, and the gradient graph that starts from Y_grad.
+    plain = onnx_derivative(line())
+    after = [n.op_type for n in gradient.graph.node if n.op_type not in ("YieldOp", "Add")]
+    assert after == [n.op_type for n in plain.graph.node]
+
+
+def loss_model(output="float"):
+    return model_of(f"""sgd (float[N, 3] X, float[N, 1] label) => (float[N, 1] P, {output} L)
+        <float[3, 1] W = {{1.0, -2.0, 0.5}}, float[1] b = {{0.1}}> {{
+            P0 = MatMul(X, W)
+            P = Add(P0, b)
+            E = Sub(P, label)
+            S = Mul(E, E)
+            L = ReduceMean<keepdims = 0>(S)
+        }}""")
+
+
+def test_loss():
+    gradient = onnx_derivative(loss_model(), options=Loss, loss="L", label="label")
+    assert names(gradient.graph.input) == ["X", "label", "W", "b"]
+    assert names(gradient.graph.output) == ["X_grad", "W_grad", "b_grad", "P", "L"]
+    rng = np.random.default_rng(0)
+    X, label, W = (rng.standard_normal(s).astype(np.float32) for s in ((7, 3), (7, 1), (3, 1)))
+    feeds = {"X": X, "label": label, "W": W, "b": np.zeros(1, np.float32)}
+    for run in (run_onnxruntime, run_reference):
+        found = run(gradient, feeds)
+        E = X @ W - label
+        np.testing.assert_allclose(found["L"], np.mean(E**2), rtol=1e-5)
+        np.testing.assert_allclose(found["W_grad"], 2 * X.T @ E / 7, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found["X_grad"], 2 * E @ W.T / 7, rtol=1e-4, atol=1e-6)
+
+
+def test_training_with_the_loss_graph():
+    """Gradient descent on an inference runtime finds the least squares solution."""
+    gradient = onnx_derivative(loss_model(), inputs=[], options=Loss, loss="L", label="label")
+    session = onnx.reference.ReferenceEvaluator(gradient)
+    rng = np.random.default_rng(0)
+    X, W = (rng.standard_normal(s).astype(np.float32) for s in ((50, 3), (3, 1)))
+    feeds = {"X": X, "label": X @ W + 2, "W": 0 * W, "b": np.zeros(1, np.float32)}
+    for _ in range(200):
+        dW, db, _, value = session.run(None, feeds)
+        feeds |= {"W": feeds["W"] - 0.2 * dW, "b": feeds["b"] - 0.2 * db}
+    assert value < 1e-6
+    np.testing.assert_allclose(feeds["W"], W, atol=1e-3)
+
+
+def test_loss_of_size_one_and_integer_label():
+    model = model_of("""nll (float[N, 3] X, int64[N] label) => (float[1, 1] L)
+        <float[3, 4] W = {1,2,3,4,5,6,7,8,9,8,7,6}, int64[2] shape = {1, 1}> {
+            S = MatMul(X, W)
+            L0 = SoftmaxCrossEntropyLoss(S, label)
+            L = Reshape(L0, shape)
+        }""")
+    gradient = onnx_derivative(model, options=Loss, loss="L", label="label")
+    assert names(gradient.graph.output) == ["X_grad", "W_grad", "L"]
+
+
+def test_cross_entropy_is_computed_once():
+    """Two equal losses, one used inside: their values and gradients stay what they were."""
+    model = model_of("""nll (float[N, 3] X, int64[N] t) => (float L, float K, float[N, 3] p) {
+            L = SoftmaxCrossEntropyLoss(X, t)
+            K0, p = SoftmaxCrossEntropyLoss(X, t)
+            S = ReduceSumSquare<keepdims = 0>(X)
+            K = Add(K0, S) }""")
+    gradient = onnx_derivative(model, options=KeepOutputs)
+    assert "SoftmaxCrossEntropyLoss" not in [n.op_type for n in gradient.graph.node]
+    rng = np.random.default_rng(0)
+    X, p_bar = (rng.standard_normal((4, 3)).astype(np.float32) for _ in range(2))
+    feeds = {"X": X, "t": np.array([0, 2, 1, 1])}
+    cotangents = {"L": np.array(0.5, np.float32), "K": np.array(-2, np.float32), "p": p_bar}
+    expected = run_onnxruntime(model, feeds)
+    G = numeric_gradients(run_onnxruntime, model, feeds, ["X"], cotangents, 1e-2)
+    for run in (run_onnxruntime, run_reference):
+        found = run(gradient, gradient_feeds(gradient, feeds, cotangents))
+        np.testing.assert_allclose(found["X_grad"], G["X"], atol=2e-3)
+        for y, value in expected.items():
+            np.testing.assert_allclose(found[y], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_in_loss_mode(reduction):
+    model = model_of(f"""nll (float[N, 3] X, int64[N] t) => (float L, float K)
+        <float[3, 4] W = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{
+            S = MatMul(X, W)
+            K = SoftmaxCrossEntropyLoss<reduction = "{reduction}">(S, t)
+            R = ReduceSumSquare<keepdims = 0>(W)
+            L = Add(K, R) }}""")
+    gradient = onnx_derivative(model, options=Loss, loss="L", label="t")
+    W = weights_of(model)["W"] / 5
+    X = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    t = np.array([0, 3, 1, 1, 2])
+    S = (X @ W).astype(np.float64)
+    p = np.exp(S) / np.exp(S).sum(1, keepdims=True)
+    count = 5 if reduction == "mean" else 1
+    dS = (p - np.eye(4)[t]) / count
+    K = -np.log(p[np.arange(5), t]).sum() / count
+    for run in (run_onnxruntime, run_reference):
+        found = run(gradient, {"X": X, "t": t, "W": W})
+        np.testing.assert_allclose(found["W_grad"], X.T @ dS + 2 * W, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["X_grad"], dS @ W.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["L"], K + (W**2).sum(), rtol=1e-5)
+        np.testing.assert_allclose(found["K"], K, rtol=1e-5)
+
+
+def test_path_name(tmp_path):
+    path = tmp_path / "gradient.onnx"
+    gradient = onnx_derivative(line(), path_name=path)
+    assert onnx.load(path) == gradient
+
+
+def test_verbose(capsys):
+    onnx_derivative(line())
+    assert capsys.readouterr().out == ""
+    onnx_derivative(line(), verbose=2)
+    assert "operator Add" in capsys.readouterr().out
+
+
+def test_the_model_is_left_alone():
+    model = mlp()
+    before = model.SerializeToString()
+    onnx_derivative(model)
+    assert model.SerializeToString() == before
+
+
+def test_some_weights_and_inputs():
+    model = mlp()
+    gradient = onnx_derivative(model, weights=["W1", "W0"], inputs=[])
+    assert names(gradient.graph.output) == ["W1_grad", "W0_grad"]
+    assert names(gradient.graph.input) == ["X", "W1", "W0", "Y_grad"]
+    assert {"b0", "b1", "W2"} <= set(names(gradient.graph.initializer))
+    gradient = onnx_derivative(model, weights=[], inputs=["X"])
+    assert names(gradient.graph.input) == ["X", "Y_grad"]
+
+
+def test_integers_are_no_targets():
+    model = model_of("""ints (float[N, 6] X, int64[K] I) => (float[A, B] Y, int64[2] S)
+        <int64[2] shape = {-1, 3}, int64 one = {1}> {
+            R = Reshape(X, shape)
+            Y = Gather(R, I)
+            S = Shape(Y)
+        }""")
+    gradient = onnx_derivative(model, options=KeepOutputs)
+    assert names(gradient.graph.input) == ["X", "I", "Y_grad"]
+    assert names(gradient.graph.output) == ["X_grad", "Y", "S"]
+
+
+# Structure
+
+
+@pytest.mark.parametrize("opset", range(13, 27))
+def test_every_opset(opset):
+    gradient = check(mlp(opset), {"X": np.random.default_rng(1).standard_normal((6, 4))})
+    assert gradient.opset_import[0].version == opset
+    assert gradient.ir_version <= 13
+
+
+def test_newer_opset_without_anything_new_is_taken_for_26():
+    model = mlp()
+    model.opset_import[0].version, model.ir_version = 28, 14
+    gradient = onnx_derivative(model)
+    assert (gradient.opset_import[0].version, gradient.ir_version) == (26, 13)
+
+
+TEXTS = {
+    "tensor used three times": """m (double[N, 3] X) => (double[N, 3] Y)
+        <double[3] w = {1.0, 2.0, -1.0}> { A = Mul(X, w) B = Exp(X)
+          C = Mul(A, B) Y = Sub(C, X) }""",
+    "weight used twice": """m (double[N, 3] X) => (double[N, 3] Y)
+        <double[3, 3] W = {1, 2, 3, 4, 5, 6, 7, 8, 9}>
+        { A = MatMul(X, W) B = Tanh(A) Y = MatMul(B, W) }""",
+    "same input twice": """m (double[N, 3] X) => (double[N, 3] Y)
+        { A = Mul(X, X) B = Add(A, A) C = Div(B, X) Y = Sub(C, C) }""",
+    "output used inside": """m (double[N, 3] X) => (double[N, 3] Y, double[N, 3] Z, double[N, 3] U)
+        { Y = Exp(X) Z = Mul(Y, X) U = Add(Z, Y) }""",
+    "an output that nothing depends on": """m (double[N, 3] X) => (double[N, 3] Y, double[2] Z)
+        <double[3] w = {1, 2, 3}> { Y = Mul(X, w) Z = Constant<value = double[2] {1.0, 2.0}>() }""",
+    "unused weight": """m (double[N, 3] X) => (double[N, 3] Y)
+        <double[3] w = {1, 2, 3}, double[2, 2] unused = {1, 2, 3, 4}> { Y = Mul(X, w) }""",
+    "input behind a comparison": """m (double[N, 3] X, double[3] limit) => (double[N, 3] Y)
+        { C = Greater(X, limit) Z = Neg(X) Y = Where(C, X, Z) }""",
+    "through integers": """m (double[N, 3] X) => (double[N, 3] Y)
+        { I = Cast<to = 7>(X) R = Cast<to = 11>(I) Y = Mul(R, X) }""",
+    "shape arithmetic": """m (double[N, 2, 3] X) => (double[N, 6] Y)
+        <int64[1] zero = {0}, int64[1] minus = {-1}> {
+            S = Shape(X) n = Gather(S, zero) T = Concat<axis = 0>(n, minus)
+            R = Reshape(X, T) Y = Sin(R) }""",
+    "a weight that is an output": """m (double[N, 3] X) => (double[N, 3] Y, double[3] v)
+        <double[3] w = {1, 2, 3}> { Y = Mul(X, w) v = Identity(w) }""",
+    "split in part": """m (double[N, 6] X) => (double[N, 2] Y)
+        { A, B, C = Split<axis = 1, num_outputs = 3>(X) Y = Mul(A, C) }""",
+    "vector times matrix": """m (double[3] X) => (double Y)
+        <double[3, 3] W = {1, 2, 3, 4, 5, 6, 7, 8, 9}> { A = MatMul(X, W) Y = MatMul(A, X) }""",
+    "attention": """m (double[N, 4, 6] X) => (double[N, 4, 6] Y)
+        <double[6, 6] Wq = {1,0,0,1,0,0, 0,1,0,0,0,1, 1,0,1,0,0,0,
+                            0,0,0,1,1,0, 1,1,0,0,0,0, 0,0,0,0,1,1}>
+        { Q = MatMul(X, Wq) T = Transpose<perm = [0, 2, 1]>(Q) S = MatMul(Q, T)
+          P = Softmax(S) Y = MatMul(P, X) }""",
+    "no names for the batch": """m (double[?, 3] X, double[?, 3] Z) => (double[?, 3] Y)
+        { Y = Mul(X, Z) }""",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_structure(name):
+    model = model_of(TEXTS[name])
+    rng = np.random.default_rng(5)
+    feeds = {}
+    for value in model.graph.input:
+        dims = [d.dim_value or 2 for d in value.type.tensor_type.shape.dim]
+        feeds[value.name] = rng.uniform(0.2, 0.9, dims)
+    check(model, feeds)
+
+
+def test_gradients_that_are_zero_have_the_right_shape():
+    gradient = onnx_derivative(model_of(TEXTS["input behind a comparison"]))
+    X, limit, dY = np.ones((2, 3)), np.zeros(3), np.ones((2, 3))
+    found = run_onnxruntime(gradient, {"X": X, "limit": limit, "Y_grad": dY})
+    assert found["limit_grad"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5])
+@pytest.mark.parametrize("run", [run_onnxruntime, run_reference])
+@pytest.mark.parametrize("opset", [13, 21])
+def test_dynamic_batch(batch, run, opset):
+    model = model_of(
+        """m (float[N, 2, 6] X, float[N, 1] Z) => (float[N, 4] Y, float[N, 3] R)
+        <float[6, 2] W = {1,2,3,4,5,6,7,8,9,1,2,3}, float[4] b = {1, 2, 3, 4},
+         int64[2] flat = {0, 4}, int64[1] axes = {1}> {
+            A = MatMul(X, W) F = Reshape(A, flat) G = Relu(F) H = Add(G, b) Y = Mul(H, Z)
+            T = Transpose<perm = [0, 2, 1]>(X) S = ReduceSum<keepdims = 0>(X, axes)
+            U, V = Split<axis = 1>(S) R = Softmax(U) }"""
+        if opset < 18
+        else """m (float[N, 2, 6] X, float[N, 1] Z) => (float[N, 4] Y, float[N, 3] R)
+        <float[6, 2] W = {1,2,3,4,5,6,7,8,9,1,2,3}, float[4] b = {1, 2, 3, 4},
+         int64[2] flat = {0, 4}, int64[1] axes = {1}> {
+            A = MatMul(X, W) F = Reshape(A, flat) G = Relu(F) H = Add(G, b) Y = Mul(H, Z)
+            S = ReduceSum<keepdims = 0>(X, axes)
+            U, V = Split<axis = 1, num_outputs = 2>(S) R = Softmax(U) }""",
+        opset,
+    )
+    gradient = onnx_derivative(model)
+    rng = np.random.default_rng(0)
+    shapes = {"X": (batch, 2, 6), "Z": (batch, 1), "Y_grad": (batch, 4), "R_grad": (batch, 3)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    feeds |= {n: w for n, w in weights_of(model).items() if w.dtype == np.float32}
+    found = run(gradient, feeds)
+    assert found["X_grad"].shape == (batch, 2, 6)
+    assert found["Z_grad"].shape == (batch, 1)
+    assert found["W_grad"].shape == (6, 2)
+    if batch == 0:
+        assert not found["W_grad"].any() and not found["b_grad"].any()
+    else:
+        assert np.isfinite(found["W_grad"]).all() and found["W_grad"].any()
+
+
+def test_second_derivative():
+    """The gradient of a gradient graph: its outputs take names that its inner tensors had."""
+    model = model_of("""m (double[3] X) => (double[3] Y) { A = Mul(X, X) Y = Mul(A, X) }""")
+    once = onnx_derivative(model)
+    twice = onnx_derivative(once)
+    assert names(twice.graph.input) == ["X", "Y_grad", "X_grad_grad"]
+    assert names(twice.graph.output) == ["X_grad", "Y_grad_grad"]
+    X, dY, v = np.array([[1.0, -2.0, 0.5], [1.0, 2.0, 3.0], [0.3, 0.2, 1.0]])
+    found = run_onnxruntime(twice, {"X": X, "Y_grad": dY, "X_grad_grad": v})
+    np.testing.assert_allclose(found["X_grad"], 6 * X * dY * v)
+    np.testing.assert_allclose(found["Y_grad_grad"], 3 * X**2 * v)
+
+
+def test_local_functions_are_inlined():
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21, "local" : 1]>
+        m (double[3] X) => (double[3] Y) { Y = local.cube(X) }
+        <domain: "local", opset_import: ["" : 21]>
+        cube (a) => (c) { b = Mul(a, a) c = Mul(a, b) }""")
+    check(model, {"X": np.array([1.0, -2.0, 0.5])})
+
+
+@pytest.mark.parametrize(
+    "text, opset, shapes",
+    [
+        (
+            "Y = GroupNormalization<num_groups = 2, stash_type = 11>(X, s, b)",
+            21,
+            {"X": (2, 4, 3), "s": 4, "b": 4},
+        ),
+        ("Y = RMSNormalization(X, s)", 23, {"X": (2, 4), "s": 4}),
+        ("Y = Attention(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
+        ("Y = Shrink<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
+    ],
+)
+def test_operators_that_are_defined_by_others(text, opset, shapes):
+    """What has no rule but a body in the standard is differentiated through its body."""
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s) for n, s in shapes.items()}
+    inputs = ", ".join(f"double[{', '.join(map(str, x.shape))}] {n}" for n, x in feeds.items())
+    shape = ", ".join(map(str, feeds["X"].shape))
+    model = model_of(f"m ({inputs}) => (double[{shape}] Y) {{ {text} }}", opset)
+    check(model, feeds, run=run_reference, rtol=1e-4)
+
+
+def test_register_gradient():
+    """A custom operator: the gradient graph emits what the rule says."""
+    text = "m (float[3] X) => (float[3] Y) { A = Exp(X) B = mine.Cube(A) Y = Neg(B) }"
+    model = model_of(text, domains=["mine"])
+    with pytest.raises(NoGradientError, match=r"Cube of domain mine.*'B'.*register_gradient"):
+        onnx_derivative(model)
+    try:
+
+        @register_gradient("Cube", domain="mine")
+        def cube(g, node, dy):
+            (x,) = node.x
+            return dy * 3.0 * x * x
+
+        gradient = onnx_derivative(model)
+    finally:
+        RULES.pop(("mine", "Cube"), None)
+    assert "Cube" not in [n.op_type for n in gradient.graph.node]
+    X, dY = np.array([0.1, -0.2, 0.3], np.float32), np.ones(3, np.float32)
+    found = run_onnxruntime(gradient, {"X": X, "Y_grad": dY})["X_grad"]
+    np.testing.assert_allclose(found, -3 * np.exp(X) ** 3, rtol=1e-5)
+
+
+# Size
+
+
+def test_graph_size():
+    """An MLP's gradient graph has no shape arithmetic, and a few nodes a layer."""
+    gradient = onnx_derivative(mlp(kind=np.float32, sizes=(64, 64, 32, 1)))
+    kinds = {n.op_type for n in gradient.graph.node}
+    assert not kinds & {"Shape", "Gather", "Concat", "Expand", "Reshape", "Transpose", "Identity"}
+    # onnxruntime-training's own has 22 for such a model (23 with its YieldOp).
+    assert len(gradient.graph.node) <= 22
+
+
+def test_static_shapes_need_no_shape_arithmetic():
+    model = model_of(TEXTS["shape arithmetic"].replace("N", "4"))
+    gradient = onnx_derivative(model)
+    assert [n.op_type for n in gradient.graph.node] == ["Reshape", "Cos", "Mul", "Reshape"]
+
+
+def test_simplify():
+    model = model_of("""m (float[N, 2, 3] X) => (float[N, 6] Y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] minus = {-1}> {
+            S = Shape(X) a = Gather(S, one) b = Gather(S, two) n = Gather(S, zero)
+            k = Mul(a, b) T = Concat<axis = 0>(minus, k) I = Identity(X)
+            dead = Exp(I) Y = Reshape(I, T) }""")
+    small = simplify(model)
+    assert [n.op_type for n in small.graph.node] == ["Reshape"]
+    X = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    np.testing.assert_array_equal(
+        run_onnxruntime(small, {"X": X})["Y"], run_onnxruntime(model, {"X": X})["Y"]
+    )
+
+
+# Conventions at edges
+
+
+@pytest.mark.parametrize(
+    "text, x, expected",
+    [
+        ("Y = Relu(X)", [0.0, -1.0, 2.0], [0.0, 0.0, 1.0]),
+        ("Y = Abs(X)", [0.0, -1.0, 2.0], [0.0, -1.0, 1.0]),
+        ("Y = Clip(X, m, p)", [-1.0, 1.0, 2.0], [1.0, 1.0, 0.0]),
+        ("Y = Max(X, p)", [1.0, 0.0, 2.0], [0.5, 0.0, 1.0]),
+        ("Y = Min(X, p)", [1.0, 0.0, 2.0], [0.5, 1.0, 0.0]),
+        ("Z = Pow(X, two) Y = Identity(Z)", [0.0, -1.0, 3.0], [0.0, -2.0, 6.0]),
+        ("Y = Pow(X, nil)", [0.0, -1.0, 3.0], [0.0, 0.0, 0.0]),
+        ("N = ReduceL2(X) Y = Identity(N)", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        ("N = ReduceMax(X) Y = Identity(N)", [2.0, 1.0, 2.0], [0.5, 0.0, 0.5]),
+    ],
+)
+@pytest.mark.parametrize("weights", [None, []])
+def test_conventions(text, x, expected, weights):
+    shape = "float[1]" if "Reduce" in text else "float[3]"
+    model = model_of(f"""m (float[3] X) => ({shape} Y)
+        <float m = {{-1}}, float p = {{1}}, float two = {{2}}, float nil = {{0}}> {{ {text} }}""")
+    gradient = onnx_derivative(model, options=FillGrad, weights=weights)
+    feeds = {"X": np.array(x, np.float32)}
+    feeds |= {n: w for n, w in weights_of(model).items() if n in names(gradient.graph.input)}
+    for run in (run_onnxruntime, run_reference):
+        np.testing.assert_allclose(run(gradient, feeds)["X_grad"], expected)
+
+
+# Errors
+
+
+def branches():
+    return model_of("""m (bool c, float[3] X) => (float[3] Y) {
+        Y = If (c) <then_branch = a () => (float[3] u) { u = Neg(X) },
+                    else_branch = b () => (float[3] v) { v = Exp(X) }> }""")
+
+
+ERRORS = {
+    "no rule": (
+        lambda: model_of("m (float[2] X) => (float[2] Y) { A = Neg(X) Y = Det2(A) }"),
+        {},
+        "Det2|No Op registered",
+    ),
+    "no rule for a standard operator": (
+        lambda: model_of("m (float[2, 2] X) => (float Y) { [the_det] Y = Det(X) }"),
+        {},
+        "Det of domain ai.onnx .*the_det.*'Y'",
+    ),
+    "subgraph": (branches, {}, "operator If of domain ai.onnx .*subgraph"),
+    "unknown weight": (mlp, {"weights": ["V"]}, "weight 'V' is no initializer.*'W0'"),
+    "weight that is an input": (mlp, {"weights": ["X"]}, "weight 'X' is no initializer"),
+    "unknown input": (mlp, {"inputs": ["V"]}, "input 'V' is no input.*'X'"),
+    "a string": (mlp, {"weights": "W0"}, "expected a list"),
+    "nothing": (mlp, {"weights": [], "inputs": []}, "nothing to differentiate by"),
+    "loss unknown": (
+        loss_model,
+        {"options": Loss, "loss": "Q", "label": "label"},
+        "loss 'Q' is no output.*'L'",
+    ),
+    "label unknown": (
+        loss_model,
+        {"options": Loss, "loss": "L", "label": "t"},
+        "label 't' is no input.*'label'",
+    ),
+    "loss not a scalar": (
+        loss_model,
+        {"options": Loss, "loss": "P", "label": "label"},
+        r"loss 'P' is not a scalar.*\['N', 1\]",
+    ),
+    "by the label": (
+        loss_model,
+        {"options": Loss, "loss": "L", "label": "label", "inputs": ["label"]},
+        "'label'.*it is the label",
+    ),
+    "no loss": (loss_model, {"options": Loss, "label": "label"}, "needs loss"),
+    "no label": (loss_model, {"options": Loss, "loss": "L"}, "needs label"),
+    "loss without the option": (loss_model, {"loss": "L"}, "options=DerivativeOptions.Loss"),
+    "yield and outputs": (line, {"options": KeepYieldOp | KeepOutputs}, "KeepYieldOp excludes"),
+    "yield and fill": (line, {"options": KeepYieldOp | FillGrad}, "KeepYieldOp excludes"),
+    "loss and fill": (
+        loss_model,
+        {"options": Loss | FillGrad, "loss": "L", "label": "label"},
+        "Loss excludes",
+    ),
+    "unknown option": (line, {"options": 64}, "64"),
+    "opset too old": (lambda: mlp(12), {}, "opset 12 of domain ai.onnx is too old"),
+    "no real output": (
+        lambda: model_of("m (float[2] X) => (int64[1] Y) { Y = Shape(X) }"),
+        {},
+        "no output is a real tensor",
+    ),
+    "no real input": (
+        lambda: model_of("m (int64[2] X) => (float[2] Y) { Y = Cast<to = 1>(X) }"),
+        {},
+        "no real input and no real weight",
+    ),
+    "integer weight": (
+        lambda: model_of("m (float[2] X) => (float[2] Y) <int64[1] s = {2}> { Y = Reshape(X, s) }"),
+        {"weights": ["s"]},
+        "'s'.*not real",
+    ),
+    "name taken": (
+        lambda: model_of("m (float[2] X, float[2] X_grad) => (float[2] Y) { Y = Add(X, X_grad) }"),
+        {},
+        "'X_grad'.*already",
+    ),
+    "not valid": (
+        lambda: model_of("m (float[2] X) => (float[2] Y) { Y = Add(X, nowhere) }"),
+        {},
+        "not a valid model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    make, arguments, message = ERRORS[name]
+    with pytest.raises(ValueError, match=message):
+        onnx_derivative(make(), **arguments)
+
+
+def test_not_a_model():
+    with pytest.raises(TypeError, match="expected an onnx.ModelProto"):
+        onnx_derivative("model.onnx")
+
+
+def test_an_operator_without_rule_off_the_path_is_no_error():
+    model = model_of("""m (float[2, 2] X, float[2, 2] Z) => (float[2, 2] Y)
+        { d = Det(Z) Y = Mul(X, d) }""")
+    gradient = onnx_derivative(model, inputs=["X"])
+    assert names(gradient.graph.output) == ["X_grad"]
+    with pytest.raises(NotImplementedError, match="Det"):
+        onnx_derivative(model)
