@@ -21,6 +21,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.graph import filter_graph
@@ -401,38 +402,53 @@ def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     return pt.grad(total, [*model, *bars.values()], disconnected_inputs="ignore")
 
 
+def _core(op):
+    """The Op itself, also where it runs over a batch."""
+    return op.core_op if isinstance(op, Blockwise) else op
+
+
+def _asking(node, asked: tuple[str, ...]) -> dict:
+    """The outputs, by name, of a node like this one that computes those of `asked`."""
+    op = KalmanLoglikeGrad(_core(node.op).varying, asked)
+    if isinstance(node.op, Blockwise):
+        op = Blockwise(op)
+    return dict(zip(asked, op(*node.inputs, return_list=True), strict=True))
+
+
 @register_specialize
-@node_rewriter([KalmanLoglikeGrad])
+@node_rewriter([KalmanLoglikeGrad, Blockwise])
 def local_only_asked_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
-    used = tuple(
-        x for x, out in zip(node.op.asked, node.outputs, strict=True) if fgraph.clients[out]
-    )
-    if used == node.op.asked or not used:
+    if not isinstance(_core(node.op), KalmanLoglikeGrad):
         return None
-    new = KalmanLoglikeGrad(node.op.varying, used)(*node.inputs, return_list=True)
-    by_name = dict(zip(used, new, strict=True))
-    return {
-        out: by_name[x] for x, out in zip(node.op.asked, node.outputs, strict=True) if x in by_name
-    }
+    old = dict(zip(_core(node.op).asked, node.outputs, strict=True))
+    used = tuple(x for x, out in old.items() if fgraph.clients[out])
+    if used == tuple(old) or not used:
+        return None
+    return {old[x]: new for x, new in _asking(node, used).items()}
 
 
 @register_specialize
-@node_rewriter([KalmanLoglike])
+@node_rewriter([KalmanLoglike, Blockwise])
 def local_value_with_gradient(fgraph, node):
     """Take the log-likelihood from the Op that computes its gradient, if there is one."""
+    if not isinstance(_core(node.op), KalmanLoglike):
+        return None
     for client, _ in fgraph.clients[node.inputs[0]]:
-        if not isinstance(client.op, KalmanLoglikeGrad) or client.op.varying != node.op.varying:
+        op = _core(client.op)
+        if not isinstance(op, KalmanLoglikeGrad) or op.varying != _core(node.op).varying:
             continue
         if client.inputs[: len(INPUTS)] != node.inputs:
             continue
         if node.outputs[0] in ancestors(client.inputs[-1:]):
             continue  # the weights depend on the value: no common Op can give both
-        asked = client.op.asked
-        if "l" in asked:
-            return [client.outputs[asked.index("l")]]
-        new = KalmanLoglikeGrad(node.op.varying, ("l", *asked))(*client.inputs, return_list=True)
-        return {node.outputs[0]: new[0]} | dict(zip(client.outputs, new[1:], strict=True))
+        old = dict(zip(op.asked, client.outputs, strict=True))
+        new = old if "l" in old else _asking(client, ("l", *old))
+        if new["l"].type.ndim != node.outputs[0].type.ndim:
+            continue  # one of them runs over a batch of weights
+        return {node.outputs[0]: new["l"]} | {
+            out: new[x] for x, out in old.items() if new is not old
+        }
     return None
 
 
