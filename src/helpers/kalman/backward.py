@@ -136,8 +136,8 @@ def backward(
             u = s.gu
             clear(w, u, 1)
             add(w, u, l_bar[t], below(s.u, t), 1)
-        product(w, e, -1.0, s.row, s.K_t, u, 1, m, p)  # eq-adjoint-e
-        product(w, r_t, 1.0, e, s.Z, s.row, 1, p, m)  # eq-adjoint-r
+        product(w, e, -1.0, s.row, s.K_t, u, 1, m, p)  # eq-adjoint-r-recursion
+        product(w, r_t, 1.0, e, s.Z, s.row, 1, p, m)  # eq-adjoint-r-recursion
         if not asked.matrices:
             continue
         TP, ahat = below(s.TP, t * m), below(s.ahat, t)
@@ -161,11 +161,12 @@ def backward(
                 product(w, s.Z_bar, 1.0, s.KN, TP, s.Z_bar, p, m, m)
             add(w, s.Z_bar, -1.0 if equal else -l_bar[t], Kf, p)
         if equal:
-            product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-D
+            product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
         else:
             unequal(w, s, t, F_inv, l_bar[t], TP, ahat, sizes, asked)
         add(w, s.D_sum, 1.0, s.D, p)
-        # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T: eq-adjoint-N
+        # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
+        # eq-adjoint-sparse, eq-oneop-shared
         product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
         product(w, below(s.ZY, p), 0.5, s.D, s.Z, s.M, p, p, m)
         product(w, S, 1.0, turned(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)

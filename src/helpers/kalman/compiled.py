@@ -23,7 +23,8 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol):
     """The log-likelihood of each step, (n,); NaN throughout where some F is not positive definite.
 
     y (n, p) with NaN for what is missing; c (k, m), d (k, p), T, Z, R, H, Q with k = 1 or n in
-    front; `tol` bounds the relative error of the settled covariance, 0 for none. All contiguous.
+    front; `tol` bounds, by estimate, what the settled covariance misses: max |P - P*|_ij /
+    sqrt(P_ii P_jj); 0 for none. All contiguous.
     """
     l = np.empty(y.shape[0])
     l[0] = tol

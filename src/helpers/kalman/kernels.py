@@ -2,8 +2,7 @@
 
 A pass filters (`helpers.kalman.forward`) and, where a gradient is asked for, runs the disturbance
 smoother backwards (`helpers.kalman.backward`). It computes what `helpers.kalman.reference`
-computes, and tests hold the two together. What makes
-them fast:
+computes, and tests hold the two together. What makes it fast:
 
 - products of small matrices in registers (`helpers.kalman.products`), in one block of memory;
 - rows of T that are nearly empty are followed by their non-zeros, in larger models;

@@ -70,6 +70,10 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     doi:10.1109/TAC.2023.3297879).  Where the predicted covariance settles, it is taken as settled
     once what is left to come is below 1e-13 of it.
 
+    Memory grows linearly with n: a gradient keeps p m + p^2 + 2 m + 3 p numbers of each step, and
+    where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to multiples of
+    eight; the value alone keeps m + 2 p.
+
     Examples
     --------
     >>> import numpy as np

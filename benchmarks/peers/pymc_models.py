@@ -1,0 +1,90 @@
+"""Whole PyMC models: log-density and gradient, with the filter as one part of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+
+def structural(season: int, n: int, filter_type: str):
+    """Level + trend + season + noise on data drawn from such a model."""
+    import pandas as pd
+    import pymc as pm
+    import pytensor.tensor as pt
+    from pymc_extras.statespace import structural as st
+
+    from peers.models import structural_problem
+
+    y, _ = structural_problem(season, n)
+    built = (
+        st.LevelTrend(order=2, name="level")
+        + st.TimeSeasonality(season_length=season, name="season")
+        + st.MeasurementError(name="noise")
+    ).build(filter_type=filter_type, verbose=False)
+    data = pd.DataFrame(y, columns=["data"], index=pd.RangeIndex(n))
+    with pm.Model(coords=built.coords) as model:
+        P0 = pm.Gamma("P0_diag", alpha=5, beta=1, dims=["state"])
+        pm.Deterministic("P0", pt.diag(P0), dims=["state", "state_aux"])
+        pm.Normal("initial_level", sigma=2, dims=["state_level"])
+        pm.Normal("params_season", sigma=2, dims=["state_season"])
+        pm.Gamma("sigma_level", alpha=2, beta=10, dims=["shock_level"])
+        pm.Gamma("sigma_season", alpha=2, beta=10)
+        pm.Gamma("sigma_noise", alpha=2, beta=4)
+        built.build_statespace_graph(data)
+    return model
+
+
+def varmax(filter_type: str):
+    """VARMA(1, 1) of three macroeconomic series."""
+    import pandas as pd
+    import pymc as pm
+    import pytensor.tensor as pt
+    from pymc_extras.statespace.models import BayesianVARMAX
+
+    from helpers.datasets import macro
+
+    series = macro()
+    y = series.y - series.y.mean(axis=0)
+    built = BayesianVARMAX(
+        endog_names=list(series.names), order=(1, 1), measurement_error=False,
+        stationary_initialization=False, filter_type=filter_type, verbose=False,
+    )  # fmt: skip
+    data = pd.DataFrame(y, columns=list(series.names), index=pd.RangeIndex(len(y)))
+    with pm.Model(coords=built.coords) as model:
+        pm.Normal("x0", sigma=1, dims=["state"])
+        P0 = pm.Gamma("P0_diag", alpha=2, beta=1, dims=["state"])
+        pm.Deterministic("P0", pt.diag(P0), dims=["state", "state_aux"])
+        pm.Normal("ar_params", sigma=0.3, dims=["observed_state", "lag_ar", "observed_state_aux"])
+        pm.Normal("ma_params", sigma=0.3, dims=["observed_state", "lag_ma", "observed_state_aux"])
+        chol, *_ = pm.LKJCholeskyCov(
+            "state_chol", n=3, eta=2, sd_dist=pm.Exponential.dist(1, shape=3), compute_corr=True
+        )
+        pm.Deterministic("state_cov", chol @ chol.T, dims=["shock", "shock_aux"])
+        built.build_statespace_graph(data)
+    return model
+
+
+def logp_dlogp(name: str, filter_type: str) -> Callable:
+    """Function without arguments: log-density and gradient at the initial point, in Numba."""
+    from pymc.blocking import DictToArrayBijection
+
+    if filter_type == "closed_form":
+        from helpers.kalman import register_filter
+
+        register_filter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the index of the data, which has no dates
+        if name.startswith("VARMAX"):
+            model = varmax(filter_type)
+        else:
+            season, n = (int(word) for word in name.replace(",", "").split() if word.isdigit())
+            model = structural(season, n, filter_type)
+        function = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
+    function.set_extra_values({})
+    function._pytensor_function.trust_input = True
+    start = DictToArrayBijection.map(model.initial_point()).data
+    # Away from the initial point, where gradients of some parameters vanish.
+    start = start + 0.1 * np.sin(np.arange(len(start)))
+    return lambda: function(start)
