@@ -1,7 +1,7 @@
 r"""The Kalman filter over a whole series as one Op, with its gradient in closed form.
 
 :func:`kalman_loglike` is what a model uses: the log-likelihood of each step.  Its pullback is one
-Op more, :class:`KalmanLoglikeGrad`, which filters and then runs the disturbance smoother backwards
+Op more, `KalmanLoglikeGrad`, which filters and then runs the disturbance smoother backwards
 where all steps weigh the same, and the reverse recursion where they do not.  When PyTensor
 compiles a function, two rewrites leave of it what the function uses: gradients that nobody reads
 are not computed, and the log-likelihood comes with the gradient instead of from a filter of its
@@ -46,8 +46,8 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     y : tensor (n, p)
         Observations; NaN marks a gap.
     a0, P0, c, d, T, Z, R, H, Q : tensor
-        The model, as in :class:`helpers.kalman.StateSpace`: any but a0 and P0 may carry a leading
-        time axis of length n.  P0, H and Q count by their symmetric part.
+        The model, as in :class:`helpers.kalman.model.StateSpace`: any but a0 and P0 may carry a
+        leading time axis of length n.  P0, H and Q count by their symmetric part.
 
     Returns
     -------

@@ -37,7 +37,7 @@ class ClosedFormFilter(StandardFilter):
         data : TensorVariable (n, p)
             NaN or the fill value marks a gap.
         a0, P0, c, d, T, Z, R, H, Q : TensorVariable
-            The model, as in :func:`helpers.kalman.kalman_loglike`; the arrays that were named to
+            The model, as in :func:`helpers.kalman.op.kalman_loglike`; the arrays that were named to
             vary over time carry a leading axis.
 
         Returns
