@@ -161,13 +161,17 @@ def pins(lock: str) -> tuple[dict[str, str], list[str]]:
 
 
 def lock_fits(lock: str, pyproject: str) -> list[str]:
-    """requirements.txt pins everything, as pyproject.toml allows, and installs the package too."""
+    """requirements.txt pins everything, as pyproject.toml allows, and installs the package too.
+
+    All but the extra `peers`: what benchmarks measure against, no reader needs.
+    """
     versions, loose = pins(lock)
     complaints = [f"requirements.txt: {line!r} is not pinned" for line in loose]
     if "-e ." not in lock.splitlines():
         complaints.append("requirements.txt: without `-e .` it does not install helpers")
     project = tomllib.loads(pyproject)["project"]
-    for lines in (project["dependencies"], *project.get("optional-dependencies", {}).values()):
+    extras = {**project.get("optional-dependencies", {}), "peers": []}
+    for lines in (project["dependencies"], *extras.values()):
         for need in map(Requirement, lines):
             version = versions.get(canonicalize_name(need.name))
             if version is None or not need.specifier.contains(version, prereleases=True):
