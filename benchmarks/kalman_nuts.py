@@ -19,7 +19,6 @@ import argparse
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from time import perf_counter
 import numpy as np
 
 from helpers.datasets import co2, macro
-from helpers.timing import compare, machine, progress
+from helpers.timing import compare, machine, progress, write_record
 
 RECORD = Path(__file__).parent / "results" / "kalman_nuts.json"
 FILTERS = ("standard", "closed_form")
@@ -277,10 +276,7 @@ def main(quick: bool, only: str | None, path: Path) -> None:
 
 
 def write(path: Path, record: dict) -> None:
-    text = json.dumps(record, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record, path)
 
 
 def do(job: dict) -> dict:

@@ -43,7 +43,7 @@ from threadpoolctl import threadpool_limits
 from helpers.checks import complex_step, relative_error, symmetrize
 from helpers.kalman import StateSpace, loglike, loglike_and_grad
 from helpers.kalman.model import SYMMETRIC
-from helpers.timing import Timings, compare, machine, progress
+from helpers.timing import Timings, compare, machine, progress, write_record
 
 RECORD = Path(__file__).parent / "results" / "kalman_peers.json"
 OURS = "ours"
@@ -437,10 +437,7 @@ def write(path: Path, part: str, found: dict) -> None:
     record = json.loads(path.read_text("utf-8")) if path.exists() else {}
     record[part] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "found": found}
     record["machine"] = machine() | {"peers": versions()}
-    text = json.dumps(record, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record, path)
 
 
 def main(options) -> None:

@@ -19,7 +19,6 @@ import argparse
 import gc
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -276,7 +275,7 @@ def main(python: str | None, rounds: int, path: Path | None) -> None:
 
     from threadpoolctl import threadpool_limits
 
-    from helpers.timing import Timings, machine
+    from helpers.timing import Timings, machine, write_record
 
     found = {}
     with tempfile.TemporaryDirectory() as folder, threadpool_limits(1):
@@ -303,10 +302,7 @@ def main(python: str | None, rounds: int, path: Path | None) -> None:
             elsewhere.close()
     if path is None:
         return
-    text = json.dumps(record | {"networks": found}, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda list_: " ".join(list_[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record | {"networks": found}, path)
 
 
 if __name__ == "__main__":

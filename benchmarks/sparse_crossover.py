@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -35,7 +33,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from helpers.checks import relative_error
 from helpers.sparse_conv import SparseValue, graph, rulebook, sparse_conv_2d, sparse_conv_2d_grad
-from helpers.timing import Timings, compare, machine
+from helpers.timing import Timings, compare, machine, write_record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from sparse_loops import loop_build_q, loop_grad_q  # noqa: E402
@@ -443,10 +441,7 @@ def main(seconds: float, only: list[int] | None, path: Path) -> None:
         "layer": {"f": F, "n_in": N_IN, "n_out": N_OUT, "dtype": "float32"},
         "settings": found,
     }
-    text = json.dumps(record, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record, path)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ file: their names and their text are its listings.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +34,7 @@ from helpers.checks import relative_error
 from helpers.sparse_conv import SparseValue, graph, op, rulebook
 from helpers.sparse_conv import build_q as numpy_build_q
 from helpers.sparse_conv import grad_q as numpy_grad_q
-from helpers.timing import compare, machine
+from helpers.timing import compare, machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "sparse_frameworks.json"
 PACKAGES = ("tensorflow-cpu", "tensorflow", "jax", "torch")
@@ -521,10 +519,7 @@ def main(seconds: float, path: Path | None) -> None:
         print("frameworks are missing: nothing is written")
         return
     path = path or RECORD
-    text = json.dumps(record, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record, path)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from helpers.kalman import StateSpace, loglike
 from helpers.kalman.graph import closed_form_step, filter_graph, kalman_step, symbolic_model
 from helpers.kalman.model import NAMES, SYMMETRIC
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
-from helpers.timing import Timings, compare, machine
+from helpers.timing import Timings, compare, machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "three_gradients.json"
 METHODS = {
@@ -303,10 +302,7 @@ def main(repeats: int, only: str | None, path: Path) -> None:
         record |= measure_compilation(say)
     if only != "compile":
         record |= measure_runs(say, repeats)
-    text = json.dumps(record, indent=1)
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list a line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_record(record, path)
 
 
 if __name__ == "__main__":

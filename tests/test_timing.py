@@ -289,3 +289,12 @@ def test_progress_stays_away_if_short(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", terminal)
     assert list(progress([1, 2], "steps")) == [1, 2]
     assert terminal.getvalue() == ""
+
+
+def test_record_has_a_list_a_line(tmp_path):
+    record = {"seconds": {"one": [1.5, 2.5], "none": []}, "name": "text [in] brackets"}
+    path = tmp_path / "new" / "record.json"
+    timing.write_record(record, path)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == record
+    assert '  "one": [ 1.5, 2.5 ],' in text.splitlines() and text.endswith("}\n")

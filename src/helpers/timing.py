@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -276,6 +277,21 @@ def _system() -> str:
     except (OSError, KeyError):
         version = platform.mac_ver()[0]
         return f"macOS {version}" if version else f"{platform.system()} {platform.release()}"
+
+
+def write_record(record: dict, path: str | os.PathLike) -> None:
+    """Write a record as JSON, a list a line, and make its folder if there is none.
+
+    Parameters
+    ----------
+    record : dict
+        What ``json`` can write.
+    path : path
+    """
+    path, text = Path(path), json.dumps(record, indent=1)
+    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def progress(iterable: Iterable, description: str = "") -> Iterator:
