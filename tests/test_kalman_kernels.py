@@ -22,6 +22,12 @@ def over_time(model: StateSpace) -> list[np.ndarray]:
     ]
 
 
+def leave_nan():
+    """Fill memory that the next call is likely to be given."""
+    for size in np.geomspace(64, 2**17, 60).astype(int):
+        np.full(size, np.nan)
+
+
 def assert_same(out, y_bar, dy, gradients, model, rtol):
     expected = gradients.asdict() | {"y": dy}
     found = dict(zip(NAMES, out, strict=True)) | {"y": y_bar}
@@ -102,9 +108,23 @@ def test_a_transition_that_is_nearly_empty():
     y, _ = simulate(60, np.random.default_rng(0), **model.asdict())
     y[20:23] = np.nan
     filtered = kalman_filter(y, model)
+    leave_nan()
     l, out, y_bar, _ = compiled.loglike_and_grad(y, *over_time(model), np.ones(60), *ALL, TOLERANCE)
     assert relative_error(l, filtered.out.l) < 1e-12
     assert_same(out, y_bar, *smoother_form(model, filtered), model, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["gaps", "one step", "more observed than states"])
+def test_memory_that_others_left_full_of_nan(name):
+    """What lies in the padding of rows, or beyond a matrix's last row, reaches no result."""
+    y, model = make(name)
+    filtered = kalman_filter(y, model)
+    leave_nan()
+    l, out, y_bar, _ = compiled.loglike_and_grad(
+        y, *over_time(model), np.ones(len(y)), *ALL, TOLERANCE
+    )
+    assert relative_error(l, filtered.out.l) < 1e-12
+    assert_same(out, y_bar, *smoother_form(model, filtered), model, 1e-11)
 
 
 def test_settles_after_the_last_gap():

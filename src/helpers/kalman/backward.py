@@ -3,11 +3,15 @@
 Labels name the equations of the chapters "The adjoint is the smoother" and "Steady state".
 """
 
+import numpy as np
+
 from helpers.kalman.products import (
+    dot,
     get,
     jit,
     product,
     put,
+    row_product,
     sparse_product,
     symmetrize,
     transpose,
@@ -88,7 +92,7 @@ def settled_backward(w, s, k, sizes, asked):
     product(w, adjoint, 1.0, u, s.Z, s.zero, left, p, m)
     for t in range(n - 1, k - 1, -1):
         r_t = below(s.r, t)
-        product(w, r_t, 1.0, below(s.r, t + 1), s.L, r_t, 1, m, m)
+        row_product(w, r_t.at, 1.0, below(s.r, t + 1).at, s.L, r_t.at, m, m)
     product(w, e, -1.0, r_next, s.K_t, u, left, m, p)
     if not asked.matrices:
         return
@@ -130,21 +134,25 @@ def backward(
             load_step(w, s, t, model, observed, sizes)
         Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
         r_next, r_t, e, u = below(s.r, t + 1), below(s.r, t), below(s.e, t), below(s.u, t)
-        transpose(w, s.K_t, Kf, p, m)
-        product(w, s.row, 1.0, r_next, s.T, s.zero, 1, m, m)
+        row_product(w, s.row.at, 1.0, r_next.at, s.T, s.zero.at, m, m)
         if not equal:
             u = s.gu
             clear(w, u, 1)
             add(w, u, l_bar[t], below(s.u, t), 1)
-        product(w, e, -1.0, s.row, s.K_t, u, 1, m, p)  # eq-adjoint-r-recursion
-        product(w, r_t, 1.0, e, s.Z, s.row, 1, p, m)  # eq-adjoint-r-recursion
+        if p == 1:
+            clear(w, e, 1)
+            put(w, e.at, get(w, u.at) - dot(w, s.row.at, Kf.at, m))
+        else:
+            transpose(w, s.K_t, Kf, p, m)
+            row_product(w, e.at, -1.0, s.row.at, s.K_t, u.at, m, p)
+        row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)  # eq-adjoint-r-recursion
         if not asked.matrices:
             continue
         TP, ahat = below(s.TP, t * m), below(s.ahat, t)
         if (asked.T or asked.Z) and t == n - 1:  # r and N are zero
             copy(w, ahat, below(s.a_filt, t), 1)
         elif asked.T or asked.Z:
-            product(w, ahat, 1.0, r_next, TP, below(s.a_filt, t), 1, m, m)
+            row_product(w, ahat.at, 1.0, r_next.at, TP, below(s.a_filt, t).at, m, m)
         if asked.W:
             if varying:
                 gather_shocks(w, s, t, t + 1, N, model, sizes, equal, weight, out)
@@ -153,39 +161,44 @@ def backward(
         if asked.T and t < n - 1:
             product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
+        if sparse:
+            sparse_product(w, N_prev, s.T_t, start, index, N, s.zero, m, m)
+            transpose(w, B, N_prev, m, m)
+        else:
+            product(w, B, 1.0, N, s.T, s.zero, m, m, m)
         product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-        product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
-        product(w, s.M, -1.0, s.KN, s.T, s.zero, p, m, m)  # -Kf' T' N T
+        product(w, s.M, -1.0, s.K, B, s.zero, p, m, m)  # -Kf' T' N T
         if asked.Z:
             if t < n - 1:
+                product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
                 product(w, s.Z_bar, 1.0, s.KN, TP, s.Z_bar, p, m, m)
             add(w, s.Z_bar, -1.0 if equal else -l_bar[t], Kf, p)
-        if equal:
-            product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
+        if not equal:
+            unequal(w, s, t, Kf, F_inv, l_bar[t], TP, ahat, sizes, asked)
+        elif p == 1:
+            put(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
         else:
-            unequal(w, s, t, F_inv, l_bar[t], TP, ahat, sizes, asked)
+            product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
         add(w, s.D_sum, 1.0, s.D, p)
         # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
         # eq-adjoint-sparse, eq-oneop-shared
         product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
-        product(w, below(s.ZY, p), 0.5, s.D, s.Z, s.M, p, p, m)
+        copy(w, below(s.ZY, p), s.YZ, p)
         product(w, S, 1.0, turned(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
         if sparse:
-            sparse_product(w, N_prev, s.T_t, start, index, N, s.zero, m, m)
-            transpose(w, B, N_prev, m, m)
             sparse_product(w, N_prev, s.T_t, start, index, B, S, m, m)
         else:
-            product(w, B, 1.0, N, s.T, s.zero, m, m, m)
             product(w, N_prev, 1.0, turned(s.T), B, S, m, m, m, True)
-        symmetrize(w, N_prev, m, True)
+        symmetrize(w, N_prev, m)
         N, N_prev = N_prev, N
         if varying:
             gather(w, s, t, t + 1, model, sizes, asked, equal, weight, out)
     if asked.matrices:
         if not varying:
-            gather(w, s, 0, n, model, sizes, asked, equal, weight, out)
+            first = np.int64(0)  # a bare 0 would be a type of its own, and compiled apart
+            gather(w, s, first, n, model, sizes, asked, equal, weight, out)
             if asked.W:
-                gather_shocks(w, s, 0, n, s.N_sum, model, sizes, equal, weight, out)
+                gather_shocks(w, s, first, n, s.N_sum, model, sizes, equal, weight, out)
         for i in range(m):
             for j in range(m):
                 x = get(w, s.r.at + i) * get(w, s.r.at + j) if equal else 0.0
@@ -196,7 +209,13 @@ def backward(
 
 
 @jit
-def unequal(w, s, t, F_inv, weight, TP, ahat, sizes, asked):
+def rank_one(w, A, alpha, x, y, rows, cols):
+    """A += alpha x' y, for rows x and y."""
+    product(w, A, alpha, turned(x), y, A, rows, np.int64(1), cols)
+
+
+@jit
+def unequal(w, s, t, Kf, F_inv, weight, TP, ahat, sizes, asked):
     """What the step adds when weights differ: D and M take in the products of u with the rest.
 
     D = g (F^-1 - u u') + Kf' S Kf + w u' + u w' with w = Kf' T' r = g u - e, and M = -Kf' S - u s'
@@ -210,12 +229,13 @@ def unequal(w, s, t, F_inv, weight, TP, ahat, sizes, asked):
             w_i, w_j = weight * u_i - get(w, e.at + i), weight * u_j - get(w, e.at + j)
             x = weight * (entry(w, F_inv, i, j) - u_i * u_j) + w_i * u_j + u_i * w_j
             put(w, s.D.at + i * s.D.ld + j, x)
+    transpose(w, s.K_t, Kf, p, m)
     product(w, s.D, -1.0, s.M, s.K_t, s.D, p, m, p)
-    product(w, s.M, -1.0, turned(u), s.row, s.M, p, 1, m)
+    rank_one(w, s.M, -1.0, u, s.row, p, m)
     if asked.T or asked.Z:  # ahat - a_filt = P_filt s, then a_filt alone
         add(w, ahat, -1.0, below(s.a_filt, t), 1)
         if asked.Z:
-            product(w, s.Z_bar, 1.0, turned(u), ahat, s.Z_bar, p, 1, m)
+            rank_one(w, s.Z_bar, 1.0, u, ahat, p, m)
         copy(w, ahat, below(s.a_filt, t), 1)
 
 

@@ -48,7 +48,8 @@ def loglike_and_grad(
 
     The gradient is an array for each of the model's, of the same shape, symmetric for P0, H and Q.
     The flags say what is asked for: any of P0, T, Z, R, H, Q (`matrices`), T, Z, any of R and Q
-    (`W_too`); the others come back as zeros. The settled step is n where there is none.
+    (`W_too`); the others come back as zeros. The settled step is the index of the first whose
+    covariance counts as settled, n where there is none, -1 where some F is not positive definite.
     """
     n, p = y.shape
     l = np.empty(n)

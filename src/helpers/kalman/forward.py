@@ -4,10 +4,13 @@ import numpy as np
 
 from helpers.kalman.products import (
     Mat,
+    axpy,
+    dot,
     get,
     jit,
     product,
     put,
+    row_product,
     sparse_product,
     symmetrize,
     transpose,
@@ -17,6 +20,7 @@ from helpers.kalman.workspace import (
     clear,
     entry,
     load_step,
+    load_symmetric,
     same_row,
     turned,
 )
@@ -28,14 +32,6 @@ EVERY = 4  # steps between two looks at whether the covariance has settled
 @jit
 def invert(w, F, C, F_inv, zero, p):
     """F_inv = F^-1 and its log|F|, by Cholesky; NaN if F is not positive definite."""
-    if p == 1:
-        f = get(w, F.at)
-        if not f > 0.0:
-            return np.nan
-        put(w, F_inv.at, 1.0 / f)
-        for j in range(1, F_inv.ld):
-            put(w, F_inv.at + j, 0.0)
-        return np.log(f)
     logdet = 0.0
     for j in range(p):  # C C' = F
         x = entry(w, F, j, j)
@@ -62,6 +58,50 @@ def invert(w, F, C, F_inv, zero, p):
             put(w, C.at + i * C.ld + j, x / entry(w, C, i, i))
     product(w, F_inv, 1.0, turned(C), C, zero, p, p, p)
     return logdet
+
+
+@jit
+def observe(w, s, y, observed, t, a, P, v, u, Kf, F_inv, p, m):
+    """v, F^-1, u and the gain (def-filter-gain, transposed) of step t.
+
+    Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not positive definite.
+    """
+    product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
+    product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
+    const = invert(w, s.F, s.C, F_inv, s.zero, p)
+    if np.isnan(const):
+        return const
+    row_product(w, v.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
+    for i in range(p):
+        if observed[t, i]:
+            const += LOG_2PI
+            put(w, v.at + i, y[t, i] - get(w, s.d.at + i) + get(w, v.at + i))
+        else:
+            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
+    product(w, Kf, 1.0, F_inv, s.M, s.zero, p, p, m)
+    row_product(w, u.at, 1.0, v.at, F_inv, s.zero.at, p, p)
+    return const
+
+
+@jit
+def observe_one(w, s, y, observed, t, a, P, v, u, Kf, F_inv, m):
+    """`observe` where p = 1: F, v and u are numbers."""
+    clear(w, v, 1)
+    clear(w, u, 1)
+    clear(w, F_inv, 1)
+    row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
+    F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
+    if not F > 0.0:
+        return np.nan
+    if not observed[t, 0]:
+        clear(w, Kf, 1)
+        return 0.0
+    v_t = y[t, 0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+    put(w, v.at, v_t)
+    put(w, u.at, v_t / F)
+    put(w, F_inv.at, 1.0 / F)
+    axpy(w, Kf.at, 1.0 / F, s.M.at, s.zero.at, m)
+    return np.log(F) + LOG_2PI
 
 
 @jit
@@ -127,10 +167,9 @@ def forward(
     positive definite, -1 if there is none. `kept` says whether a backward pass follows.
     """
     n, p, m, r = sizes
+    load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
-        for j in range(m):
-            put(w, s.P.at + i * s.P.ld + j, 0.5 * (model.P0[i, j] + model.P0[j, i]))
     P, P_next = s.P, s.P_next
     before, k, const, taken = -1.0, n, 0.0, 0
     for t in range(n):
@@ -141,31 +180,20 @@ def forward(
         a_filt = below(s.a_filt, t if asked.T or asked.Z else 0)
         TP = below(s.TP, t * m if asked.T or asked.Z else 0)
 
-        product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
-        product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
-        const = invert(w, s.F, s.C, F_inv, s.zero, p)
+        if p == 1:
+            const = observe_one(w, s, y, observed, t, a, P, v, u, Kf, F_inv, m)
+        else:
+            const = observe(w, s, y, observed, t, a, P, v, u, Kf, F_inv, p, m)
         if np.isnan(const):
             return k, t
-        for i in range(p):
-            if observed[t, i]:
-                const += LOG_2PI
-                taken += 1
-            else:
-                put(w, F_inv.at + i * F_inv.ld + i, 0.0)
-        product(w, Kf, 1.0, F_inv, s.M, s.zero, p, p, m)  # def-filter-gain, transposed
-
-        product(w, v, -1.0, a, s.Z_t, s.zero, 1, m, p)
-        for i in range(p):
-            if observed[t, i]:
-                put(w, v.at + i, y[t, i] - get(w, s.d.at + i) + get(w, v.at + i))
-        product(w, u, 1.0, v, F_inv, s.zero, 1, p, p)
         x = const
         for i in range(p):
+            taken += observed[t, i]
             x += get(w, v.at + i) * get(w, u.at + i)
         l[t] = -0.5 * x
         if t == n - 1 and not kept:
             break
-        product(w, a_filt, 1.0, v, Kf, a, 1, p, m)
+        row_product(w, a_filt.at, 1.0, v.at, Kf, a.at, p, m)
         if t == n - 1:
             break
 
@@ -178,14 +206,14 @@ def forward(
             product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
         if k < n:
             break
-        product(w, below(s.a, t + 1), 1.0, a_filt, s.T_t, s.c, 1, m, m)
+        row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
         if sparse:
+            clear(w, below(TP, m), TP.ld - m)  # rows that are turned with the others
             transpose(w, s.B, TP, m, m)
             sparse_product(w, P_next, s.T, start, index, s.B, s.W, m, m)
-            symmetrize(w, P_next, m)
         else:
             product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)
-            symmetrize(w, P_next, m, True)
+        symmetrize(w, P_next, m)
 
         if tol > 0.0 and t >= settles_from and t % EVERY == 0 and t < n - 2 * EVERY:
             now = change(w, s, P, P_next, m)
@@ -220,7 +248,7 @@ def settled_forward(w, s, y, k, const, sizes, kept, l):
     product(w, below(s.a, k + 1), 1.0, v, s.K, Mat(s.c.at, 0, 1), left - 1, p, m)
     for t in range(k, n - 1):
         a_next = below(s.a, t + 1)
-        product(w, a_next, 1.0, below(s.a, t), L_t, a_next, 1, m, m)
+        row_product(w, a_next.at, 1.0, below(s.a, t).at, L_t, a_next.at, m, m)
     product(w, v, -1.0, below(s.a, k), s.Z_t, v, left, m, p)
     product(w, u, 1.0, v, F_inv, s.zero, left, p, p)
     for t in range(k, n):

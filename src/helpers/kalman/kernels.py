@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, cfunc, njit, types
 
 from helpers.kalman.backward import backward, gather_vectors
 from helpers.kalman.forward import forward
@@ -41,17 +41,30 @@ def digest() -> str:
 
 
 @jit
+def all_equal(x):
+    for t in range(x.size):
+        if x[t] != x[0]:
+            return False
+    return True
+
+
+@jit
+def fill(place, size, value):
+    X = carray(place, size)
+    for i in range(size):
+        X[i] = value
+
+
+# Put into its one caller: apart, all that it calls would be optimised once more.
+@njit(error_model="numpy", inline="always")
 def whole_pass(y, model, backwards, asked, l_bar, tol, l, y_bar, out):
     """Filter into l and, if `backwards`, write the gradient into y_bar and out (zeros before).
 
-    Returns the first settled step, n if there is none. All is NaN where some F is not positive
-    definite.
+    Returns the first settled step, n if there is none; -1 where some F is not positive definite.
     """
     n, p = y.shape
     sizes = Sizes(n, p, model.a0.shape[0], model.Q.shape[1])
-    equal = True
-    for t in range(n if backwards else 0):
-        equal = equal and l_bar[t] == l_bar[0]
+    equal = not backwards or all_equal(l_bar)
     memory, w, s = workspace(sizes, backwards, asked)
     observed, complete_from = seen(y)
     varying = varies(model)
@@ -67,13 +80,7 @@ def whole_pass(y, model, backwards, asked, l_bar, tol, l, y_bar, out):
         backwards, asked, 0.0 if varying or not equal else tol, l,
     )  # fmt: skip
     if failed >= 0:
-        l[:] = np.nan
-        if backwards:
-            y_bar[:] = np.nan
-            for X in (out.a0, out.P0.ravel(), out.c.ravel(), out.d.ravel()):
-                X[:] = np.nan
-            for X in (out.T, out.Z, out.R, out.H, out.Q):
-                X[:] = np.nan
+        k = -1
     elif backwards:
         backward(
             w, s, k, observed, varying, sparse, start_t, index_t, model, sizes, asked, l_bar, equal,
@@ -116,7 +123,7 @@ def _pass_by_address(
 
     `numbers` are n, p, m, r, the lengths over time of c, d, T, Z, R, H, Q, then `backwards` and the
     four of `Asked` as 0 or 1; the tolerance lies at l[0] on entry, the first settled step returns
-    as the first of the numbers.
+    as the first of the numbers. Where some F is not positive definite all is NaN, and that is -1.
     """
     num = carray(numbers, 16)
     n, p, m, r = num[0], num[1], num[2], num[3]
@@ -133,7 +140,7 @@ def _pass_by_address(
     )  # fmt: skip
     ls = carray(l, n)
     asked = Asked(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
-    num[0] = whole_pass(
+    k = whole_pass(
         carray(y, (n, p)),
         model,
         num[11] != 0,
@@ -144,6 +151,17 @@ def _pass_by_address(
         carray(y_bar, (n, p)),
         out,
     )
+    if k < 0:
+        fill(l, n, np.nan)
+        if num[11] != 0:
+            places = y_bar, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, R_bar, H_bar, Q_bar
+            lengths = (
+                n * p, out.a0.size, out.P0.size, out.c.size, out.d.size, out.T.size, out.Z.size,
+                out.R.size, out.H.size, out.Q.size,
+            )  # fmt: skip
+            for place, length in zip(places, lengths):  # noqa: B905 (Numba knows no strict)
+                fill(place, length, np.nan)
+    num[0] = k
 
 
 # Numba keeps the compiled code on disk under this name, and looks at no file but this one to see

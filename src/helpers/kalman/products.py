@@ -36,6 +36,12 @@ def _spread(builder, x):
     return builder.shuffle_vector(one, undefined, first)
 
 
+def _vector(builder, data, place):
+    """Where the vector lies that begins `place` doubles after w."""
+    vector = ir.VectorType(ir.DoubleType(), LANES)
+    return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+
+
 def _tile(rows, vectors, chains, listed=False):
     """Make the intrinsic that computes one tile of ``out = C + alpha * A B``.
 
@@ -59,8 +65,7 @@ def _tile(rows, vectors, chains, listed=False):
 
             def at(matrix, ld, row, k):
                 place = builder.add(matrix, builder.mul(ld, integer(row)))
-                place = builder.add(place, integer(k * LANES))
-                return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+                return _vector(builder, data, builder.add(place, integer(k * LANES)))
 
             def multiply_add(a, b, c):
                 product = builder.fmul(a, b, flags=("contract",))
@@ -170,6 +175,19 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
 
 
 @jit
+def row_product(w, out, alpha, a, B, c, inner, cols):
+    """out = c + alpha a B for rows that begin at the places out, a and c; B (inner, cols)."""
+    j = 0
+    while j < cols:
+        if j + LANES < cols:
+            _one_row(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, 0, inner)
+            j += 2 * LANES
+        else:
+            _one_row_short(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, 0, inner)
+            j += LANES
+
+
+@jit
 def sparse_product(w, out, A, start, index, B, C, rows, cols):
     """out = C + A B, where row i of A has its non-zeros in columns index[start[i]:start[i + 1]]."""
     for i in range(rows):
@@ -216,16 +234,71 @@ def _raw():
 get, put = _raw()
 
 
+def _rows():
+    """Two rows of whole vectors, padded with zeros: their dot product, and out = c + alpha a."""
+
+    def vectors(builder, length):
+        many = builder.udiv(builder.add(length, length.type(LANES - 1)), length.type(LANES))
+        return cgutils.for_range(builder, many, intp=length.type)
+
+    @intrinsic
+    def dot(typing, w, a, b, length):
+        def generate(context, builder, signature, args):
+            w, a, b, length = args
+            data = builder.inttoptr(w, DOUBLES)
+            vector = ir.VectorType(ir.DoubleType(), LANES)
+            zero = ir.Constant(vector, [0.0] * LANES)
+            total = cgutils.alloca_once_value(builder, zero)
+            with vectors(builder, length) as loop:
+                k = builder.mul(loop.index, length.type(LANES))
+                x = builder.load(_vector(builder, data, builder.add(a, k)), align=8)
+                y = builder.load(_vector(builder, data, builder.add(b, k)), align=8)
+                x = builder.fmul(x, y, flags=("contract",))
+                builder.store(builder.fadd(x, builder.load(total), flags=("contract",)), total)
+            x, lanes = builder.load(total), LANES
+            while lanes > 1:  # the upper half of the lanes onto the lower
+                lanes //= 2
+                mask = ir.VectorType(ir.IntType(32), lanes)
+                low = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes)]))
+                high = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes, 2 * lanes)]))
+                x = builder.fadd(low, high)
+            return builder.extract_element(x, ir.IntType(32)(0))
+
+        return types.float64(w, *[types.intp] * 3), generate
+
+    @intrinsic
+    def axpy(typing, w, out, alpha, a, c, length):
+        def generate(context, builder, signature, args):
+            w, out, alpha, a, c, length = args
+            data = builder.inttoptr(w, DOUBLES)
+            factor = _spread(builder, alpha)
+            with vectors(builder, length) as loop:
+                k = builder.mul(loop.index, length.type(LANES))
+                x = builder.load(_vector(builder, data, builder.add(a, k)), align=8)
+                y = builder.load(_vector(builder, data, builder.add(c, k)), align=8)
+                x = builder.fmul(factor, x, flags=("contract",))
+                x = builder.fadd(x, y, flags=("contract",))
+                builder.store(x, _vector(builder, data, builder.add(out, k)), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, types.intp, types.float64, *[types.intp] * 3), generate
+
+    return dot, axpy
+
+
+dot, axpy = _rows()
+
+
 def _turn(mean):
     """Make the intrinsic that turns one square block of LANES rows: ``out = in'``.
 
-    With ``mean`` both blocks become, each the other's transpose, ``weight * out`` plus
-    ``(1 - weight) * in'``.
+    With ``mean`` the block becomes symmetric: ``out = (in + in') / 2``.
     """
 
-    def typed(w, *weight):
+    @intrinsic
+    def block(typing, w, out, ldo, A, lda):
         def generate(context, builder, signature, args):
-            w, out, ldo, A, lda, *weight = args
+            w, out, ldo, A, lda = args
             data = builder.inttoptr(w, DOUBLES)
             vector = ir.VectorType(ir.DoubleType(), LANES)
             masks = ir.VectorType(ir.IntType(32), LANES)
@@ -234,45 +307,26 @@ def _turn(mean):
             high = ir.Constant(masks, [x for i in range(half, LANES) for x in (i, LANES + i)])
 
             def row(matrix, ld, i):
-                place = builder.add(matrix, builder.mul(ld, ld.type(i)))
-                return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+                return _vector(builder, data, builder.add(matrix, builder.mul(ld, ld.type(i))))
 
-            def turn(rows):  # log2(LANES) perfect shuffles
-                for _ in range(LANES.bit_length() - 1):
-                    pairs = zip(rows[:half], rows[half:], strict=True)
-                    rows = [builder.shuffle_vector(a, b, m) for a, b in pairs for m in (low, high)]
-                return rows
-
-            turned = turn([builder.load(row(A, lda, i), align=8) for i in range(LANES)])
+            rows = given = [builder.load(row(A, lda, i), align=8) for i in range(LANES)]
+            for _ in range(LANES.bit_length() - 1):  # log2(LANES) perfect shuffles
+                pairs = list(zip(rows[:half], rows[half:], strict=True))
+                rows = [builder.shuffle_vector(a, b, m) for a, b in pairs for m in (low, high)]
             if mean:
-                own = _spread(builder, weight[0])
-                other = builder.fsub(ir.Constant(vector, [1.0] * LANES), own)
-                for i in range(LANES):
-                    x = builder.fmul(own, builder.load(row(out, ldo, i), align=8))
-                    turned[i] = builder.fadd(x, builder.fmul(other, turned[i]))
-                for i, x in enumerate(turn(turned)):
-                    builder.store(x, row(A, lda, i), align=8)
-            for i in range(LANES):
-                builder.store(turned[i], row(out, ldo, i), align=8)
+                weight = ir.Constant(vector, [0.5] * LANES)
+                pairs = zip(rows, given, strict=True)
+                rows = [builder.fmul(weight, builder.fadd(a, b)) for a, b in pairs]
+            for i, x in enumerate(rows):
+                builder.store(x, row(out, ldo, i), align=8)
             return context.get_dummy_value()
 
-        return types.void(w, *[types.intp] * 4, *weight), generate
-
-    if mean:
-
-        @intrinsic
-        def block(typing, w, out, ldo, A, lda, weight):
-            return typed(w, weight)
-    else:
-
-        @intrinsic
-        def block(typing, w, out, ldo, A, lda):
-            return typed(w)
+        return types.void(w, *[types.intp] * 4), generate
 
     return block
 
 
-_turn_block, _mean_of_blocks = _turn(False), _turn(True)
+_turn_block, _mean_block = _turn(False), _turn(True)
 
 
 @jit
@@ -284,9 +338,12 @@ def transpose(w, out, A, rows, cols):
 
 
 @jit
-def symmetrize(w, A, size, lower=False):
-    """A = (A + A') / 2, by whole blocks; with `lower`, from those on and below the diagonal."""
+def symmetrize(w, A, size):
+    """A's upper blocks from the lower ones; on the diagonal the mean of a block and its transpose.
+
+    Of a matrix that is symmetric but for rounding, nothing is read above the diagonal's blocks.
+    """
     for i in range(0, size, LANES):
-        for j in range(0, i + 1, LANES):
-            weight = 0.0 if lower and j < i else 0.5
-            _mean_of_blocks(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld, weight)
+        for j in range(0, i, LANES):
+            _turn_block(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld)
+        _mean_block(w, A.at + i * A.ld + i, A.ld, A.at + i * A.ld + i, A.ld)

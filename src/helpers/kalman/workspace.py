@@ -220,6 +220,14 @@ def load(w, out, A, rows, cols):
 
 
 @jit
+def load_symmetric(w, out, A, rows):
+    """Copy (A + A') / 2 to `out`, A (rows, rows)."""
+    for i in range(rows):
+        for j in range(rows):
+            put(w, out.at + i * out.ld + j, 0.5 * (A[i, j] + A[j, i]))
+
+
+@jit
 def clear(w, A, rows):
     for k in range(A.at, A.at + rows * A.ld):
         put(w, k, 0.0)
@@ -264,11 +272,9 @@ def load_step(w, s, t, model, observed, sizes):
     load(w, s.T, at_step(model.T, t), m, m)
     transpose(w, s.T_t, s.T, m, m)
     load(w, s.Z, at_step(model.Z, t), p, m)
-    load(w, s.H, at_step(model.H, t), p, p)
+    load_symmetric(w, s.H, at_step(model.H, t), p)
     load(w, s.R, at_step(model.R, t), m, r)
-    load(w, s.Q, at_step(model.Q, t), r, r)
-    symmetrize(w, s.H, p)
-    symmetrize(w, s.Q, r)
+    load_symmetric(w, s.Q, at_step(model.Q, t), r)
     transpose(w, s.R_t, s.R, m, r)
     product(w, s.RQ, 1.0, s.R, s.Q, s.zero, m, r, r)
     product(w, s.W, 1.0, s.RQ, s.R_t, s.zero, m, r, m)
