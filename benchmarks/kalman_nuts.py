@@ -5,12 +5,12 @@ three quarterly series, sampled by PyMC and by nutpie with the filters `standard
 `closed_form`, from the same seeds: what the posterior is, how sure of that one can be, and how
 long it took, with compilation and without.  Each of the eight runs is a process of its own that
 starts with empty caches; a second process compiles again with the caches that the first one left.
-It takes about a quarter of an hour and writes ``results/kalman_nuts.json``.
+It takes about three quarters of an hour and writes ``results/kalman_nuts.json``.
 
     python benchmarks/kalman_nuts.py [--quick] [--only MODEL] [--record FILE]
 
-With ``--quick`` the chains are a fifth as long.  With ``--only``, the other model's part of the
-record stays as it is.
+With ``--quick`` the chains are a fifth as long, for a trial.  With ``--only``, the other model's
+part of the record stays as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from helpers.datasets import co2, macro
 from helpers.timing import compare, machine, progress, write_record
@@ -37,7 +38,7 @@ RECORD = Path(__file__).parent / "results" / "kalman_nuts.json"
 FILTERS = ("standard", "closed_form")
 SAMPLERS = ("PyMC", "nutpie")
 CHAINS, SEED = 2, 20231
-LENGTH = {False: {"tune": 500, "draws": 500}, True: {"tune": 100, "draws": 100}}  # by --quick
+LENGTH = {False: {"tune": 400, "draws": 400}, True: {"tune": 80, "draws": 80}}  # by --quick
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -235,14 +236,14 @@ def in_own_process(folder: str, job: dict) -> dict:
 
 def measure(name: str, quick: bool, say) -> dict:
     found = {"doc": MODELS[name][0].__doc__.rstrip("."), "runs": {}}
-    with tempfile.TemporaryDirectory() as shared:
+    with tempfile.TemporaryDirectory() as kept:
         for filter_type, sampler in progress(list(product(FILTERS, SAMPLERS)), name):
             label = f"{filter_type}, {sampler}"
             say(f"{name}: {label}")
             job = {"what": "sample", "name": name, "filter_type": filter_type, "sampler": sampler}
             with tempfile.TemporaryDirectory() as own:
-                # The folder in which PyMC compiles serves the evaluations afterwards.
-                folder = str(Path(shared if sampler == "PyMC" else own))
+                # The folder of the run that compiles longest serves the evaluations afterwards.
+                folder = kept if label == "standard, PyMC" else own
                 run = in_own_process(folder, job | LENGTH[quick])
                 again = in_own_process(folder, job | {"tune": 5, "draws": 5})
             cold, sampling = run["seconds"]["compile"], run["seconds"]["sample"]
@@ -256,7 +257,7 @@ def measure(name: str, quick: bool, say) -> dict:
             found["runs"][label] = run
         say(f"{name}: evaluations")
         found["evaluation"] = in_own_process(
-            shared, {"what": "evaluate", "name": name, "seconds": 5 if quick else 15}
+            kept, {"what": "evaluate", "name": name, "seconds": 5 if quick else 15}
         )
     return found
 
@@ -268,21 +269,17 @@ def main(quick: bool, only: str | None, path: Path) -> None:
     def say(what: str) -> None:
         print(f"{perf_counter() - start:5.0f} s  {what}", flush=True)
 
-    record |= {"machine": machine(), "chains": CHAINS, **LENGTH[quick]}
-    models = record.setdefault("models", {})
     for name in [only] if only else MODELS:
-        models[name] = measure(name, quick, say)
-        write(path, record)  # what is measured is kept, whatever happens to the next
-
-
-def write(path: Path, record: dict) -> None:
-    write_record(record, path)
+        how = {"machine": machine(), "chains": CHAINS, **LENGTH[quick]}
+        record[name] = how | measure(name, quick, say)
+        write_record(record, path)  # what is measured is kept, whatever happens to the next
 
 
 def do(job: dict) -> dict:
     # pymc-extras is told how it is sampled and samplers announce themselves: not news here.
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
+    threadpool_limits(1)
     work = {"sample": sample, "evaluate": evaluations}[job.pop("what")]
     return work(**job)
 
@@ -295,6 +292,8 @@ if __name__ == "__main__":
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        write(options.record, do(options.job))
+        write_record(do(options.job), options.record)
     else:
+        if options.quick and options.record == RECORD:
+            parser.error("a trial does not replace the record: say --record FILE")
         main(options.quick, options.only, options.record)

@@ -10,9 +10,9 @@ left out (``pip install jax dynamax torch`` adds what the book itself does not n
 Parts: ``random`` (dense models of seven sizes, also without steady state and with a gap), ``real``
 (models that people fit), ``whole`` (log-density and gradient of whole PyMC models), ``scaling``,
 ``limits`` (of the machine), ``memory`` and ``compile``. Parts that are not asked for keep their
-place in the record, results/kalman_peers.json, which the chapter "Benchmarks" draws. All together
-take about twenty minutes on a quiet machine once PyTensor's caches are warm, a third of it
-``compile``; the first time, some fifteen more.
+place in the record, results/kalman_peers.json, which the chapter "Benchmarks" draws, unless another
+processor made it. All together take about twenty minutes on a quiet machine once PyTensor's caches
+are warm, a third of it ``compile``; the first time, some fifteen more.
 """
 
 from __future__ import annotations
@@ -117,14 +117,22 @@ def truth(y: np.ndarray, model: StateSpace) -> tuple[str, dict[str, np.ndarray]]
     return "complex step", found
 
 
-def error(gradients: dict, expected: dict[str, np.ndarray]) -> float | None:
-    """The largest relative error of any array's gradient; None where there is no gradient."""
+def errors_of(contenders: dict[str, Callable], expected: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest relative error of each; ArithmeticError if the package's own is large."""
+    found = {name: float(f"{error(call()[1], expected):.1e}") for name, call in contenders.items()}
+    if not found[OURS] < 1e-9:
+        raise ArithmeticError(f"the package's gradients are off by {found[OURS]} of their largest")
+    return found
+
+
+def error(gradients: dict, expected: dict[str, np.ndarray]) -> float:
+    """The largest relative error of any array's gradient."""
     errors = []
     for name, G in gradients.items():
         G = np.asarray(G, dtype=float)
         G = symmetrize(G) if name in SYMMETRIC else G
         errors.append(relative_error(G, expected[name]))
-    return max(errors, default=None)
+    return max(errors)
 
 
 def race(
@@ -184,7 +192,7 @@ def measure_random(options) -> dict:
         quick = {name: make(y, model) for name, make in available(QUICK).items()}
         slow = available(SLOW) | (available(SCORES) if entries <= SCORE_ENTRIES else {})
         slow = {name: make(y, model) for name, make in slow.items()}
-        errors = {name: error(call()[1], expected) for name, call in (quick | slow).items()}
+        errors = errors_of(quick | slow, expected)
 
         gap = y.copy()
         gap[-3, 0] = np.nan  # so near the end that nothing settles after it
@@ -197,7 +205,7 @@ def measure_random(options) -> dict:
             "size": [m, p, r, n],
             "settled": settled,
             "against": against,
-            "errors": {name: float(f"{x:.1e}") for name, x in errors.items()},
+            "errors": errors,
             "turns": turns,
             "rows": race(quick | alone(y, model), options.seconds, f"{label}, in a row", BLOCK),
             "slow": race(
@@ -226,7 +234,7 @@ def measure_real(options) -> dict:
             "PyTorch": SLOW["PyTorch"]
         }
         calls = {name: make(y, model, asked) for name, make in available(chosen).items()}
-        errors = {name: error(call()[1], expected) for name, call in calls.items()}
+        errors = errors_of(calls, expected)
         torch = calls.pop("PyTorch", None)
         slow = {"PyTorch": torch} if torch else {}
         if find_spec("statsmodels"):
@@ -239,7 +247,7 @@ def measure_real(options) -> dict:
             "size": [model.m, model.p, model.r, len(y)],
             "asked": list(asked),
             "settled": settled,
-            "errors": {name: float(f"{x:.1e}") for name, x in errors.items()},
+            "errors": errors,
             "turns": turns,
             "rows": race(calls | everything, options.seconds, f"{label}, in a row", BLOCK),
             "slow": race(
@@ -331,7 +339,10 @@ def child(environment: dict, *arguments: str):
     run = subprocess.run(
         [sys.executable, __file__, *arguments], env=os.environ | environment, stdout=subprocess.PIPE
     )
-    return json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None
+    if run.returncode:
+        print(f"no figure: {' '.join(arguments)} failed", flush=True)
+        return None
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def peak_of_a_call(name: str) -> list[float]:
@@ -433,10 +444,14 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, part: str, found: dict) -> None:
-    """Put a part into the record; the others stay as they are."""
+    """Put a part into the record; the others stay as they are, if they are of this machine."""
     record = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    here = machine() | {"peers": versions()}
+    if record.get("machine", here)["processor"] != here["processor"]:
+        print("the record is of another processor: its other parts are dropped")
+        record = {}
     record[part] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "found": found}
-    record["machine"] = machine() | {"peers": versions()}
+    record["machine"] = here
     write_record(record, path)
 
 

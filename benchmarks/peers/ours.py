@@ -36,6 +36,7 @@ def contender(
     from helpers.kalman import compiled
 
     arrays, ones, wanted = kernel_arrays(model), np.ones(len(y)), flags(asked)
+    y = np.ascontiguousarray(y)
 
     def call():
         l, out, _, _ = compiled.loglike_and_grad(y, *arrays, ones, *wanted, tol)
@@ -48,7 +49,7 @@ def contender(
 def value_alone(y: np.ndarray, model: StateSpace, *, tol: float = TOLERANCE) -> Callable:
     from helpers.kalman import compiled
 
-    arrays = kernel_arrays(model)
+    arrays, y = kernel_arrays(model), np.ascontiguousarray(y)
     return lambda: (compiled.loglike(y, *arrays, tol).sum(), {})
 
 
@@ -56,7 +57,7 @@ def settled_step(y: np.ndarray, model: StateSpace) -> int:
     """The step from which on the covariance counts as settled; n if it never does."""
     from helpers.kalman import compiled
 
-    ones = np.ones(len(y))
+    y, ones = np.ascontiguousarray(y), np.ones(len(y))
     return int(
         compiled.loglike_and_grad(y, *kernel_arrays(model), ones, *flags(NAMES), TOLERANCE)[3]
     )
@@ -84,8 +85,8 @@ def counts(
     backward = backward_settled = m**2 + 2 * p * m
     doubling = 0
     if any_matrix:
-        backward += congruence + 4 * p * m**2 + 3 * p**2 * m + m**2 * W_too
-        backward += states * m**2 + T_too * (cube + m**2) + Z_too * (p * m**2 + p * m)
+        backward += congruence + 3 * p * m**2 + 3 * p**2 * m + m**2 * W_too
+        backward += states * m**2 + T_too * (cube + m**2) + Z_too * (2 * p * m**2 + p * m)
         backward_settled += m**2 * W_too + states * (m**2 + p * m) + T_too * m**2 + Z_too * p * m
     left = n - settled
     if left and any_matrix:
