@@ -6,7 +6,7 @@ onnxruntime, so it runs in an environment of its own, whose interpreter the comm
 
     python benchmarks/onnx_engines.py --ort-training PYTHON [--rounds 200] [--record FILE]
 
-where PYTHON has ``onnxruntime-training-cpu==1.19.2 onnx==1.17 cerberus h5py``.  That interpreter
+where PYTHON has ``onnxruntime-training-cpu==1.19.2 onnx cerberus h5py``.  That interpreter
 serves blocks of calls, which take turns with those of the others, so that all see the machine in
 the same state; it also runs our graph, which tells the graph from the runtime.  It takes about two
 minutes and writes ``results/onnx_engines.json``.  Without the other interpreter, its part is left

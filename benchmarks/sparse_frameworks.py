@@ -9,7 +9,7 @@ framework's own rules, on the small image and on 128 x 128 cells with 5 % random
 
 It takes about a minute and writes ``results/sparse_frameworks.json``, in an environment that has
 ``tensorflow-cpu``, ``jax`` and ``torch``; what is missing is named, left out, and then nothing is
-written unless ``--record`` says where. The chapter on custom Ops prints three functions of this
+written unless ``--record`` says where. The chapter on custom Ops prints four functions of this
 file: their names and their text are its listings.
 """
 
