@@ -103,8 +103,9 @@ def season(period: int) -> StateSpace:
     return StateSpace(np.zeros(m), 5 * np.eye(m), np.zeros(m), np.zeros(1), T, Z, R, H, Q)
 
 
-def test_a_transition_that_is_nearly_empty():
-    model = season(26)
+@pytest.mark.parametrize("period", [4, 12, 18, 26, 39])  # one to five vectors: each kind of tile
+def test_a_transition_that_is_nearly_empty(period):
+    model = season(period)
     y, _ = simulate(60, np.random.default_rng(0), **model.asdict())
     y[20:23] = np.nan
     filtered = kalman_filter(y, model)

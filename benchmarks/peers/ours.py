@@ -15,8 +15,6 @@ from helpers.kalman.model import NAMES, STATIC
 from helpers.kalman.op import TOLERANCE
 from helpers.kalman.products import LANES
 
-SPARSE_FROM, SPARSE_BELOW = 20, 1 / 8  # from how many states, below which share of non-zeros of T
-
 
 def flags(asked: tuple[str, ...]) -> tuple[bool, bool, bool, bool]:
     """What the kernel is told: any matrix, T, Z, any of R and Q."""
@@ -71,12 +69,14 @@ def counts(
     Counted product by product from the kernels, for a static model: a symmetric product costs half,
     and a product with a T that is followed by its non-zeros costs these.
     """
+    from helpers.kalman.kernels import SPARSE_BELOW
+
     n, m, p = len(y), model.m, model.p
     any_matrix, T_too, Z_too, W_too = flags(asked)
     non_zeros = np.count_nonzero(model.T)
-    sparse = m >= SPARSE_FROM and non_zeros < SPARSE_BELOW * m**2
+    sparse = non_zeros < SPARSE_BELOW * m**2
     cube = m**3
-    congruence = 2 * non_zeros * m if sparse else 1.5 * cube  # T P T' or T' N T
+    congruence = 1.5 * non_zeros * m if sparse else 1.5 * cube  # T P T' or T' N T
     inverse = p**3 if p > 1 else 1
     states = T_too or Z_too
 

@@ -162,7 +162,7 @@ def backward(
             product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
         if sparse:
-            sparse_product(w, N_prev, s.T_t, start, index, N, s.zero, m, m)
+            sparse_product(w, N_prev, s.T_t, start, index, N, s.zero, m, False)
             transpose(w, B, N_prev, m, m)
         else:
             product(w, B, 1.0, N, s.T, s.zero, m, m, m)
@@ -186,7 +186,7 @@ def backward(
         copy(w, below(s.ZY, p), s.YZ, p)
         product(w, S, 1.0, turned(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
         if sparse:
-            sparse_product(w, N_prev, s.T_t, start, index, B, S, m, m)
+            sparse_product(w, N_prev, s.T_t, start, index, B, S, m, True)
         else:
             product(w, N_prev, 1.0, turned(s.T), B, S, m, m, m, True)
         symmetrize(w, N_prev, m)

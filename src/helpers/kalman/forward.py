@@ -201,7 +201,7 @@ def forward(
         if taken < 4 * m and loses_digits(w, P, s.P_filt, m):
             joseph(w, s, P, Kf, m, p)
         if sparse:
-            sparse_product(w, TP, s.T, start, index, s.P_filt, s.zero, m, m)
+            sparse_product(w, TP, s.T, start, index, s.P_filt, s.zero, m, False)
         else:
             product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
         if k < n:
@@ -210,7 +210,7 @@ def forward(
         if sparse:
             clear(w, below(TP, m), TP.ld - m)  # rows that are turned with the others
             transpose(w, s.B, TP, m, m)
-            sparse_product(w, P_next, s.T, start, index, s.B, s.W, m, m)
+            sparse_product(w, P_next, s.T, start, index, s.B, s.W, m, True)
         else:
             product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)
         symmetrize(w, P_next, m)

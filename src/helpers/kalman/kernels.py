@@ -30,7 +30,7 @@ from helpers.kalman.workspace import (
     workspace,
 )
 
-SPARSE_FROM = 20  # states: below, a dense product takes less time than following the non-zeros
+SPARSE_BELOW = 0.4  # share of non-zeros in T; above, two dense products take less time
 
 
 def digest() -> str:
@@ -68,13 +68,9 @@ def whole_pass(y, model, backwards, asked, l_bar, tol, l, y_bar, out):
     memory, w, s = workspace(sizes, backwards, asked)
     observed, complete_from = seen(y)
     varying = varies(model)
-    start, index = non_zeros(model.T[:0], False)
-    start_t, index_t = start, index
-    sparse = False
-    if sizes.m >= SPARSE_FROM:
-        start, index = non_zeros(model.T, False)
-        sparse = 8 * index.size < sizes.m**2
-        start_t, index_t = non_zeros(model.T, True)
+    start, index = non_zeros(model.T, False)
+    start_t, index_t = non_zeros(model.T, True)
+    sparse = index.size < SPARSE_BELOW * sizes.m**2
     k, failed = forward(
         w, s, y, observed, complete_from, varying, sparse, start, index, model, sizes,
         backwards, asked, 0.0 if varying or not equal else tol, l,

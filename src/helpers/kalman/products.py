@@ -42,34 +42,29 @@ def _vector(builder, data, place):
     return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
 
 
-def _tile(rows, vectors, chains, listed=False):
+def _multiply_add(builder, a, b, c):
+    """a b + c, in one instruction where the machine has it."""
+    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+
+def _tile(rows, vectors, chains):
     """Make the intrinsic that computes one tile of ``out = C + alpha * A B``.
 
     ``rows`` by ``vectors * LANES`` entries, summed in ``chains`` independent sums (which hides the
-    latency of the additions when a tile has few entries). With ``listed`` the inner index runs
-    over ``index[start:stop]`` instead of ``start..stop-1``.
+    latency of the additions when a tile has few entries).
     """
 
-    def typed(w, *index):
-        place = types.intp
-        signature = types.void(w, *[place] * 2, types.float64, *[place] * 9, *index)
-
+    @intrinsic
+    def tile(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner):
         def generate(context, builder, signature, args):
-            w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop, *index = args
+            w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner = args
             data = builder.inttoptr(w, DOUBLES)
-            if listed:
-                array = context.make_array(signature.args[-1])
-                listed_at = array(context, builder, index[0]).data
             vector = ir.VectorType(ir.DoubleType(), LANES)
-            integer = start.type
+            integer = inner.type
 
             def at(matrix, ld, row, k):
                 place = builder.add(matrix, builder.mul(ld, integer(row)))
                 return _vector(builder, data, builder.add(place, integer(k * LANES)))
-
-            def multiply_add(a, b, c):
-                product = builder.fmul(a, b, flags=("contract",))
-                return builder.fadd(product, c, flags=("contract",))
 
             zero = ir.Constant(vector, [0.0] * LANES)
             sums = [
@@ -81,8 +76,6 @@ def _tile(rows, vectors, chains, listed=False):
             ]
 
             def add(q, chain):
-                if listed:
-                    q = builder.load(builder.gep(listed_at, [q]))
                 row_of_B = builder.add(B, builder.mul(q, ldb))
                 b = [builder.load(at(row_of_B, ldb, 0, k), align=8) for k in range(vectors)]
                 for i in range(rows):
@@ -91,17 +84,17 @@ def _tile(rows, vectors, chains, listed=False):
                     a = _spread(builder, builder.load(builder.gep(data, [place])))
                     for k in range(vectors):
                         total = sums[chain][i][k]
-                        builder.store(multiply_add(a, b[k], builder.load(total)), total)
+                        x = _multiply_add(builder, a, b[k], builder.load(total))
+                        builder.store(x, total)
 
-            length = builder.sub(stop, start)
-            whole = builder.udiv(length, integer(chains))
+            whole = builder.udiv(inner, integer(chains))
             with cgutils.for_range(builder, whole, intp=integer) as loop:
-                q = builder.add(start, builder.mul(loop.index, integer(chains)))
+                q = builder.mul(loop.index, integer(chains))
                 for chain in range(chains):
                     add(builder.add(q, integer(chain)), chain)
             if chains > 1:
-                done = builder.add(start, builder.mul(whole, integer(chains)))
-                with cgutils.for_range(builder, builder.sub(stop, done), intp=integer) as loop:
+                done = builder.mul(whole, integer(chains))
+                with cgutils.for_range(builder, builder.sub(inner, done), intp=integer) as loop:
                     add(builder.add(done, loop.index), 0)
 
             factor = _spread(builder, alpha)
@@ -111,28 +104,53 @@ def _tile(rows, vectors, chains, listed=False):
                     for chain in range(1, chains):
                         total = builder.fadd(total, builder.load(sums[chain][i][k]))
                     c = builder.load(at(C, ldc, i, k), align=8)
-                    builder.store(multiply_add(factor, total, c), at(out, ldo, i, k), align=8)
+                    x = _multiply_add(builder, factor, total, c)
+                    builder.store(x, at(out, ldo, i, k), align=8)
             return context.get_dummy_value()
 
-        return signature, generate
+        place = types.intp
+        return types.void(w, *[place] * 2, types.float64, *[place] * 8), generate
 
-    if listed:
+    return tile
 
-        @intrinsic
-        def tile(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop, index):
-            return typed(w, index)
-    else:
 
-        @intrinsic
-        def tile(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, start, stop):
-            return typed(w)
+def _listed(vectors):
+    """Make the intrinsic that computes ``vectors * LANES`` entries of one row of a sparse product.
+
+    ``out = c + a B`` where the row a has its non-zeros in the columns ``index[start:stop]``.
+    """
+
+    @intrinsic
+    def tile(typing, w, out, a, B, ldb, c, start, stop, index):
+        def generate(context, builder, signature, args):
+            w, out, a, B, ldb, c, start, stop, index = args
+            data = builder.inttoptr(w, DOUBLES)
+            listed = context.make_array(signature.args[-1])(context, builder, index).data
+
+            def at(row, k):
+                return _vector(builder, data, builder.add(row, row.type(k * LANES)))
+
+            given = [builder.load(at(c, k), align=8) for k in range(vectors)]
+            sums = [cgutils.alloca_once_value(builder, x) for x in given]
+            with cgutils.for_range(builder, builder.sub(stop, start), intp=start.type) as loop:
+                q = builder.load(builder.gep(listed, [builder.add(start, loop.index)]))
+                row_of_B = builder.add(B, builder.mul(q, ldb))
+                factor = _spread(builder, builder.load(builder.gep(data, [builder.add(a, q)])))
+                for k, total in enumerate(sums):
+                    b = builder.load(at(row_of_B, k), align=8)
+                    builder.store(_multiply_add(builder, factor, b, builder.load(total)), total)
+            for k, total in enumerate(sums):
+                builder.store(builder.load(total), at(out, k), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 7, index), generate
 
     return tile
 
 
 _four_rows, _four_rows_short = _tile(4, 2, 1), _tile(4, 1, 1)
 _one_row, _one_row_short = _tile(1, 2, 2), _tile(1, 1, 4)
-_listed, _listed_short = _tile(1, 4, 1, listed=True), _tile(1, 1, 1, listed=True)
+_listed_four, _listed_two, _listed_one = _listed(4), _listed(2), _listed(1)
 
 # Called by compiled code alone: without wrappers for Python they compile in a third less time.
 jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -156,19 +174,19 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
             if height == 4:
                 if j + LANES < stop:
                     _four_rows(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
                     )
                     j += LANES
                 else:
                     _four_rows_short(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
                     )
             elif j + LANES < stop:
-                _one_row(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner)
+                _one_row(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
                 j += LANES
             else:
                 _one_row_short(
-                    w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, 0, inner
+                    w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
                 )
             j += LANES
         i += height
@@ -180,32 +198,36 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
     j = 0
     while j < cols:
         if j + LANES < cols:
-            _one_row(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, 0, inner)
+            _one_row(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, inner)
             j += 2 * LANES
         else:
-            _one_row_short(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, 0, inner)
+            _one_row_short(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, inner)
             j += LANES
 
 
 @jit
-def sparse_product(w, out, A, start, index, B, C, rows, cols):
-    """out = C + A B, where row i of A has its non-zeros in columns index[start[i]:start[i + 1]]."""
-    for i in range(rows):
-        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
-        first, stop = start[i], start[i + 1]
+def sparse_product(w, out, A, start, index, B, C, size, lower):
+    """out = C + A B, square; row i of A has its non-zeros in columns index[start[i]:start[i + 1]].
+
+    With `lower`, blocks of LANES columns that lie wholly above the diagonal are left as they are.
+    `out` is neither B nor C.
+    """
+    for i in range(size):
+        a, first, stop = A.at + i * A.ld, start[i], start[i + 1]
+        last = i if lower else size - 1
+        end = last - last % LANES + LANES
+        width = 4 * LANES if end > 3 * LANES else 2 * LANES if end > LANES else LANES
         j = 0
-        while j < cols:
-            b = B.at + j
-            if j + 3 * LANES < cols:
-                _listed(
-                    w, o + j, out.ld, 1.0, a, A.ld, A.step, b, B.ld, c + j, C.ld, first, stop, index
-                )
-                j += 4 * LANES
+        while j < end:
+            j = min(j, end - width)  # where the tiles do not fit, the last two overlap
+            o, b, c = out.at + i * out.ld + j, B.at + j, C.at + i * C.ld + j
+            if width == 4 * LANES:
+                _listed_four(w, o, a, b, B.ld, c, first, stop, index)
+            elif width == 2 * LANES:
+                _listed_two(w, o, a, b, B.ld, c, first, stop, index)
             else:
-                _listed_short(
-                    w, o + j, out.ld, 1.0, a, A.ld, A.step, b, B.ld, c + j, C.ld, first, stop, index
-                )
-                j += LANES
+                _listed_one(w, o, a, b, B.ld, c, first, stop, index)
+            j += width
 
 
 def _raw():
@@ -253,8 +275,7 @@ def _rows():
                 k = builder.mul(loop.index, length.type(LANES))
                 x = builder.load(_vector(builder, data, builder.add(a, k)), align=8)
                 y = builder.load(_vector(builder, data, builder.add(b, k)), align=8)
-                x = builder.fmul(x, y, flags=("contract",))
-                builder.store(builder.fadd(x, builder.load(total), flags=("contract",)), total)
+                builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
             x, lanes = builder.load(total), LANES
             while lanes > 1:  # the upper half of the lanes onto the lower
                 lanes //= 2
@@ -276,8 +297,7 @@ def _rows():
                 k = builder.mul(loop.index, length.type(LANES))
                 x = builder.load(_vector(builder, data, builder.add(a, k)), align=8)
                 y = builder.load(_vector(builder, data, builder.add(c, k)), align=8)
-                x = builder.fmul(factor, x, flags=("contract",))
-                x = builder.fadd(x, y, flags=("contract",))
+                x = _multiply_add(builder, factor, x, y)
                 builder.store(x, _vector(builder, data, builder.add(out, k)), align=8)
             return context.get_dummy_value()
 

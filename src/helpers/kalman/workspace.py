@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helpers.kalman.products import LANES, Mat, get, jit, product, put, symmetrize, transpose
+from helpers.kalman.products import LANES, Mat, axpy, get, jit, product, put, symmetrize, transpose
 
 
 class Sizes(NamedTuple):
@@ -243,8 +243,7 @@ def copy(w, out, A, rows):
 @jit
 def add(w, out, factor, A, rows):
     """out += factor A, `rows` whole rows that are as long in both."""
-    for k in range(rows * A.ld):
-        put(w, out.at + k, get(w, out.at + k) + factor * get(w, A.at + k))
+    axpy(w, out.at, factor, A.at, out.at, rows * A.ld)
 
 
 @jit
