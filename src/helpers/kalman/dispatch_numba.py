@@ -22,16 +22,17 @@ from helpers.kalman.op import (
 def contiguous(x):
     """A copy as a contiguous float64 array, whatever the layout and type of x."""
     out = np.empty(x.shape)
-    out[...] = x
+    for i, value in np.ndenumerate(
+        x
+    ):  # Numba takes a second to compile each kind of `out[...] = x`
+        out[i] = value
     return out
 
 
 @numba_njit
 def over_time(x):
     """`contiguous`, with an axis of length 1 for time in front."""
-    out = np.empty((1, *x.shape))
-    out[0] = x
-    return out
+    return contiguous(x).reshape((1, *x.shape))
 
 
 @numba_njit

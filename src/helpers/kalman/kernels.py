@@ -30,7 +30,7 @@ from helpers.kalman.workspace import (
     workspace,
 )
 
-SPARSE_BELOW = 0.4  # share of non-zeros in T; above, two dense products take less time
+SPARSE_BELOW = 0.4  # share of non-zeros in T; near it two dense products begin to take less time
 
 
 def digest() -> str:
