@@ -22,9 +22,8 @@ from helpers.kalman.op import (
 def contiguous(x):
     """A copy as a contiguous float64 array, whatever the layout and type of x."""
     out = np.empty(x.shape)
-    for i, value in np.ndenumerate(
-        x
-    ):  # Numba takes a second to compile each kind of `out[...] = x`
+    # Not `out[...] = x`: the error for shapes that differ takes Numba a second to compile.
+    for i, value in np.ndenumerate(x):
         out[i] = value
     return out
 
