@@ -5,6 +5,7 @@ import pytest
 
 from helpers import checks
 from helpers.checks import (
+    Reference,
     adjoint_gap,
     complex_step,
     finite_difference,
@@ -122,17 +123,140 @@ def test_verify_prints_a_stable_line_and_records(capsys):
     assert checks.checked()[before:] == (check,)
     assert repr(check) == "eq-test-one: agrees with autodiff to 1e-10"
     assert check.error_power == -12
-    assert verify("eq-test-one", 1.0, 1.0).error_power == -15  # never below rounding
+    exact = verify("eq-test-one", 1.0, 1.0, against="itself")
+    assert exact.error_power == -15  # never below rounding
 
 
 @pytest.mark.parametrize("wrong", [1 + 1e-9, np.nan, -1.0])
 def test_verify_fails_and_does_not_record(wrong):
     before = checks.checked()
-    with pytest.raises(AssertionError, match=r"eq-test-two disagrees with complex step.*\(1,\)"):
-        verify("eq-test-two", [1.0, wrong], [1.0, 1.0], 1e-10)
+    with pytest.raises(AssertionError, match=r"eq-test-two disagrees with SciPy.*\(1,\)"):
+        verify("eq-test-two", [1.0, wrong], Reference([1.0, 1.0], "SciPy"), 1e-10)
     assert checks.checked() == before
 
 
 def test_verify_wants_the_label_of_an_equation():
     with pytest.raises(ValueError, match="'def-x' is not an equation's"):
-        verify("def-x", 1.0, 1.0)
+        verify("def-x", 1.0, 1.0, against="itself")
+
+
+def test_verify_does_not_take_a_bare_array_for_a_complex_step():
+    X = np.ones((4, 3))
+    before = checks.checked()
+    for bare in (A**2, np.asarray(complex_step(half_square, X)), [complex_step(half_square, X), A]):
+        with pytest.raises(ValueError, match="eq-test-four: nothing says what the reference is"):
+            verify("eq-test-four", bare, bare)
+    assert checks.checked() == before
+
+
+def test_verify_says_what_the_reference_says_of_itself(capsys):
+    X = np.ones((4, 3))
+    step = complex_step(half_square, X)
+    verify("eq-test-five", A**2, step)
+    verify("eq-test-five", A**2, step, against="complex step")
+    verify("eq-test-five", [A**2, 2 * A**2], [step, 2 * step])
+    verify("eq-test-five", A**2, finite_difference(half_square, X), 1e-8)
+    verify("eq-test-five", np.sum(A**2), step_sweep(half_square, X, X).value, 1e-8)
+    verify("eq-test-five", A**2, Reference(A * A, "NumPy"))
+    said = [line.split(" with ")[1] for line in capsys.readouterr().out.splitlines()]
+    steps, differences = ["complex step to 1e-10"], ["central differences to 1e-08"]
+    assert said == 3 * steps + 2 * differences + ["NumPy to 1e-10"]
+
+
+def test_verify_refuses_another_name_for_a_signed_reference():
+    step = complex_step(half_square, np.ones((4, 3)))
+    with pytest.raises(ValueError, match="is signed 'complex step', not 'autodiff'"):
+        verify("eq-test-six", A**2, step, against="autodiff")
+
+
+ONE, OTHER = Reference(np.arange(6.0).reshape(2, 3), "one"), Reference(np.ones((2, 3)), "other")
+PLAIN = np.full((2, 3), 2.0)
+
+
+def source(x):
+    return getattr(x, "source", None)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        ONE[0],
+        ONE[1, 2],
+        ONE[ONE > 2],
+        ONE[:, ::2].T.reshape(-1),
+        next(iter(ONE[0])),
+        np.ravel(ONE),
+        ONE.swapaxes(0, 1).copy(),
+        -ONE / 3 + PLAIN,
+        PLAIN.T @ ONE,
+        PLAIN[0] @ (ONE[0] + 1j),
+        np.float64(2) * ONE[0, 1],
+        ONE + ONE[0],
+        np.abs(ONE).max(),
+        ONE.mean(axis=0),
+        np.modf(ONE)[0],
+        np.stack([ONE, ONE]),
+        np.hstack([np.ravel(ONE), ONE[0]]),
+        np.column_stack([row for row in ONE]),
+        np.append(ONE, ONE[0, 0]),
+        np.block([[ONE], [ONE]]),
+        np.r_[ONE[0], ONE[1, 1]],
+        np.linalg.solve(np.eye(2), ONE),
+    ],
+)
+def test_a_source_stays_with(x):
+    assert source(x) == "one"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        ONE + OTHER,
+        ONE @ OTHER.T,
+        np.dot(ONE, OTHER.T),
+        np.concatenate([ONE, OTHER]),
+        np.concatenate([ONE, PLAIN]),
+        np.stack([PLAIN, ONE]),
+        np.append(ONE, 1.0),
+        np.r_[ONE[0], 1.0],
+        np.block([[ONE], [PLAIN]]),
+        np.where(PLAIN > 0, ONE, PLAIN),
+        np.zeros_like(ONE),
+        np.full_like(ONE, 3.0),
+        np.empty_like(ONE),
+        np.asarray(ONE),
+        np.array([ONE[0], ONE[1]]),
+        float(ONE[0, 0]),
+        ONE[0, 0].item(),
+        ONE > 2,
+        ONE.argmax(),
+    ],
+)
+def test_a_source_does_not_go_to(x):
+    assert source(x) is None
+
+
+def test_an_entry_written_by_hand_takes_the_source_away():
+    x, y = ONE.copy(), ONE.copy()
+    x[0] = 2 * ONE[1]
+    x[1] += 1.0
+    assert source(x) == "one"
+    x[0, 0] = 7.0
+    y[0] = OTHER[0]
+    assert source(x) is None and source(y) is None
+    y = ONE.copy()
+    y += OTHER
+    assert source(y) is None
+    x *= 2
+    assert np.array_equal(x[0], [14, 16, 20]) and source(x) is None
+
+
+def test_a_signed_array_computes_as_a_plain_one():
+    plain = np.asarray(ONE)
+    assert f"{ONE[0, 1]:.1f}" == "1.0" and str(ONE) == str(plain)
+    assert np.array_equal(np.add.outer(ONE[0], ONE[1]), np.add.outer(plain[0], plain[1]))
+    total, same = np.zeros(3), np.zeros((2, 3))
+    total += ONE[1]
+    assert np.array_equal(total, plain[1]) and type(total) is np.ndarray
+    whole, part = np.modf(ONE + 0.5, out=(None, same))[::-1]
+    assert whole is same and np.array_equal(same, plain) and np.all(part == 0.5)

@@ -12,6 +12,9 @@ Where :math:`X` is symmetric, so are its changes, and :math:`G` is the symmetric
 >>> x = np.array([1.0, -1.0])
 >>> _ = verify("eq-doc-quadratic", A @ x, complex_step(half_quadratic, x), 1e-12)
 eq-doc-quadratic: agrees with complex step to 1e-12
+
+The line says "complex step" because :func:`complex_step` signed its result: see
+:class:`Reference`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 
 __all__ = [
     "Check",
+    "Reference",
     "StepSweep",
     "adjoint_gap",
     "checked",
@@ -34,6 +38,106 @@ __all__ = [
     "symmetrize",
     "verify",
 ]
+
+
+class Reference(np.ndarray):
+    """An array that knows what it was computed by, for :func:`verify` to read.
+
+    :func:`complex_step`, :func:`finite_difference` and :attr:`StepSweep.value` are references.
+    What comes from elsewhere is signed where it is computed:
+    ``Reference(results.llf_obs, "statsmodels")``.
+
+    The source stays with slices and single entries (0-d arrays), with reshaped and transposed
+    arrays, with arithmetic whose other operands have no source, and with what ``np.concatenate``,
+    ``np.stack`` and their like, ``np.r_`` among them, make of parts that all have it.  It is lost
+    where two sources meet, where a part of a concatenation has none, once an entry is overwritten,
+    and in integers, booleans, Python floats and whatever ``np.asarray`` or ``np.array`` returns;
+    ``verify`` then asks for ``against=``.
+
+    Parameters
+    ----------
+    values : array (any shape)
+    source : str
+        What computed them: ``"complex step"``, ``"autodiff"``, ``"statsmodels"``, ...
+
+    Examples
+    --------
+    >>> slope = Reference([3.0, 4.0], "central differences")
+    >>> (2 * slope[1]).source
+    'central differences'
+    >>> print(getattr(slope + Reference([1.0, 1.0], "complex step"), "source", None))
+    None
+    """
+
+    source: str | None
+
+    def __new__(cls, values, source: str) -> Reference:
+        array = np.asarray(values).view(cls)
+        array.source = source
+        return array
+
+    def __array_finalize__(self, template):
+        self.source = getattr(template, "source", None)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        source = _only(_sources(inputs) - {None})
+        if out:
+            kwargs["out"] = tuple(map(_unsigned, out))
+        found = getattr(ufunc, method)(*map(_unsigned, inputs), **kwargs)
+        if not isinstance(found, tuple):
+            return _signed(found, source, *out)
+        return tuple(map(_signed, found, [source] * len(found), out or [None] * len(found)))
+
+    def __array_function__(self, func, types, args, kwargs):
+        result = super().__array_function__(func, types, args, kwargs)
+        if func in _JOINS:
+            parts = args[:2] if func is np.append else args[:1]
+            return _signed(_unsigned(result), _only(_sources(parts)))
+        if func in _BLANKS or len(_sources([*args, *kwargs.values()]) - {None}) > 1:
+            return _unsigned(result)
+        return result
+
+    def __getitem__(self, key):
+        return _signed(super().__getitem__(key), self.source)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        if _sources(value) != {self.source}:
+            self.source = None
+
+
+# Functions whose result is as good as the worst of its parts, and those that copy a shape alone.
+_STACKS = (np.stack, np.column_stack, np.hstack, np.vstack, np.dstack)
+_JOINS = frozenset((np.append, np.block, np.concatenate, *_STACKS))
+_BLANKS = frozenset((np.empty_like, np.full_like, np.ones_like, np.zeros_like))
+
+
+def _sources(values) -> set[str | None]:
+    """The sources of an array, or of all arrays in nested lists; None for one that has none."""
+    if isinstance(values, list | tuple):
+        return set().union(*map(_sources, values))
+    return {values.source if isinstance(values, Reference) else None}
+
+
+def _only(sources: set[str | None]) -> str | None:
+    return next(iter(sources)) if len(sources) == 1 else None
+
+
+def _unsigned(x):
+    return x.view(np.ndarray) if isinstance(x, Reference) else x
+
+
+def _signed(x, source: str | None, out: np.ndarray | None = None):
+    """x as a reference, if it is a plain array or scalar of real or complex numbers.
+
+    Where x was written into the array `out`, that array itself: signed if it can hold a signature.
+    """
+    if out is not None:
+        if isinstance(out, Reference):
+            out.source = source
+        return out
+    plain = type(x) is np.ndarray or isinstance(x, np.generic)
+    return Reference(x, source) if source and plain and x.dtype.kind in "fc" else x
 
 
 def symmetrize(G: np.ndarray) -> np.ndarray:
@@ -78,7 +182,7 @@ def _as_point(x, symmetric: bool) -> np.ndarray:
 
 def complex_step(
     f: Callable[[np.ndarray], complex], x, *, symmetric: bool = False, step: float = 1e-30
-) -> np.ndarray:
+) -> Reference:
     r"""Gradient of a scalar function by the complex step, entry by entry.
 
     .. math:: \frac{\partial f}{\partial x_i} = \frac{\operatorname{Im} f(x + i h e_i)}{h} + O(h^2)
@@ -101,7 +205,8 @@ def complex_step(
 
     Returns
     -------
-    array, of x's shape
+    Reference, of x's shape
+        Signed ``"complex step"``.
 
     Raises
     ------
@@ -127,7 +232,7 @@ def complex_step(
             )
         for entry in entries:
             gradient[entry] = np.imag(value) / step
-    return gradient
+    return Reference(gradient, "complex step")
 
 
 class StepSweep(NamedTuple):
@@ -148,9 +253,9 @@ class StepSweep(NamedTuple):
     best: int
 
     @property
-    def value(self) -> float:
-        """The estimate at the best step."""
-        return float(self.estimates[self.best])
+    def value(self) -> Reference:
+        """The estimate at the best step (0-d), signed ``"central differences"``."""
+        return Reference(self.estimates[self.best], "central differences")
 
     @property
     def uncertainty(self) -> float:
@@ -218,7 +323,7 @@ def step_sweep(f: Callable[[np.ndarray], float], x, v, *, steps=None) -> StepSwe
 
 def finite_difference(
     f: Callable[[np.ndarray], float], x, *, symmetric: bool = False, steps=None
-) -> np.ndarray:
+) -> Reference:
     """Gradient of a scalar function by central differences, each entry at its own best step.
 
     Expect eight to ten correct digits where ``f`` is smooth and well scaled: use it where the
@@ -235,7 +340,8 @@ def finite_difference(
 
     Returns
     -------
-    array, of x's shape
+    Reference, of x's shape
+        Signed ``"central differences"``.
 
     Raises
     ------
@@ -248,7 +354,7 @@ def finite_difference(
         value = step_sweep(f, x, E, steps=steps).value
         for entry in entries:
             gradient[entry] = value
-    return gradient
+    return Reference(gradient, "central differences")
 
 
 def adjoint_gap(
@@ -362,7 +468,7 @@ def checked() -> tuple[Check, ...]:
 
 
 def verify(
-    label: str, value, reference, rtol: float = 1e-10, *, against: str = "complex step"
+    label: str, value, reference, rtol: float = 1e-10, *, against: str | None = None
 ) -> Check:
     """Check an equation of the book, say so in one line, and record it.
 
@@ -374,12 +480,13 @@ def verify(
     ----------
     label : str
         The equation's label, ``eq-<page>-<name>``.
-    value, reference : arrays of one shape
+    value, reference : arrays of one shape, or lists of arrays
         What the equation gives, and what something independent gives.
     rtol : float
         Bound on :func:`relative_error`.
-    against : str
-        What the reference is: ``"complex step"``, ``"autodiff"``, ``"statsmodels"``, ...
+    against : str, optional
+        What the reference is, where it does not say so itself: ``"autodiff"``,
+        ``"statsmodels"``, ...  A :class:`Reference` does, and so does a list of them.
 
     Returns
     -------
@@ -390,10 +497,21 @@ def verify(
     AssertionError
         If the error is above ``rtol``, with both figures and where the worst entry is.
     ValueError
-        If the label does not start with ``eq-``, or the shapes differ.
+        If the label does not start with ``eq-``, the shapes differ, nothing says what the reference
+        is, or ``against`` says something else than the reference itself.
     """
     if not label.startswith("eq-"):
         raise ValueError(f"the label {label!r} is not an equation's: expected 'eq-<page>-<name>'")
+    source = _only(_sources(reference))
+    if source is None and not against:
+        raise ValueError(
+            f"{label}: nothing says what the reference is. Hand over what complex_step or "
+            "finite_difference returned, sign it with Reference(values, source) where it is "
+            "computed, or say against='...'"
+        )
+    if source and against and source != against:
+        raise ValueError(f"{label}: the reference is signed {source!r}, not {against!r}")
+    against = source or against
     value, reference = np.asarray(value), np.asarray(reference)
     error = relative_error(value, reference)
     if not error <= rtol:

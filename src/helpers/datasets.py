@@ -21,6 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from helpers.statespace import SHAPES as AXES
+from helpers.statespace import STATIC
+
 __all__ = [
     "Series",
     "co2",
@@ -32,10 +35,7 @@ __all__ = [
     "structural_example",
 ]
 
-AXES = {  # axes of each array of a model, in the model's order
-    "a0": "m", "P0": "mm", "c": "m", "d": "p", "T": "mm", "Z": "pm", "R": "mr", "H": "pp", "Q": "rr"
-}  # fmt: skip
-MAY_VARY = tuple(name for name in AXES if name not in ("a0", "P0"))
+MAY_VARY = tuple(name for name in AXES if name not in STATIC)
 
 
 @dataclass(frozen=True, eq=False)

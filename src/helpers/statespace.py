@@ -14,8 +14,11 @@ doi:10.1093/acprof:oso/9780199641178.001.0001.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
+
+__all__ = ["NAMES", "SHAPES", "STATIC", "SYMMETRIC", "Gradients", "StateSpace", "check_data"]
 
 # The dimensions of each array, without a leading time axis.
 SHAPES = {
@@ -36,7 +39,7 @@ SYMMETRIC = ("P0", "H", "Q")
 
 @dataclass(frozen=True, eq=False)
 class StateSpace:
-    """A model, or the gradients of a scalar with respect to a model: nine arrays.
+    """A model: nine arrays that fit each other, as read-only copies of what was given.
 
     Any of c, d, T, Z, R, H, Q may carry a leading time axis of length n; entry t of T, R, Q and c
     takes step t to step t + 1.
@@ -65,8 +68,8 @@ class StateSpace:
     Raises
     ------
     ValueError
-        If shapes do not fit each other, an entry is not finite, a covariance is not symmetric, or
-        time axes differ in length.
+        If an argument is no array of numbers, is masked, or has an entry that is not finite; if
+        shapes do not fit each other, a covariance is not symmetric, or time axes differ in length.
 
     Examples
     --------
@@ -88,15 +91,12 @@ class StateSpace:
     Q: np.ndarray
 
     def __post_init__(self):
-        arrays = {}
-        for name in NAMES:
-            X = np.asarray(getattr(self, name))
-            if X.dtype.kind not in "biufc":
-                raise ValueError(f"{name} is not an array of numbers: {getattr(self, name)!r}")
-            arrays[name] = X.astype(np.result_type(X, np.float32), copy=False)
-        dtype = np.result_type(*arrays.values())
+        arrays = {name: _as_numbers(name, getattr(self, name)) for name in NAMES}
+        dtype = np.result_type(np.float32, *arrays.values())
         for name, X in arrays.items():
-            object.__setattr__(self, name, X.astype(dtype, copy=False))
+            X = X.astype(dtype)  # a copy: the caller's array stays the caller's
+            X.flags.writeable = False
+            object.__setattr__(self, name, X)
         self._check_shapes()
         for name in NAMES:
             _check_finite(name, getattr(self, name))
@@ -158,6 +158,28 @@ class StateSpace:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+class Gradients(NamedTuple):
+    """The gradient of a scalar with respect to a model: an array for each of the model's nine.
+
+    Each has its array's shape: per step where that varies with time. Those of P0, H and Q are
+    symmetric. Nothing is checked: a gradient may overflow where its model is a good one.
+    """
+
+    a0: np.ndarray
+    P0: np.ndarray
+    c: np.ndarray
+    d: np.ndarray
+    T: np.ndarray
+    Z: np.ndarray
+    R: np.ndarray
+    H: np.ndarray
+    Q: np.ndarray
+
+    def asdict(self) -> dict[str, np.ndarray]:
+        """The nine arrays by name, in order."""
+        return self._asdict()
+
+
 def check_data(y, model: StateSpace) -> np.ndarray:
     """Observations as an array that fits the model.
 
@@ -175,9 +197,10 @@ def check_data(y, model: StateSpace) -> np.ndarray:
     Raises
     ------
     ValueError
-        If ``y`` has another shape or length than the model's, is empty, or holds an infinity.
+        If ``y`` is no array of numbers or is masked; has another shape or length than the model's;
+        is empty, or holds an infinity.
     """
-    y = np.asarray(y)
+    y = _as_numbers("y", y, "; NaN marks a gap")
     if y.ndim != 2 or y.shape[1] != model.p:
         hint = "; use y[:, np.newaxis]" if y.ndim == 1 and model.p == 1 else ""
         raise ValueError(f"y has shape {y.shape}, expected (n, p) = (n, {model.p}){hint}")
@@ -189,6 +212,18 @@ def check_data(y, model: StateSpace) -> np.ndarray:
         t, i = np.argwhere(np.isinf(y))[0]
         raise ValueError(f"y is infinite at step {t}, series {i}; NaN marks a gap")
     return y.astype(np.result_type(y, model.a0), copy=False)
+
+
+def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
+    """An array of numbers, or an error that says what it is instead."""
+    if isinstance(X, np.ma.MaskedArray):
+        advice = "use y.filled(np.nan)" if name == "y" else "a model has no gaps"
+        raise ValueError(f"{name} is a masked array, and its mask would be lost: {advice}")
+    array = np.asarray(X)
+    if array.dtype.kind not in "biufc":
+        found = f"an array of {array.dtype}" if array.ndim else repr(X)
+        raise ValueError(f"{name} is not an array of numbers but {found}{hint}")
+    return array
 
 
 def _check_finite(name: str, X: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from kalman_models import VARYING
 
 from helpers.datasets import random_model
 from helpers.kalman import StateSpace, loglike
-from helpers.kalman.model import check_data
+from helpers.statespace import check_data
 
 ARRAYS = random_model(3, 1, 2, rng=0)
 
