@@ -11,9 +11,9 @@ from pytensor.graph.replace import vectorize_graph
 
 from helpers.checks import relative_error
 from helpers.kalman import kalman_loglike
-from helpers.kalman.graph import filter_graph, symbolic_model
 from helpers.kalman.op import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
+from helpers.kalman.scan import filter_graph, symbolic_model
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
@@ -86,7 +86,7 @@ def test_one_op_gives_value_and_only_the_gradients_asked_for():
     wrt = [symbols["H"], symbols["Q"]]
     evaluate = pytensor.function(list(symbols.values()), [total, *pt.grad(total, wrt)], mode=PYTHON)
     (op,) = kalman_nodes(evaluate)
-    assert op.asked == ("l", "H", "Q")
+    assert op.requested == ("l", "H", "W")
     y, model = make("two shocks")
     value, H_bar, Q_bar = evaluate(*values_of(y, model))
     filtered = kalman_filter(y, model)
@@ -155,7 +155,7 @@ def test_many_series_at_once(mode):
     gradients = pt.grad(totals.sum(), [batch, Q_many, symbols["T"]])
     evaluate = pytensor.function([batch, Q_many, *others], [totals, *gradients], mode=mode)
     if mode != "NUMBA":  # there Blockwise has its core inside another Op
-        assert [op.asked for op in kalman_nodes(evaluate)] == [("l", "y", "T", "Q")]
+        assert [op.requested for op in kalman_nodes(evaluate)] == [("l", "y", "T", "W")]
     arrays = model.asdict()
     Qs = np.stack([model.Q, 2 * model.Q, 3 * model.Q])
     l, dy, dQ, dT = evaluate(many, Qs, *(X for x, X in arrays.items() if x != "Q"))

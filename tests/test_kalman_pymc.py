@@ -15,9 +15,9 @@ from pytensor.graph.traversal import applys_between
 
 from helpers.checks import symmetrize
 from helpers.kalman import register_filter
-from helpers.kalman.graph import symbolic_model
-from helpers.kalman.model import SYMMETRIC
-from helpers.kalman.pymc_filter import ClosedFormFilter
+from helpers.kalman.pymc import ClosedFormFilter
+from helpers.kalman.scan import symbolic_model
+from helpers.statespace import SYMMETRIC
 
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
 UNOPTIMISED = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")

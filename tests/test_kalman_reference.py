@@ -11,15 +11,17 @@ from scipy.stats import multivariate_normal
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, loglike, loglike_and_grad
-from helpers.kalman.model import NAMES, SYMMETRIC
+from helpers.kalman import StateSpace
 from helpers.kalman.reference import (
     FilterOutputs,
     forward_sensitivities,
     kalman_filter,
+    loglike,
+    loglike_and_grad,
     reverse,
     sensitivity_gradient,
 )
+from helpers.statespace import NAMES, SYMMETRIC
 
 
 def by_complex_step(y, model, scalar):

@@ -1,5 +1,12 @@
 """The Kalman filter's log-likelihood and its gradient in closed form.
 
+- ``loglike``, ``loglike_and_grad``: for NumPy arrays. Compiled; ``method="reference"`` is
+  the loop that one can read.
+- ``kalman_loglike``: for PyTensor and PyMC, a symbolic log-likelihood with its pullback.
+- ``register_filter``: for the state space models of pymc-extras, ``filter_type="closed_form"``.
+- ``helpers.kalman.jax.loglike``: for JAX.
+- ``warmup``: compile now what the first call would compile.
+
 >>> import numpy as np
 >>> from helpers.kalman import StateSpace, loglike_and_grad
 >>> one, y = np.eye(1), np.array([[1.0], [np.nan], [0.5]])
@@ -9,18 +16,125 @@
 -3.061 (1, 1) (3, 1)
 """
 
-from helpers.kalman.model import StateSpace
-from helpers.kalman.reference import loglike, loglike_and_grad
+import numpy as np
 
-__all__ = ["StateSpace", "kalman_loglike", "loglike", "loglike_and_grad", "register_filter"]
+from helpers.kalman import reference
+from helpers.kalman.recursions import TOLERANCE
+from helpers.statespace import Gradients, StateSpace
 
-# What needs PyTensor or pymc-extras is imported when it is first asked for: that takes seconds.
-_LATER = {"kalman_loglike": "op", "register_filter": "pymc_filter"}
+__all__ = [
+    "Gradients",
+    "StateSpace",
+    "kalman_loglike",
+    "loglike",
+    "loglike_and_grad",
+    "register_filter",
+    "warmup",
+]
+
+
+def loglike(y, model: StateSpace, method: str = "fused", tol: float = TOLERANCE) -> float:
+    """Log-likelihood of a series.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+    method, tol
+        As :func:`loglike_and_grad`.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
+        As :func:`loglike_and_grad`.
+    """
+    if _takes_reference(y, model, method):
+        return reference.loglike(y, model)
+    return _fused().loglike(y, model, tol)
+
+
+def loglike_and_grad(
+    y, model: StateSpace, method: str = "fused", tol: float = TOLERANCE
+) -> tuple[float, np.ndarray, Gradients]:
+    """Log-likelihood of a series and its gradient with respect to everything.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+    method : "fused" or "reference"
+        The compiled pass over the whole series, in float64, or the readable loop in NumPy, in the
+        precision of the arrays. Complex arrays, those of a complex step, take the loop in any case.
+    tol : float
+        What a covariance that the compiled pass takes to be in its steady state may miss, by
+        estimate, relative to its own size; 0 for no steady state. The loop never looks for one.
+
+    Returns
+    -------
+    value : float
+    dy : array (n, p)
+        Zero in the gaps.
+    gradients : Gradients
+        One array for each of the model's, of the same shape: per step where the model's array
+        varies with time. Those of P0, H and Q are symmetric.
+
+    Raises
+    ------
+    ValueError
+        If ``y`` does not fit the model, or ``method`` or ``tol`` is none of those.
+    numpy.linalg.LinAlgError
+        If F is not positive definite at some step, which the message names.
+    MemoryError
+        If memory runs out.
+    ImportError
+        If the compiled pass is asked for where Numba is missing.
+    """
+    if _takes_reference(y, model, method):
+        return reference.loglike_and_grad(y, model)
+    return _fused().loglike_and_grad(y, model, tol)
+
+
+def _takes_reference(y, model: StateSpace, method: str) -> bool:
+    if method not in ("fused", "reference"):
+        raise ValueError(f"method is {method!r}, expected 'fused' or 'reference'")
+    return method == "reference" or np.iscomplexobj(model.a0) or np.iscomplexobj(y)
+
+
+def _fused():
+    return _imported("helpers.kalman.fused", "numba", "")
+
+
+def _imported(module: str, needs: str, extra: str):
+    """A module, or an error that says what is missing and how to install it."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise ModuleNotFoundError(
+            f"{module} needs {error.name}, which is not installed: "
+            f'pip install {needs}, or pip install "kalman-by-hand{extra}"',
+            name=error.name,
+        ) from error
+
+
+# What needs more than NumPy is imported when it is first asked for: that takes seconds.
+_LATER = {
+    "kalman_loglike": ("helpers.kalman.op", "pytensor", ""),
+    "register_filter": ("helpers.kalman.pymc", "pymc-extras", "[pymc]"),
+    "warmup": ("helpers.kalman.fused", "numba", ""),
+}
 
 
 def __getattr__(name):
     if name in _LATER:
-        from importlib import import_module
-
-        return getattr(import_module(f"helpers.kalman.{_LATER[name]}"), name)
+        return getattr(_imported(*_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

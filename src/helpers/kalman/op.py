@@ -7,38 +7,43 @@ compiles a function, two rewrites leave of it what the function uses: gradients 
 are not computed, and the log-likelihood comes with the gradient instead of from a filter of its
 own.  :func:`kalman_filter_outputs` gives all seven outputs of the filter, with a pullback as well.
 
-The Ops run in Numba, in C and Python modes (which call the same compiled code), and in JAX mode as
-pure JAX.  A second derivative falls back to the scan of :mod:`helpers.kalman.graph`.
+The Ops take W = R Q R' in the place of R and Q, whose gradients are PyTensor's business.  They run
+in Numba, in C and Python modes (which call the same compiled code), and in JAX mode as pure JAX.  A
+second derivative falls back to the scan of :mod:`helpers.kalman.scan`.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from hashlib import sha256
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
-from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
-from helpers.kalman.graph import filter_graph
-from helpers.kalman.model import NAMES, SHAPES, STATIC
+from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
+from helpers.kalman.scan import filter_graph_W
+from helpers.statespace import NAMES, SHAPES, STATIC
 
-INPUTS = ("y", *NAMES)
+# The Ops' inputs and their dimensions, without a leading time axis; W = R Q R'.
+DIMENSIONS = {"y": ("n", "p")} | {x: SHAPES[x] for x in NAMES if x not in "RQ"} | {"W": ("m", "m")}
+INPUTS = tuple(DIMENSIONS)
 OUTPUTS = {
     "a_filt": "nm", "a_pred": "nm", "y_hat": "np",
     "P_filt": "nmm", "P_pred": "nmm", "F": "npp", "l": "n",
 }  # fmt: skip
 
-# Relative error of the settled covariance that the fast kernels allow themselves.
-TOLERANCE = 1e-13
 
-
-def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
+def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     r"""Log-likelihood of each step of a linear Gaussian state space model, symbolically.
 
     Parameters
@@ -46,14 +51,18 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     y : tensor (n, p)
         Observations; NaN marks a gap.
     a0, P0, c, d, T, Z, R, H, Q : tensor
-        The model, as in :class:`helpers.kalman.model.StateSpace`: any but a0 and P0 may carry a
+        The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
         leading time axis of length n.  P0, H and Q count by their symmetric part.
+    tol : float
+        What a covariance that is taken to be in its steady state may miss, by estimate, relative to
+        its own size; 0 for no steady state.
 
     Returns
     -------
     TensorVariable (n,)
         NaN throughout where some F is not positive definite.  In float32 if all arguments are,
-        else in float64; the computation is in float64 either way.
+        else in float64; the computation is in float64 either way (in JAX mode: in the type of the
+        inputs).
 
     Raises
     ------
@@ -61,18 +70,20 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
         If an argument has the wrong number of dimensions, or a shape that is known does not fit.
     TypeError
         If an argument is complex.
+    MemoryError
+        When the compiled function is called and memory runs out.
 
     Notes
     -----
     The pullback is the closed form of the chapters "All ten gradients" and "The adjoint is the
     smoother" (de Jong 1988, doi:10.1093/biomet/75.3.594; Koopman and Shephard 1992,
     doi:10.1093/biomet/79.4.823; Parellier, Barrau and Bonnabel 2023,
-    doi:10.1109/TAC.2023.3297879).  Where the predicted covariance settles, it is taken as settled
-    once what is left to come is below 1e-13 of it.
+    doi:10.1109/TAC.2023.3297879).  Where P0 is vague, the first steps are taken in square-root
+    coordinates, so that no digit is lost to it (not in JAX mode, which has no steady state either).
 
     Memory grows linearly with n: a gradient keeps p m + p^2 + 2 m + 3 p numbers of each step, and
     where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to multiples of
-    eight; the value alone keeps m + 2 p.
+    four; the value alone keeps m + 2 p.
 
     Examples
     --------
@@ -84,8 +95,7 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     >>> l.type.shape
     (3,)
     """
-    inputs, varying = _as_inputs(y, a0, P0, c, d, T, Z, R, H, Q)
-    return KalmanLoglike(varying)(*inputs)
+    return loglike_from_W(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), tol=tol)
 
 
 def kalman_filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
@@ -105,50 +115,75 @@ def kalman_filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
     ValueError, TypeError
         As :func:`kalman_loglike`.
     """
-    inputs, varying = _as_inputs(y, a0, P0, c, d, T, Z, R, H, Q)
-    return FilterOutputs(*KalmanFilter(varying)(*inputs))
+    return filter_outputs_from_W(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q))
 
 
-def _as_inputs(*arrays):
-    """The ten inputs as tensors of one float type, and the names of those that vary over time."""
+def loglike_from_W(y, a0, P0, c, d, T, Z, H, W, tol=TOLERANCE):  # noqa: N802
+    """:func:`kalman_loglike` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
+    inputs = _as_floats(DIMENSIONS, (y, a0, P0, c, d, T, Z, H, W))
+    return KalmanLoglike(_varying(inputs), tol)(*inputs)
+
+
+def filter_outputs_from_W(y, a0, P0, c, d, T, Z, H, W) -> FilterOutputs:  # noqa: N802
+    """:func:`kalman_filter_outputs` with W = R Q R' in the place of R and Q."""
+    inputs = _as_floats(DIMENSIONS, (y, a0, P0, c, d, T, Z, H, W))
+    return FilterOutputs(*KalmanFilter(_varying(inputs))(*inputs))
+
+
+def _from_model(*arrays) -> list:
+    """The Ops' inputs from y and the nine arrays of a model: W = R Q R' for R and Q."""
+    dims = {"y": ("n", "p")} | SHAPES
+    given = dict(zip(dims, _as_floats(dims, arrays), strict=True))
+    R, Q = given.pop("R"), given.pop("Q")
+    if None in (*R.type.shape, *Q.type.shape):  # those that are known have been looked at
+        fits = pt.eq(Q.shape[-2], R.shape[-1]) & pt.eq(Q.shape[-1], R.shape[-1])
+        message = "Q does not have shape (r, r), with r the number of columns of R"
+        Q = CheckAndRaise(ValueError, message)(Q, fits)
+    Q = (Q + Q.mT) / 2  # so that its gradient comes out symmetric to the last bit
+    return [*given.values(), R @ Q @ R.mT]
+
+
+def _as_floats(dims: dict, arrays) -> list:
+    """Tensors of one float type whose dimensions, and shapes where known, fit each other."""
     inputs = [pt.as_tensor_variable(X) for X in arrays]
     dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
     if dtype.kind != "f":
-        complex_ones = [n for n, X in zip(INPUTS, inputs, strict=True) if X.dtype[0] == "c"]
+        complex_ones = [n for n, X in zip(dims, inputs, strict=True) if X.dtype[0] == "c"]
         raise TypeError(f"{', '.join(complex_ones)} complex, expected real arrays")
     inputs = [X.astype(dtype.name) for X in inputs]
-    varying = []
-    for name, X in zip(INPUTS, inputs, strict=True):
-        dims = ("n", "p") if name == "y" else SHAPES[name]
+    for name, X in zip(dims, inputs, strict=True):
         may_vary = name != "y" and name not in STATIC
-        if X.ndim == len(dims) + 1 and may_vary:
-            varying.append(name)
-        elif X.ndim != len(dims):
+        if X.ndim - len(dims[name]) not in ((0, 1) if may_vary else (0,)):
             also = " or with a leading time axis" if may_vary else ""
+            tail = "," if len(dims[name]) == 1 else ""
             raise ValueError(
-                f"{name} has {X.ndim} dimensions, expected {len(dims)}: "
-                f"({', '.join(dims)}{',' if len(dims) == 1 else ''}){also}"
+                f"{name} has {X.ndim} dimensions, expected {len(dims[name])}: "
+                f"({', '.join(dims[name])}{tail}){also}"
             )
-    _check_shapes(tuple(varying), {n: X.type.shape for n, X in zip(INPUTS, inputs, strict=True)})
-    return inputs, tuple(varying)
+    _check_shapes(dims, {name: X.type.shape for name, X in zip(dims, inputs, strict=True)})
+    return inputs
+
+
+def _varying(inputs) -> tuple[str, ...]:
+    """Names of the inputs with a leading time axis."""
+    return tuple(x for x, X in zip(INPUTS, inputs, strict=True) if X.ndim > len(DIMENSIONS[x]))
 
 
 def _letters(name: str, varying: tuple[str, ...]) -> tuple[str, ...]:
-    """The dimensions of an input: ("n", "p") for y."""
-    if name == "y":
-        return ("n", "p")
-    return ("n", *SHAPES[name]) if name in varying else SHAPES[name]
+    """The dimensions of an input."""
+    return ("n", *DIMENSIONS[name]) if name in varying else DIMENSIONS[name]
 
 
-def _check_shapes(varying: tuple[str, ...], shapes: dict) -> None:
+def _check_shapes(dims: dict, shapes: dict) -> None:
     """Raise if shapes (None where a length is not known) do not fit each other.
 
-    y gives n and p, a0 gives m and R gives r.
+    y gives n and p, a0 gives m and, where it is there, R gives r.
     """
-    (n, p), m, r = shapes["y"], shapes["a0"][-1], shapes["R"][-1]
-    sizes = {"n": n, "p": p, "m": m, "r": r}
+    sizes = dict(zip("np", shapes["y"], strict=True)) | {"m": shapes["a0"][-1]}
+    if "R" in shapes:
+        sizes["r"] = shapes["R"][-1]
     for name, shape in shapes.items():
-        letters = _letters(name, varying)
+        letters = dims[name] if len(shape) == len(dims[name]) else ("n", *dims[name])
         for length, letter in zip(shape, letters, strict=True):
             if length is None:
                 continue
@@ -162,63 +197,102 @@ def _check_shapes(varying: tuple[str, ...], shapes: dict) -> None:
                     f"({', '.join(letters)}{tail}) = ({expected}{tail})"
                 )
     for letter, what in (("n", "step"), ("p", "series"), ("m", "state"), ("r", "shock")):
-        if sizes[letter] == 0:
+        if sizes.get(letter) == 0:
             raise ValueError(f"{letter} = 0: there is no {what}")
 
 
 class _KalmanOp(Op):
-    """What the four Ops share: ten inputs, of which some vary over time."""
+    """What the four Ops share: nine inputs, of which some vary over time."""
 
     def _signature(self, extra: tuple[str, ...], outputs: tuple[str, ...]) -> str:
         """For batching: (n,p),(m),(m,m),...->(n)."""
         inputs = ["".join(_letters(name, self.varying)) for name in INPUTS] + list(extra)
         return "->".join(",".join(f"({','.join(x)})" for x in side) for side in (inputs, outputs))
 
-    def _shapes(self, inputs) -> dict:
-        return {n: X.shape for n, X in zip(INPUTS, inputs[: len(INPUTS)], strict=True)}
+    def _model_inputs(self, inputs) -> list:
+        """The nine inputs, of one float type, varying as this Op has them."""
+        inputs = _as_floats(DIMENSIONS, inputs)
+        if _varying(inputs) != self.varying:
+            raise ValueError(f"{_varying(inputs)} vary over time, expected {self.varying}")
+        return inputs
 
-    def _outputs_like(self, letters: str, inputs):
-        """A tensor type for an output with these dimensions."""
+    def _output(self, letters, inputs):
+        """A tensor for an output with these dimensions."""
         known = {}
-        for name, X in zip(INPUTS, inputs, strict=False):
+        for name, X in zip(INPUTS, inputs, strict=True):
             for letter, length in zip(_letters(name, self.varying), X.type.shape, strict=True):
                 known[letter] = known.get(letter) or length
         return pt.tensor(dtype=inputs[0].dtype, shape=tuple(known[k] for k in letters))
 
-    def _kernel_inputs(self, inputs):
-        """y and the nine arrays as the kernels take them: contiguous float64, with a time axis."""
-        arrays = [np.ascontiguousarray(X, dtype=np.float64) for X in inputs[: len(INPUTS)]]
+    def _over_time(self, inputs) -> list:
+        """The nine inputs with a time axis, of length 1 where they do not vary."""
+        _check_shapes(DIMENSIONS, {x: X.shape for x, X in zip(INPUTS, inputs, strict=True)})
         return [
-            X if n in ("y", *STATIC) or n in self.varying else X[np.newaxis]
-            for n, X in zip(INPUTS, arrays, strict=True)
+            X if x in ("y", *STATIC, *self.varying) else X[np.newaxis]
+            for x, X in zip(INPUTS, inputs, strict=True)
         ]
+
+    def _gradient(self, name: str, out, y_bar):
+        """The gradient of an input, among what the compiled pass returns."""
+        if name == "y":
+            return y_bar
+        return getattr(out, name) if name in (*STATIC, *self.varying) else getattr(out, name)[0]
 
     def _store(self, output_storage, values, dtype) -> None:
         for storage, value in zip(output_storage, values, strict=True):
             storage[0] = np.asarray(value, dtype=dtype)
 
+    def _numba_function(self, node, call: str, extra: tuple[str, ...], results: list[str]):
+        """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
+        # What is called compiles itself when this is imported, once for each machine.
+        from helpers.kalman.fused import entry, outputs
+
+        cast = "" if node.inputs[0].dtype == "float64" else f".astype(np.{node.inputs[0].dtype})"
+        fixed = [x for x in INPUTS if x not in ("y", *STATIC, *self.varying)]
+        name = type(self).__name__
+        source = "\n".join(
+            [
+                f"def {name}({', '.join((*INPUTS, *extra))}):",
+                *(f"    {x} = np.expand_dims({x}, 0)" for x in fixed),
+                f"    {call}",
+                f"    return {', '.join(f'{x}{cast}' for x in results)}",
+            ]
+        )
+        known = {"np": np, "entry": entry, "outputs": outputs}
+        key = sha256(f"{source} {entry.DIGEST}".encode()).hexdigest()
+        return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
+
+    def _numba_results(self, names) -> list[str]:
+        """Expressions of the gradients that the compiled pass returns as out and y_bar."""
+        special = {"l": "l", "y": "y_bar"}
+        return [
+            special.get(x) or (f"out.{x}" if x in (*STATIC, *self.varying) else f"out.{x}[0]")
+            for x in names
+        ]
+
 
 class KalmanLoglike(_KalmanOp):
-    """y, a0, P0, c, d, T, Z, R, H, Q -> l (n,)."""
+    """y, a0, P0, c, d, T, Z, H, W -> l (n,)."""
 
-    __props__ = ("varying",)
+    __props__ = ("varying", "tol")
 
-    def __init__(self, varying: tuple[str, ...] = ()):
-        self.varying = varying
+    def __init__(self, varying: tuple[str, ...] = (), tol: float = TOLERANCE):
+        self.varying, self.tol = varying, tol
         self.gufunc_signature = self._signature((), ("n",))
 
     def make_node(self, *inputs):
-        inputs, varying = _as_inputs(*inputs)
-        if varying != self.varying:
-            raise ValueError(f"{varying} vary over time, expected {self.varying}")
-        return Apply(self, inputs, [self._outputs_like("n", inputs)])
+        inputs = self._model_inputs(inputs)
+        return Apply(self, inputs, [self._output("n", inputs)])
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman import compiled
+        from helpers.kalman.fused import entry
 
-        _check_shapes(self.varying, self._shapes(inputs))
-        l = compiled.loglike(*self._kernel_inputs(inputs), TOLERANCE)
+        l = entry.loglike(*self._over_time(inputs), self.tol)
         self._store(output_storage, [l], node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        call = f"l = entry.loglike({', '.join(INPUTS)}, {self.tol!r})"
+        return self._numba_function(node, call, (), ["l"])
 
     def infer_shape(self, node, shapes):
         return [(shapes[0][0],)]
@@ -227,67 +301,69 @@ class KalmanLoglike(_KalmanOp):
         (l_bar,) = cotangents
         if isinstance(l_bar.type, DisconnectedType):
             return [disconnected_type() for _ in inputs]
-        return KalmanLoglikeGrad(self.varying)(*inputs, l_bar)[1:]
+        return KalmanLoglikeGrad(self.varying, tol=self.tol)(*inputs, l_bar)[1:]
 
 
 class KalmanLoglikeGrad(_KalmanOp):
-    """The ten inputs and l_bar (n,) -> those of `asked`: l, and gradients of sum l_bar l."""
+    """The nine inputs and l_bar (n,) -> what is `requested`: l, and gradients of sum l_bar l."""
 
-    __props__ = ("varying", "asked")
+    __props__ = ("varying", "requested", "tol")
 
-    def __init__(self, varying: tuple[str, ...] = (), asked: tuple[str, ...] = ("l", *INPUTS)):
-        self.varying = varying
-        self.asked = asked
-        letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in asked)
+    def __init__(
+        self,
+        varying: tuple[str, ...] = (),
+        requested: tuple[str, ...] = ("l", *INPUTS),
+        tol: float = TOLERANCE,
+    ):
+        self.varying, self.requested, self.tol = varying, requested, tol
+        letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in requested)
         self.gufunc_signature = self._signature(("n",), letters)
 
     def make_node(self, *inputs):
         *model, l_bar = inputs
-        model, varying = _as_inputs(*model)
-        if varying != self.varying:
-            raise ValueError(f"{varying} vary over time, expected {self.varying}")
+        model = self._model_inputs(model)
         l_bar = pt.as_tensor_variable(l_bar).astype(model[0].dtype)
         outputs = [
-            self._outputs_like("n" if x == "l" else _letters(x, varying), model) for x in self.asked
+            self._output("n" if x == "l" else _letters(x, self.varying), model)
+            for x in self.requested
         ]
         return Apply(self, [*model, l_bar], outputs)
 
     def flags(self) -> tuple[bool, bool, bool, bool]:
-        """What the kernel is asked for: matrices at all, T, Z, R or Q."""
-        T, Z, W = "T" in self.asked, "Z" in self.asked, "R" in self.asked or "Q" in self.asked
-        return T or Z or W or "P0" in self.asked or "H" in self.asked, T, Z, W
+        """What the pass is asked for: matrices at all, T, Z, W."""
+        T, Z, W = (x in self.requested for x in "TZW")
+        return T or Z or W or "P0" in self.requested or "H" in self.requested, T, Z, W
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman import compiled
+        from helpers.kalman.fused import entry
 
-        _check_shapes(self.varying, self._shapes(inputs))
-        l_bar = np.ascontiguousarray(inputs[-1], dtype=np.float64)
-        if l_bar.shape != inputs[0].shape[:1]:
-            raise ValueError(
-                f"l_bar has shape {l_bar.shape}, expected (n,) = {inputs[0].shape[:1]}"
-            )
-        l, out, y_bar, _ = compiled.loglike_and_grad(
-            *self._kernel_inputs(inputs), l_bar, *self.flags(), TOLERANCE
-        )
-        values = {"l": l, "y": y_bar}
-        for name in NAMES:
-            X = getattr(out, name)
-            values[name] = X if name in STATIC or name in self.varying else X[0]
-        self._store(output_storage, [values[x] for x in self.asked], node.outputs[0].dtype)
+        *model, l_bar = inputs
+        model = self._over_time(model)
+        if l_bar.shape != model[0].shape[:1]:
+            raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
+        l, out, y_bar, _ = entry.loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
+        values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
+        self._store(output_storage, values, node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        flags = ", ".join(map(str, self.flags()))
+        arguments = f"{', '.join(INPUTS)}, l_bar, {flags}, {self.tol!r}"
+        call = f"l, out, y_bar, _ = entry.loglike_and_grad({arguments})"
+        return self._numba_function(node, call, ("l_bar",), self._numba_results(self.requested))
 
     def infer_shape(self, node, shapes):
         shape_of = dict(zip(INPUTS, shapes, strict=False)) | {"l": (shapes[0][0],)}
-        return [shape_of[x] for x in self.asked]
+        return [shape_of[x] for x in self.requested]
 
     def pullback(self, inputs, outputs, cotangents):
         *model, l_bar = inputs
         return _differentiable_pullback(
-            model, {"l": l_bar}, dict(zip(self.asked, cotangents, strict=True))
+            model, {"l": l_bar}, dict(zip(self.requested, cotangents, strict=True))
         )
 
 
 class KalmanFilter(_KalmanOp):
-    """y, a0, P0, c, d, T, Z, R, H, Q -> the seven outputs of FilterOutputs."""
+    """y, a0, P0, c, d, T, Z, H, W -> the seven outputs of FilterOutputs."""
 
     __props__ = ("varying",)
 
@@ -296,17 +372,18 @@ class KalmanFilter(_KalmanOp):
         self.gufunc_signature = self._signature((), tuple(OUTPUTS.values()))
 
     def make_node(self, *inputs):
-        inputs, varying = _as_inputs(*inputs)
-        if varying != self.varying:
-            raise ValueError(f"{varying} vary over time, expected {self.varying}")
-        return Apply(self, inputs, [self._outputs_like(x, inputs) for x in OUTPUTS.values()])
+        inputs = self._model_inputs(inputs)
+        return Apply(self, inputs, [self._output(x, inputs) for x in OUTPUTS.values()])
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman import general
+        from helpers.kalman.fused import outputs
 
-        _check_shapes(self.varying, self._shapes(inputs))
-        outputs = general.filter_outputs(*self._kernel_inputs(inputs))[: len(OUTPUTS)]
-        self._store(output_storage, outputs, node.outputs[0].dtype)
+        values = outputs.filter_outputs(*self._over_time(inputs))
+        self._store(output_storage, values, node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        call = f"{', '.join(OUTPUTS)} = outputs.filter_outputs({', '.join(INPUTS)})"
+        return self._numba_function(node, call, (), list(OUTPUTS))
 
     def infer_shape(self, node, shapes):
         size = {"n": shapes[0][0], "p": shapes[0][1], "m": shapes[1][0]}
@@ -325,7 +402,7 @@ class KalmanFilter(_KalmanOp):
 
 
 class KalmanFilterGrad(_KalmanOp):
-    """The ten inputs and the cotangents of the outputs `given` -> the gradients of all inputs."""
+    """The nine inputs and the cotangents of the outputs `given` -> the gradients of all inputs."""
 
     __props__ = ("varying", "given")
 
@@ -336,29 +413,32 @@ class KalmanFilterGrad(_KalmanOp):
         self.gufunc_signature = self._signature(tuple(OUTPUTS[x] for x in given), letters)
 
     def make_node(self, *inputs):
-        model, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
-        model, varying = _as_inputs(*model)
-        if varying != self.varying:
-            raise ValueError(f"{varying} vary over time, expected {self.varying}")
+        model, bars = self._model_inputs(inputs[: len(INPUTS)]), inputs[len(INPUTS) :]
         bars = [pt.as_tensor_variable(bar).astype(model[0].dtype) for bar in bars]
-        outputs = [self._outputs_like(_letters(x, varying), model) for x in INPUTS]
+        outputs = [self._output(_letters(x, self.varying), model) for x in INPUTS]
         return Apply(self, [*model, *bars], outputs)
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman import general
+        from helpers.kalman.fused import outputs
 
-        _check_shapes(self.varying, self._shapes(inputs))
+        model = self._over_time(inputs[: len(INPUTS)])
         given = dict(zip(self.given, inputs[len(INPUTS) :], strict=True))
         bars = [
             np.ascontiguousarray(given.get(x, np.zeros((0,) * len(letters))), dtype=np.float64)
             for x, letters in OUTPUTS.items()
         ]
-        _, out, y_bar = general.reverse(*self._kernel_inputs(inputs), *bars)
-        values = [y_bar] + [
-            X if name in STATIC or name in self.varying else X[0]
-            for name, X in zip(NAMES, out, strict=True)
-        ]
+        out, y_bar = outputs.reverse(*model, *bars)
+        values = [self._gradient(x, out, y_bar) for x in INPUTS]
         self._store(output_storage, values, node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        bars = ", ".join(
+            f"entry.contiguous({x}_bar)" if x in self.given else f"np.zeros({(0,) * len(letters)})"
+            for x, letters in OUTPUTS.items()
+        )
+        call = f"out, y_bar = outputs.reverse({', '.join(INPUTS)}, {bars})"
+        extra = tuple(f"{x}_bar" for x in self.given)
+        return self._numba_function(node, call, extra, self._numba_results(INPUTS))
 
     def infer_shape(self, node, shapes):
         return shapes[: len(INPUTS)]
@@ -372,13 +452,21 @@ class KalmanFilterGrad(_KalmanOp):
         )
 
 
+@register_funcify_and_cache_key(KalmanLoglike)
+@register_funcify_and_cache_key(KalmanLoglikeGrad)
+@register_funcify_and_cache_key(KalmanFilter)
+@register_funcify_and_cache_key(KalmanFilterGrad)
+def numba_funcify_kalman(op, node, **kwargs):
+    return op.numba_function(node)
+
+
 def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     """The pullback of a gradient: autodiff, twice, of the scan.
 
     Parameters
     ----------
     model : list of TensorVariable
-        The ten inputs.
+        The nine inputs.
     bars : dict
         Cotangents of the filter's outputs, by name.
     cotangents : dict
@@ -387,11 +475,11 @@ def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     Returns
     -------
     list of TensorVariable
-        For the ten inputs and then for each of `bars`.
+        For the nine inputs and then for each of `bars`.
     """
     by_name = dict(zip(INPUTS, model, strict=True))
-    symmetric = {x: (by_name[x] + by_name[x].mT) / 2 for x in ("P0", "H", "Q")}
-    outputs = filter_graph(**(by_name | symmetric))
+    symmetric = {x: (by_name[x] + by_name[x].mT) / 2 for x in ("P0", "H", "W")}
+    outputs = filter_graph_W(**(by_name | symmetric))
     loss = sum((getattr(outputs, x) * bar).sum() for x, bar in bars.items())
     connected = {
         x: bar for x, bar in cotangents.items() if not isinstance(bar.type, DisconnectedType)
@@ -411,25 +499,26 @@ def _core(op):
     return op.core_op if isinstance(op, Blockwise) else op
 
 
-def _asking(node, asked: tuple[str, ...]) -> dict:
-    """The outputs, by name, of a node like this one that computes those of `asked`."""
-    op = KalmanLoglikeGrad(_core(node.op).varying, asked)
+def _requesting(node, requested: tuple[str, ...]) -> dict:
+    """The outputs, by name, of a node like this one that computes those of `requested`."""
+    core = _core(node.op)
+    op = KalmanLoglikeGrad(core.varying, requested, core.tol)
     if isinstance(node.op, Blockwise):
         op = Blockwise(op)
-    return dict(zip(asked, op(*node.inputs, return_list=True), strict=True))
+    return dict(zip(requested, op(*node.inputs, return_list=True), strict=True))
 
 
 @register_specialize
 @node_rewriter([KalmanLoglikeGrad, Blockwise])
-def local_only_asked_gradients(fgraph, node):
+def local_only_requested_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
     if not isinstance(_core(node.op), KalmanLoglikeGrad):
         return None
-    old = dict(zip(_core(node.op).asked, node.outputs, strict=True))
+    old = dict(zip(_core(node.op).requested, node.outputs, strict=True))
     used = tuple(x for x, out in old.items() if fgraph.clients[out])
     if used == tuple(old) or not used:
         return None
-    return {old[x]: new for x, new in _asking(node, used).items()}
+    return {old[x]: new for x, new in _requesting(node, used).items()}
 
 
 @register_specialize
@@ -440,14 +529,17 @@ def local_value_with_gradient(fgraph, node):
         return None
     for client, _ in fgraph.clients[node.inputs[0]]:
         op = _core(client.op)
-        if not isinstance(op, KalmanLoglikeGrad) or op.varying != _core(node.op).varying:
+        core = _core(node.op)
+        if not isinstance(op, KalmanLoglikeGrad) or op.varying != core.varying:
+            continue
+        if op.tol != core.tol:
             continue
         if client.inputs[: len(INPUTS)] != node.inputs:
             continue
         if node.outputs[0] in ancestors(client.inputs[-1:]):
             continue  # the weights depend on the value: no common Op can give both
-        old = dict(zip(op.asked, client.outputs, strict=True))
-        new = old if "l" in old else _asking(client, ("l", *old))
+        old = dict(zip(op.requested, client.outputs, strict=True))
+        new = old if "l" in old else _requesting(client, ("l", *old))
         if new["l"].type.ndim != node.outputs[0].type.ndim:
             continue  # one of them runs over a batch of weights
         return {node.outputs[0]: new["l"]} | {
@@ -456,8 +548,13 @@ def local_value_with_gradient(fgraph, node):
     return None
 
 
-# Each backend learns the Ops where its package is installed.
-import helpers.kalman.dispatch_numba  # noqa: E402, F401
+class _TeachJAX(GraphRewriter):
+    """JAX mode, and no other, begins with this rewrite: JAX learns the Ops, nothing changes."""
 
-if find_spec("jax"):
-    import helpers.kalman.dispatch_jax  # noqa: E402, F401
+    def apply(self, fgraph):
+        from helpers.kalman.jax import register_ops
+
+        register_ops()
+
+
+optdb.register("helpers_kalman_jax", _TeachJAX(), "jax", position=0)

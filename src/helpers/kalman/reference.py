@@ -8,8 +8,12 @@ r"""The Kalman filter and three ways to its gradient, in NumPy: readable before 
 3. :func:`forward_sensitivities`: the filter differentiated forwards (Gupta and Mehra 1974,
    doi:10.1109/TAC.1974.1100714).
 
-They share nothing but the filter, and the tests hold them to each other.  Everything but the
-check for positive definiteness also takes complex arrays, for the complex step.
+They share nothing but the filter, and the tests hold them to each other.  The lines of the step
+itself stand in :mod:`helpers.kalman.recursions`, for every engine.  All of it also takes complex
+arrays, for the complex step.
+
+:func:`loglike_and_grad` puts the square-root start (:mod:`helpers.kalman.square_root`) in front
+where P0 calls for it.
 """
 
 from __future__ import annotations
@@ -18,10 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helpers.checks import symmetrize
-from helpers.kalman.model import NAMES, SHAPES, SYMMETRIC, StateSpace, check_data
-
-LOG_2PI = np.log(2 * np.pi)
+from helpers.kalman import recursions, square_root
+from helpers.kalman.recursions import mask, symmetric
+from helpers.statespace import NAMES, SYMMETRIC, Gradients, StateSpace, check_data
 
 
 class FilterOutputs(NamedTuple):
@@ -63,23 +66,40 @@ class Filtered(NamedTuple):
     Parameters
     ----------
     out : FilterOutputs
-    u : array (n, p)
-        F^-1 v, with v the innovation.
-    F_inv : array (n, p, p)
-        F^-1; zero in the rows and columns of missing components.
+    w, u : array (n, p)
+        C^-1 v and F^-1 v, with v the innovation and C C' = F.
+    C_inv : array (n, p, p)
+        C^-1; zero in the rows and columns of missing components.
+    S : array (n, p, m)
+        C^-1 Z.
     Kf : array (n, m, p)
         Filter gain P Z' F^-1.
+    J : array (n, m, m)
+        I - Kf Z.
     Z : array (n, p, m)
         Design, its rows zero where y is missing.
     observed : array (n, p) of bool
     """
 
     out: FilterOutputs
+    w: np.ndarray
     u: np.ndarray
-    F_inv: np.ndarray
+    C_inv: np.ndarray
+    S: np.ndarray
     Kf: np.ndarray
+    J: np.ndarray
     Z: np.ndarray
     observed: np.ndarray
+
+    @property
+    def F_inv(self) -> np.ndarray:  # noqa: N802
+        """F^-1 (n, p, p); zero in the rows and columns of missing components."""
+        return np.swapaxes(self.C_inv, -1, -2) @ self.C_inv
+
+    def saved(self, t: int) -> tuple[np.ndarray, ...]:
+        """w, u, C_inv, S, Kf, J and a_filt of step t: what each pullback begins with."""
+        arrays = self.w, self.u, self.C_inv, self.S, self.Kf, self.J, self.out.a_filt
+        return tuple(X[t] for X in arrays)
 
 
 def kalman_filter(y, model: StateSpace) -> Filtered:
@@ -103,57 +123,41 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         If F is not positive definite at some step, which the message names.
     """
     y = check_data(y, model)
-    n, m, p = len(y), model.m, model.p
+    n, m, p, dtype = len(y), model.m, model.p, y.dtype
     observed = ~np.isnan(y)
+    y, o = np.where(observed, y, 0), observed.astype(dtype)
     c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
-    # A missing component predicts nothing and is worth nothing: zero its row of Z, d, H and y.
-    Z = Z * observed[:, :, np.newaxis]
-    d = d * observed
-    H = H * _pairs(observed)
-    y = np.where(observed, y, 0)
-    W = R @ Q @ np.swapaxes(R, -1, -2)
+    I_p, I_m = np.eye(p, dtype=dtype), np.eye(m, dtype=dtype)
 
-    dtype = y.dtype
-    a_filt, a_pred = np.empty((n, m), dtype), np.empty((n, m), dtype)
-    P_filt, P_pred = np.empty((n, m, m), dtype), np.empty((n, m, m), dtype)
-    y_hat, u, l = np.empty((n, p), dtype), np.empty((n, p), dtype), np.empty(n, dtype)
-    F, F_inv, Kf = (np.empty((n, *shape), dtype) for shape in [(p, p), (p, p), (m, p)])
-
-    a, P = model.a0, symmetrize(model.P0)
+    out = FilterOutputs(
+        *(np.empty((n, *shape), dtype) for shape in [(m,), (m,), (p,), (m, m), (m, m), (p, p), ()])
+    )
+    w, u = np.empty((n, p), dtype), np.empty((n, p), dtype)
+    C_inv, S, Kf, J, Z_seen = (
+        np.empty((n, *shape), dtype) for shape in [(p, p), (p, m), (m, p), (m, m), (p, m)]
+    )
+    a, P = model.a0, symmetric(model.P0)
     for t in range(n):
-        a_pred[t], P_pred[t] = a, P
-        y_hat[t] = Z[t] @ a + d[t]  # eq-filter-update
-        v = y[t] - y_hat[t]
-        F[t] = symmetrize(Z[t] @ P @ Z[t].T + H[t])
-        F_inv[t], logdet_F = _invert(F[t], observed[t], t)
-        u[t] = F_inv[t] @ v
-        Kf[t] = P @ Z[t].T @ F_inv[t]
-        a_filt[t] = a + Kf[t] @ v
-        # Joseph's form of P - Kf Z P: a sum of squares, not a difference of large numbers.
-        I_KZ = np.eye(m) - Kf[t] @ Z[t]  # in float64, whatever the model: it is what loses digits
-        P_filt[t] = symmetrize(I_KZ @ P @ I_KZ.T + Kf[t] @ H[t] @ Kf[t].T)
-        l[t] = -(observed[t].sum() * LOG_2PI + logdet_F + v @ u[t]) / 2  # eq-filter-loglik
-        a = T[t] @ a_filt[t] + c[t]  # eq-filter-predict
-        P = symmetrize(T[t] @ P_filt[t] @ T[t].T + W[t])
-    out = FilterOutputs(a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
-    return Filtered(out, u, F_inv, Kf, Z, observed)
+        out.a_pred[t], out.P_pred[t] = a, P
+        d_t, Z_seen[t], H_t = mask(o[t], d[t], Z[t], H[t])
+        try:
+            out.F[t], logdet, C_inv[t], S[t], Kf[t], J[t], out.P_filt[t], G = recursions.factor(
+                o[t], P, Z_seen[t], H_t, I_p, I_m
+            )
+        except np.linalg.LinAlgError:
+            raise _not_positive_definite(t) from None
+        out.y_hat[t], w[t], u[t], out.a_filt[t], out.l[t] = recursions.update(
+            y[t], o[t], a, d_t, Z_seen[t], logdet, C_inv[t], G
+        )
+        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], R[t] @ Q[t] @ R[t].T)
+    return Filtered(out, w, u, C_inv, S, Kf, J, Z_seen, observed)
 
 
-def _invert(F: np.ndarray, observed: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
-    """F^-1 (zero for missing components) and log|F| (of the observed ones)."""
-    missing = np.diag(~observed)
-    F = F + missing
-    if np.iscomplexobj(F):
-        phase, log_size = np.linalg.slogdet(F)  # Cholesky would conjugate
-        return np.linalg.inv(F) - missing, log_size + np.log(phase)
-    try:
-        C_inv = np.linalg.inv(np.linalg.cholesky(F))
-    except np.linalg.LinAlgError:
-        raise np.linalg.LinAlgError(
-            f"F = Z P Z' + H is not positive definite at step {t} (counted from 0); "
-            "is a covariance negative, or an observation known exactly in advance (H = P = 0)?"
-        ) from None
-    return C_inv.T @ C_inv - missing, -2 * np.log(np.diag(C_inv)).sum()
+def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
+    return np.linalg.LinAlgError(
+        f"F = Z P Z' + H is not positive definite at step {t} (counted from 0); "
+        "is a covariance negative, or an observation known exactly in advance (H = P = 0)?"
+    )
 
 
 def loglike(y, model: StateSpace) -> float:
@@ -174,10 +178,10 @@ def loglike(y, model: StateSpace) -> float:
     ValueError, numpy.linalg.LinAlgError
         As :func:`kalman_filter`.
     """
-    return kalman_filter(y, model).out.l.sum()
+    return _filter_in_parts(y, model)[0].sum()
 
 
-def loglike_and_grad(y, model: StateSpace) -> tuple[float, np.ndarray, StateSpace]:
+def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndarray, Gradients]:
     """Log-likelihood of a series and its gradient with respect to everything.
 
     Parameters
@@ -185,13 +189,15 @@ def loglike_and_grad(y, model: StateSpace) -> tuple[float, np.ndarray, StateSpac
     y : array (n, p)
         NaN marks a gap.
     model : StateSpace
+    weights : array (n,), optional
+        Weights of the steps in the log-likelihood; ones if None.
 
     Returns
     -------
     value : float
     dy : array (n, p)
         Zero in the gaps.
-    gradients : StateSpace
+    gradients : Gradients
         One array for each of the model's, of the same shape: per step where the model's array
         varies with time.  Those of P0, H and Q are symmetric.
 
@@ -200,14 +206,87 @@ def loglike_and_grad(y, model: StateSpace) -> tuple[float, np.ndarray, StateSpac
     ValueError, numpy.linalg.LinAlgError
         As :func:`kalman_filter`.
     """
+    l, (steps, B_t), filtered = _filter_in_parts(y, model)
+    n, k, observed = len(l), len(steps), ~np.isnan(y)
+    g = np.ones_like(l) if weights is None else np.asarray(weights)
+    T = model.over_time("T", n)
+    r, Pi = np.zeros(model.m, l.dtype), np.zeros((model.m, model.m), l.dtype)
+    per_step = []
+    if filtered and weights is None:
+        r, Pi, per_step = _pull_smoother(T[k:], filtered)
+    elif filtered:
+        bar = _complete(FilterOutputs(l=g[k:]), filtered.out)
+        r, Pi, per_step = _pull_outputs(T[k:], filtered, bar)
+    if k:
+        carried = square_root.carry(r, Pi, B_t)
+        for t in reversed(range(k)):
+            c_bar, W_bar = carried.r, carried.Pi
+            e, T_bar, Z_bar, H_bar, carried = square_root.pull_step(steps[t], carried, g[t], T[t])
+            per_step.insert(0, StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
+        r, Pi = square_root.at_the_start(carried, symmetric(model.P0))
+    return (g * l).sum() if weights is not None else l.sum(), *_accumulate(
+        model, r, Pi, per_step, observed
+    )
+
+
+def _filter_in_parts(y, model: StateSpace):
+    """The log-likelihood of each step (n,), the steps in roots, and the filter over the others.
+
+    The steps in roots come with the root that follows them: ([], None) where P0 is not vague. The
+    filter is None where they are all the steps there are.
+    """
     filtered = kalman_filter(y, model)
-    dy, gradients = smoother_form(model, filtered)
-    return filtered.out.l.sum(), dy, gradients
+    if not _loses_digits(filtered):
+        return filtered.out.l, ([], None), filtered
+    y, o = check_data(y, model), filtered.observed.astype(float)
+    n = len(y)
+    c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
+    l = filtered.out.l.copy()
+    steps, a, P, B_t, good = square_root.filter_roots(
+        np.where(filtered.observed, y, 0), o, model.a0, symmetric(model.P0), c, d, T, Z, H,
+        R @ Q @ np.swapaxes(R, -1, -2), l,
+    )  # fmt: skip
+    k = len(steps)
+    if not good:
+        raise _not_positive_definite(k)
+    if k == n:
+        return l, (steps, B_t), None
+    later = {name: X[k:] if name in model.time_varying else X for name, X in model.asdict().items()}
+    filtered = kalman_filter(y[k:], StateSpace(**(later | {"a0": a, "P0": P})))
+    l[k:] = filtered.out.l
+    return l, (steps, B_t), filtered
+
+
+def _loses_digits(filtered: Filtered) -> bool:
+    """Whether the first steps took nearly all of some predicted variance: P0 was vague.
+
+    Complex arrays are for complex steps, which the root of a singular matrix does not admit.
+    """
+    if np.iscomplexobj(filtered.w):
+        return False
+    before = np.diagonal(filtered.out.P_pred, axis1=1, axis2=2)
+    after = np.concatenate([before[1:], np.diagonal(filtered.out.P_filt[-1:], axis1=1, axis2=2)])
+    first = np.roll(np.cumsum(filtered.observed.sum(axis=1)), 1)
+    first[0] = 0
+    watched = first < square_root.WATCHED * before.shape[1]
+    return bool((after < square_root.LOST * np.maximum.accumulate(before))[watched].any())
+
+
+class StepGradients(NamedTuple):
+    """What one step gives to the gradients of y and of c, d, T, Z, H and W = R Q R'."""
+
+    y: np.ndarray
+    c: np.ndarray
+    d: np.ndarray
+    T: np.ndarray
+    Z: np.ndarray
+    H: np.ndarray
+    W: np.ndarray
 
 
 def reverse(
     model: StateSpace, filtered: Filtered, bar: FilterOutputs
-) -> tuple[np.ndarray, StateSpace]:
+) -> tuple[np.ndarray, Gradients]:
     r"""Form 1: the reverse recursion, for any scalar function of the filter's outputs.
 
     Parameters
@@ -222,7 +301,7 @@ def reverse(
     Returns
     -------
     dy : array (n, p)
-    gradients : StateSpace
+    gradients : Gradients
         As in :func:`loglike_and_grad`.
 
     Raises
@@ -230,48 +309,35 @@ def reverse(
     ValueError
         If a cotangent's shape is not its output's.
     """
-    out, u, F_inv, Kf, Z, observed = filtered
-    bar = _complete(bar, out)
-    (n, p), dtype = u.shape, u.dtype
-    T = model.over_time("T", n)
+    T = model.over_time("T", len(filtered.u))
+    parts = _pull_outputs(T, filtered, _complete(bar, filtered.out))
+    return _accumulate(model, *parts, filtered.observed)
 
-    per_step = _per_step(model, n, dtype)
-    dy = np.empty((n, p), dtype)
-    a_bar, P_bar = np.zeros(model.m, dtype), np.zeros((model.m, model.m), dtype)
-    for t in reversed(range(n)):
-        per_step["c"][t], per_step["W"][t] = a_bar, P_bar  # eq-ten-c
-        per_step["T"][t] = np.outer(a_bar, out.a_filt[t]) + 2 * P_bar @ T[t] @ out.P_filt[t]
-        a_filt_bar = T[t].T @ a_bar + bar.a_filt[t]  # eq-backprop-predict-a
-        P_filt_bar = symmetrize(T[t].T @ P_bar @ T[t]) + bar.P_filt[t]  # eq-backprop-predict-P
 
-        w, I_KZ = Kf[t].T @ a_filt_bar, np.eye(model.m) - Kf[t] @ Z[t]
-        v_bar = w - bar.l[t] * u[t]
-        dl_dF = bar.l[t] * (np.outer(u[t], u[t]) - F_inv[t]) / 2
-        per_step["H"][t] = (  # eq-backprop-H
-            dl_dF + bar.F[t] + symmetrize(Kf[t].T @ P_filt_bar @ Kf[t] - np.outer(w, u[t]))
+def _pull_outputs(T, filtered: Filtered, bar: FilterOutputs):
+    """The cotangents of a0 and P0, and the gradients of each step, from those of all outputs."""
+    out, m = filtered.out, T.shape[-1]
+    a_bar, P_bar = np.zeros(m, T.dtype), np.zeros((m, m), T.dtype)
+    per_step = []
+    for t in reversed(range(len(T))):
+        c_bar, W_bar = a_bar, P_bar  # eq-ten-c
+        T_bar, s, Pt = recursions.pull_predict(
+            a_bar, P_bar, T[t], out.a_filt[t], P_bar @ T[t] @ out.P_filt[t]
         )
-        dy[t], per_step["d"][t] = v_bar, bar.y_hat[t] - v_bar
-        per_step["Z"][t] = (  # eq-ten-Z-filtered
-            np.outer(u[t], out.P_filt[t] @ a_filt_bar)
-            - 2 * Kf[t].T @ P_filt_bar @ out.P_filt[t]
-            - bar.l[t] * Kf[t].T
-            - np.outer(v_bar, out.a_filt[t])
-            + np.outer(bar.y_hat[t], out.a_pred[t])
-            + 2 * bar.F[t] @ Z[t] @ out.P_pred[t]
+        s, Pt = s + bar.a_filt[t], Pt + bar.P_filt[t]
+        e, Z_bar, H_bar, a_bar, P_bar = recursions.pull_update(
+            s, Pt, bar.l[t], *filtered.saved(t), out.P_filt[t] @ s, Pt @ out.P_filt[t]
         )
-        # Products with I - Kf Z, not their expansion: its terms cancel where P_pred is large.
-        # And symmetric at every step: an antisymmetric part, once there, can grow without bound.
-        a_filt_bar = I_KZ.T @ a_filt_bar
-        a_bar = a_filt_bar + Z[t].T @ (bar.l[t] * u[t] + bar.y_hat[t]) + bar.a_pred[t]
-        P_bar = bar.P_pred[t] + symmetrize(  # eq-backprop-update-P
-            I_KZ.T @ P_filt_bar @ I_KZ
-            + np.outer(a_filt_bar, Z[t].T @ u[t])
-            + Z[t].T @ (dl_dF + bar.F[t]) @ Z[t]
+        more = recursions.pull_observed(
+            bar.y_hat[t], bar.F[t], out.a_pred[t], out.P_pred[t], filtered.Z[t]
         )
-    return dy * observed, _gather(model, a_bar, P_bar, per_step, observed)
+        a_bar, P_bar = a_bar + more[3] + bar.a_pred[t], P_bar + more[4] + bar.P_pred[t]
+        d_bar, Z_bar, H_bar = e + more[0], Z_bar + more[1], H_bar + more[2]
+        per_step.append(StepGradients(-e, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar))
+    return a_bar, P_bar, per_step[::-1]
 
 
-def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, StateSpace]:
+def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, Gradients]:
     r"""Form 2: the gradient of the log-likelihood by the disturbance smoother's recursions.
 
     With equal weights on all steps the adjoints of the predicted mean and covariance are
@@ -286,33 +352,25 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, St
     Returns
     -------
     dy : array (n, p)
-    gradients : StateSpace
+    gradients : Gradients
         As in :func:`loglike_and_grad`.
     """
-    out, u, F_inv, Kf, Z, observed = filtered
-    (n, _), dtype = u.shape, u.dtype
-    T = model.over_time("T", n)
+    T = model.over_time("T", len(filtered.u))
+    return _accumulate(model, *_pull_smoother(T, filtered), filtered.observed)
 
-    per_step = _per_step(model, n, dtype)
-    r, N = np.zeros(model.m, dtype), np.zeros((model.m, model.m), dtype)
-    for t in reversed(range(n)):
-        K = T[t] @ Kf[t]
-        L = T[t] - K @ Z[t]
-        e = u[t] - K.T @ r
-        D = symmetrize(F_inv[t] + K.T @ N @ K)
-        r_next, r = r, Z[t].T @ e + T[t].T @ r  # eq-adjoint-r-recursion
-        N_next, N = N, symmetrize(Z[t].T @ F_inv[t] @ Z[t] + L.T @ N @ L)  # eq-adjoint-N
-        # a_pred + P_pred r, and L P_pred below, but from the filtered moments: a vague P0 makes the
-        # predicted ones large, and their difference would lose digits.
-        a_smooth = out.a_filt[t] + out.P_filt[t] @ (T[t].T @ r_next)
 
-        per_step["c"][t], per_step["d"][t] = r_next, e
-        per_step["W"][t] = (np.outer(r_next, r_next) - N_next) / 2  # eq-adjoint-W
-        per_step["H"][t] = (np.outer(e, e) - D) / 2  # eq-adjoint-H
-        per_step["T"][t] = np.outer(r_next, a_smooth) - N_next @ T[t] @ out.P_filt[t]
-        per_step["Z"][t] = np.outer(e, a_smooth) + K.T @ N_next @ T[t] @ out.P_filt[t] - Kf[t].T
-    dy = -per_step["d"] * observed
-    return dy, _gather(model, r, (np.outer(r, r) - N) / 2, per_step, observed)
+def _pull_smoother(T, filtered: Filtered):
+    """The gradients of a0, of P0, and of each step."""
+    P_filt, m = filtered.out.P_filt, T.shape[-1]
+    r, N = np.zeros(m, P_filt.dtype), np.zeros((m, m), P_filt.dtype)
+    per_step = []
+    for t in reversed(range(len(T))):
+        c_bar = r
+        e, T_bar, Z_bar, H_bar, W_bar, r, N = recursions.pull_smooth(
+            r, N, T[t], *filtered.saved(t), P_filt[t]
+        )
+        per_step.append(StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
+    return r, (np.outer(r, r) - N) / 2, per_step[::-1]
 
 
 def forward_sensitivities(
@@ -341,8 +399,9 @@ def forward_sensitivities(
     ValueError
         If a direction has an unknown name or a wrong shape; or as :func:`kalman_filter`.
     """
-    out, u, F_inv, Kf, Z, observed = kalman_filter(y, model)
-    n = len(u)
+    filtered = kalman_filter(y, model)
+    out, u, F_inv, Kf = filtered.out, filtered.u, filtered.F_inv, filtered.Kf
+    Z, observed, n = filtered.Z, filtered.observed, len(filtered.u)
     dot = _dots(y, model, directions)
     T, R, Q = (model.over_time(name, n) for name in "TRQ")
     both = _pairs(observed)
@@ -357,21 +416,21 @@ def forward_sensitivities(
         a, P, P_filt = out.a_pred[t], out.P_pred[t], out.P_filt[t]
         dZ = at("Z", t) * observed[t][:, np.newaxis] + np.zeros_like(Z[t])
         dM = dP @ Z[t].T + P @ np.swapaxes(dZ, -1, -2)
-        dF = symmetrize(2 * dZ @ P @ Z[t].T + Z[t] @ dP @ Z[t].T + at("H", t) * both[t])
+        dF = _symmetric(2 * dZ @ P @ Z[t].T + Z[t] @ dP @ Z[t].T + at("H", t) * both[t])
         dv = (at("y", t) - at("d", t)) * observed[t] - dZ @ a - da @ Z[t].T
         du = (dv - dF @ u[t]) @ F_inv[t]
         slopes += (dF @ u[t] / 2 - dv) @ u[t] - np.einsum("ij,kji->k", F_inv[t], dF) / 2
         da_filt = da + dM @ u[t] + du @ (P @ Z[t].T).T
-        dP_filt = dP + Kf[t] @ dF @ Kf[t].T - 2 * symmetrize(dM @ Kf[t].T)
+        dP_filt = dP + Kf[t] @ dF @ Kf[t].T - 2 * _symmetric(dM @ Kf[t].T)
 
         dT, dR = at("T", t) + np.zeros_like(T[t]), at("R", t) + np.zeros_like(R[t])
         da = dT @ out.a_filt[t] + da_filt @ T[t].T + at("c", t)
-        dP = 2 * symmetrize(dT @ P_filt @ T[t].T + dR @ Q[t] @ R[t].T)
+        dP = 2 * _symmetric(dT @ P_filt @ T[t].T + dR @ Q[t] @ R[t].T)
         dP = dP + T[t] @ dP_filt @ T[t].T + R[t] @ (at("Q", t) + np.zeros_like(Q[t])) @ R[t].T
     return out.l.sum(), slopes
 
 
-def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, StateSpace]:
+def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, Gradients]:
     """The whole gradient by form 3: one direction for every entry of every array.
 
     Parameters and returns as in :func:`loglike_and_grad`.  The cost grows with the number of
@@ -381,20 +440,16 @@ def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, State
     gradients = {}
     for name, X in {"y": y, **model.asdict()}.items():
         units = np.eye(X.size, dtype=X.dtype).reshape(X.size, *X.shape)
-        units = symmetrize(units) if name in SYMMETRIC else units
+        units = _symmetric(units) if name in SYMMETRIC else units
         value, slopes = forward_sensitivities(y, model, {name: units})
         gradients[name] = slopes.reshape(X.shape)
     dy = gradients.pop("y")
-    return value, dy, StateSpace(**gradients)
+    return value, dy, Gradients(**gradients)
 
 
-def _per_step(model: StateSpace, n: int, dtype) -> dict[str, np.ndarray]:
-    """Room for the gradient of each step, by array; W = R Q R' stands for R and Q."""
-    dims = {name: SHAPES[name] for name in "cdTZH"} | {"W": ("m", "m")}
-    return {
-        name: np.empty((n, *(getattr(model, dim) for dim in letters)), dtype)
-        for name, letters in dims.items()
-    }
+def _symmetric(X: np.ndarray) -> np.ndarray:
+    """The symmetric part of the last two axes."""
+    return (X + np.swapaxes(X, -1, -2)) / 2
 
 
 def _pairs(observed: np.ndarray) -> np.ndarray:
@@ -409,26 +464,29 @@ def _complete(bar: FilterOutputs, out: FilterOutputs) -> FilterOutputs:
         given = np.zeros_like(X) if given is None else np.asarray(given)
         if given.shape != X.shape:
             raise ValueError(f"the cotangent of {name} has shape {given.shape}, expected {X.shape}")
-        arrays.append(symmetrize(given) if X.ndim == 3 else given)
+        arrays.append(_symmetric(given) if X.ndim == 3 else given)
     return FilterOutputs(*arrays)
 
 
-def _gather(model, a0_bar, P0_bar, per_step, observed) -> StateSpace:
-    """Gradients of the model's arrays from the per-step ones of c, d, T, Z, H and W = R Q R'."""
+def _accumulate(
+    model: StateSpace, a0_bar, P0_bar, per_step: list[StepGradients], observed
+) -> tuple[np.ndarray, Gradients]:
+    """dy and the gradients of the model's arrays, from those of the steps."""
     n = len(observed)
-    R, Q, W_bar = model.over_time("R", n), model.over_time("Q", n), per_step["W"]
-    per_step = {
-        "c": per_step["c"],
-        "d": per_step["d"] * observed,
-        "T": per_step["T"],
-        "Z": per_step["Z"] * observed[:, :, np.newaxis],
-        "R": 2 * W_bar @ R @ Q,
-        "H": per_step["H"] * _pairs(observed),
-        "Q": symmetrize(np.swapaxes(R, -1, -2) @ W_bar @ R),
+    R, Q = model.over_time("R", n), model.over_time("Q", n)
+    y_bar, c, d, T, Z, H, W = (np.stack(X) for X in zip(*per_step, strict=True))
+    over_time = {
+        "c": c,
+        "d": d * observed,
+        "T": T,
+        "Z": Z * observed[:, :, np.newaxis],
+        "R": 2 * W @ R @ Q,
+        "H": H * _pairs(observed),
+        "Q": _symmetric(np.swapaxes(R, -1, -2) @ W @ R),
     }
     varying = model.time_varying
-    sums = {name: X if name in varying else X.sum(axis=0) for name, X in per_step.items()}
-    return StateSpace(a0=a0_bar, P0=P0_bar, **sums)
+    sums = {name: X if name in varying else X.sum(axis=0) for name, X in over_time.items()}
+    return y_bar * observed, Gradients(a0=a0_bar, P0=P0_bar, **sums)
 
 
 def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

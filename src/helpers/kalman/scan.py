@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
 
-from helpers.kalman.model import NAMES, SHAPES, STATIC
+from helpers.kalman.recursions import (
+    cholesky,
+    factor,
+    mask,
+    outer,
+    predict,
+    pull_observed,
+    pull_predict,
+    pull_update,
+    solve,
+    symmetric,
+    update,
+)
 from helpers.kalman.reference import FilterOutputs
-
-LOG_2PI = np.log(2 * np.pi)
+from helpers.statespace import NAMES, SHAPES, STATIC
 
 
 def symbolic_model(time_varying: tuple[str, ...] = (), dtype: str = "float64") -> dict:
@@ -68,19 +78,12 @@ def kalman_step(y, a, P, c, d, T, Z, H, W) -> list:
     list of TensorVariable
         a_filt (m,), a_next (m,), y_hat (p,), P_filt (m, m), P_next (m, m), F (p, p), l ().
     """
-    y, d, Z, H, observed = _mask(y, d, Z, H)
-    y_hat = Z @ a + d
-    v = y - y_hat
-    F = Z @ P @ Z.T + H
-    F_chol = pt.linalg.cholesky(F + pt.diag(1 - observed))
-    u = pt.linalg.cho_solve((F_chol, True), v)
-    Kf = pt.linalg.cho_solve((F_chol, True), Z @ P.T).T
-    a_filt = a + Kf @ v
-    I_KZ = pt.eye(a.shape[0]) - Kf @ Z
-    P_filt = I_KZ @ P @ I_KZ.T + Kf @ H @ Kf.T
-    logdet_F = 2 * pt.log(pt.diag(F_chol)).sum()
-    l = -(observed.sum() * LOG_2PI + logdet_F + v @ u) / 2
-    return [a_filt, T @ a_filt + c, y_hat, P_filt, T @ P_filt @ T.T + W, F, l]
+    y, o = _observed(y)
+    d, Z, H = mask(o, d, Z, H)
+    F, logdet, C_inv, _, _, _, P_filt, G = factor(o, P, Z, H, *_identities(d, a))
+    y_hat, _, _, a_filt, l = update(y, o, a, d, Z, logdet, C_inv, G)
+    a_next, P_next = predict(a_filt, P_filt, c, T, W)
+    return [a_filt, a_next, y_hat, P_filt, P_next, F, l]
 
 
 def step_pullback(inputs, outputs, cotangents) -> list:
@@ -101,47 +104,33 @@ def step_pullback(inputs, outputs, cotangents) -> list:
         One for each input; those of P, H and W are symmetric.
     """
     y, a, P, _, d, T, Z, H, _ = inputs
-    a_filt, _, y_hat, P_filt, _, F, _ = outputs
+    a_filt, _, _, P_filt, _, _, _ = outputs
     a_filt_bar, a_bar, y_hat_bar, P_filt_bar, P_bar, F_bar, l_bar = (
         pt.zeros_like(output) if isinstance(bar.type, DisconnectedType) else bar
         for bar, output in zip(cotangents, outputs, strict=True)
     )
-    y, d, Z, H, observed = _mask(y, d, Z, H)
-    missing = pt.diag(1 - observed)
-    F_inv = pt.linalg.inv(F + missing) - missing
-    u = F_inv @ (y - y_hat)
-    Kf = P @ Z.T @ F_inv
-    P_bar, P_filt_bar = _symmetrize(P_bar), _symmetrize(P_filt_bar)
+    y, o = _observed(y)
+    d, Z, H = mask(o, d, Z, H)
+    # What the update computed stands in the graph already: PyTensor merges the two.
+    _, logdet, C_inv, S, Kf, J, _, G = factor(o, P, Z, H, *_identities(d, a))
+    _, w, u, _, _ = update(y, o, a, d, Z, logdet, C_inv, G)
 
-    T_bar = pt.outer(a_bar, a_filt) + 2 * P_bar @ T @ P_filt
-    a_filt_bar = T.T @ a_bar + a_filt_bar
-    P_filt_bar = _symmetrize(T.T @ P_bar @ T) + P_filt_bar
-    w, I_KZ = Kf.T @ a_filt_bar, pt.eye(a.shape[0]) - Kf @ Z
-    v_bar = w - l_bar * u
-    dl_dF = l_bar * (pt.outer(u, u) - F_inv) / 2
-    F_bar = _symmetrize(F_bar)
-    H_bar = dl_dF + F_bar + _symmetrize(Kf.T @ P_filt_bar @ Kf - pt.outer(w, u))
-    Z_bar = (
-        pt.outer(u, P_filt @ a_filt_bar)
-        - 2 * Kf.T @ P_filt_bar @ P_filt
-        - l_bar * Kf.T
-        - pt.outer(v_bar, a_filt)
-        + pt.outer(y_hat_bar, a)
-        + 2 * F_bar @ Z @ P
+    P_bar = symmetric(P_bar)
+    T_bar, s, Pt = pull_predict(a_bar, P_bar, T, a_filt, P_bar @ T @ P_filt)
+    s, Pt = s + a_filt_bar, Pt + symmetric(P_filt_bar)
+    e, Z_bar, H_bar, a_before, P_before = pull_update(
+        s, Pt, l_bar, w, u, C_inv, S, Kf, J, a_filt, P_filt @ s, Pt @ P_filt
     )
-    a_filt_bar = I_KZ.T @ a_filt_bar  # what passes the update
-    P_pred_bar = _symmetrize(
-        I_KZ.T @ P_filt_bar @ I_KZ + pt.outer(a_filt_bar, Z.T @ u) + Z.T @ (dl_dF + F_bar) @ Z
-    )
+    more = pull_observed(y_hat_bar, symmetric(F_bar), a, P, Z)
     return [
-        v_bar * observed,
-        a_filt_bar + Z.T @ (l_bar * u + y_hat_bar),
-        P_pred_bar,
+        -e * o,
+        a_before + more[3],
+        P_before + more[4],
         a_bar,
-        (y_hat_bar - v_bar) * observed,
+        (e + more[0]) * o,
         T_bar,
-        Z_bar * observed[:, None],
-        H_bar * pt.outer(observed, observed),
+        (Z_bar + more[1]) * o[:, None],
+        (H_bar + more[2]) * outer(o, o),
         P_bar,
     ]
 
@@ -203,8 +192,12 @@ def filter_graph(y, a0, P0, c, d, T, Z, R, H, Q, step: Callable = kalman_step) -
             raise ValueError(f"{name} has {X.ndim} dimensions, expected {len(SHAPES[name])}")
 
     R, Q = arrays.pop("R"), arrays.pop("Q")
-    stepwise = {name: arrays[name] for name in "cdTZH"}
-    stepwise["W"] = R @ Q @ R.mT
+    return filter_graph_W(y, **arrays, W=R @ Q @ R.mT, step=step)
+
+
+def filter_graph_W(y, a0, P0, c, d, T, Z, H, W, step: Callable = kalman_step):  # noqa: N802
+    """:func:`filter_graph` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
+    stepwise = {"c": c, "d": d, "T": T, "Z": Z, "H": H, "W": W}
     moving = [name for name, X in stepwise.items() if X.ndim > len(SHAPES.get(name, "mm"))]
     fixed = [name for name in stepwise if name not in moving]
 
@@ -216,23 +209,32 @@ def filter_graph(y, a0, P0, c, d, T, Z, R, H, Q, step: Callable = kalman_step) -
     a_filt, a_next, y_hat, P_filt, P_next, F, l = pytensor.scan(
         inner,
         sequences=[y, *(stepwise[name] for name in moving)],
-        outputs_info=[None, arrays["a0"], None, None, arrays["P0"], None, None],
+        outputs_info=[None, a0, None, None, P0, None, None],
         non_sequences=[stepwise[name] for name in fixed],
         strict=True,
         return_updates=False,
     )
-    a_pred = pt.concatenate([arrays["a0"][None], a_next[:-1]])
-    P_pred = pt.concatenate([arrays["P0"][None], P_next[:-1]])
+    a_pred = pt.concatenate([a0[None], a_next[:-1]])
+    P_pred = pt.concatenate([P0[None], P_next[:-1]])
     return FilterOutputs(a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
 
 
-def _mask(y, d, Z, H):
-    """Zero what belongs to missing components; and a vector with a one for each observed one."""
+def _observed(y):
+    """y with zeros for what is missing; and a vector with a one for each observed component."""
     missing = pt.isnan(y)
-    observed = (1 - missing).astype(y.dtype)
-    y = pt.switch(missing, 0, y)
-    return y, d * observed, Z * observed[:, None], H * pt.outer(observed, observed), observed
+    return pt.switch(missing, 0, y), (1 - missing).astype(y.dtype)
 
 
-def _symmetrize(G):
-    return (G + G.T) / 2
+def _identities(d, a):
+    return pt.eye(d.shape[0], dtype=a.dtype), pt.eye(a.shape[0], dtype=a.dtype)
+
+
+@cholesky.register(pt.TensorVariable)
+def _(F):
+    C = pt.linalg.cholesky(F)
+    return C, 2 * pt.log(pt.diag(C)).sum()
+
+
+@solve.register(pt.TensorVariable)
+def _(C, B):
+    return pt.linalg.solve_triangular(C, B, lower=True)

@@ -15,7 +15,7 @@ from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.filters.utilities import missing_mask
 from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES
 
-from helpers.kalman.op import kalman_filter_outputs, kalman_loglike
+from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
 
 SUPPORTED = "0.15"
 
@@ -52,13 +52,12 @@ class ClosedFormFilter(StandardFilter):
         missing = missing_mask(data, self.missing_fill_value)
         y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
         H = H + self.cov_jitter * pt.eye(H.shape[-1])
-        if self.cov_jitter:
-            R, Q = _with_noise(T, R, Q, self.cov_jitter)
+        W = _shocks(T, R, Q, self.cov_jitter)
 
-        model = (a0, P0, c, d, T, Z, R, H, Q)
-        loglike = kalman_loglike(y, *model)
+        model = (a0, P0, c, d, T, Z, H, W)
+        loglike = loglike_from_W(y, *model)
         loglike.name = "loglike_obs"
-        out = kalman_filter_outputs(y, *model)
+        out = filter_outputs_from_W(y, *model)
         jitter_where_missing = self.cov_jitter * missing[:, :, None] * pt.eye(d.shape[-1])
         outputs = [
             out.a_filt,
@@ -77,24 +76,21 @@ class ClosedFormFilter(StandardFilter):
 FILTER_OUTPUT_NAMES_IN_ORDER = [FILTER_OUTPUT_NAMES[k] for k in (0, 1, 4, 2, 3, 5)]
 
 
-def _with_noise(T, R, Q, jitter):
-    """R and Q with the jitter of the filtered covariance, T (jitter I) T', as shocks of its own."""
-    steps = [X.shape[0] for X in (T, R, Q) if X.ndim == 3]
+def _shocks(T, R, Q, jitter):
+    """W = R Q R' with the jitter of each filtered covariance, T (jitter I) T' in what it predicts.
+
+    As one product: PyTensor 3.3.7 takes T T' apart by the blocks of a structural model's T, and
+    stumbles over an empty one.
+    """
+    if not jitter:
+        return R @ Q @ R.mT
+    RQ = R @ Q
+    steps = [X.shape[0] for X in (T, RQ) if X.ndim == 3]
     if steps:
-        T, R, Q = (
-            X if X.ndim == 3 else pt.broadcast_to(X, (steps[0], *X.shape)) for X in (T, R, Q)
+        T, R, RQ = (
+            X if X.ndim == 3 else pt.broadcast_to(X, (steps[0], *X.shape)) for X in (T, R, RQ)
         )
-    m, r = T.shape[-1], Q.shape[-1]
-    wider = pt.concatenate([R, T], axis=-1)
-    noise = jitter * pt.eye(m)
-    if steps:
-        noise = pt.broadcast_to(noise, (steps[0], m, m))
-        upper = pt.concatenate([Q, pt.zeros((steps[0], r, m))], axis=-1)
-        lower = pt.concatenate([pt.zeros((steps[0], m, r)), noise], axis=-1)
-    else:
-        upper = pt.concatenate([Q, pt.zeros((r, m))], axis=-1)
-        lower = pt.concatenate([pt.zeros((m, r)), noise], axis=-1)
-    return wider, pt.concatenate([upper, lower], axis=-2)
+    return pt.concatenate([RQ, jitter * T], axis=-1) @ pt.concatenate([R, T], axis=-1).mT
 
 
 def register_filter(name: str = "closed_form") -> None:

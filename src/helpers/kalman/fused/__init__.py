@@ -1,0 +1,171 @@
+"""The log-likelihood of a whole series and its closed-form gradient, compiled, behind one door.
+
+A pass filters (:mod:`~helpers.kalman.fused.forward`) and, where a gradient is wanted, runs the
+disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It computes what
+:mod:`helpers.kalman.reference` computes, and tests hold the two together. What makes it fast:
+
+- products of small matrices in registers (:mod:`~helpers.kalman.fused.tiles`), in one block of
+  memory (:mod:`~helpers.kalman.fused.layout`);
+- rows of T that are nearly empty are followed by their non-zeros;
+- what is not wanted is neither computed nor kept;
+- in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
+  over its steps come by doubling.
+
+:func:`loglike` and :func:`loglike_and_grad` are for NumPy, :mod:`~helpers.kalman.fused.entry` is
+what compiled code calls. Importing this package compiles nothing; the first call does, once for
+each machine and version, and says so: :func:`warmup` does it at a time of one's own choosing.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from helpers.kalman.fused import building
+from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.reference import _not_positive_definite
+from helpers.statespace import STATIC, Gradients, StateSpace, check_data
+
+__all__ = ["loglike", "loglike_and_grad", "warmup"]
+
+
+def loglike(y, model: StateSpace, tol: float = TOLERANCE) -> float:
+    """Log-likelihood of a series.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+        Real; the computation is in float64.
+    tol : float
+        What a covariance that is taken to be in its steady state may miss, relative to its own
+        size; 0 for no steady state.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        If ``y`` does not fit the model or ``tol`` is negative.
+    numpy.linalg.LinAlgError
+        If F is not positive definite at some step, which the message names.
+    MemoryError
+    """
+    l = _entry().loglike(*_arrays(y, model), _tolerance(tol))
+    if np.isnan(l).any():
+        loglike_and_grad(y, model, tol)  # raises, and names the step
+    return float(l.sum())
+
+
+def loglike_and_grad(
+    y, model: StateSpace, tol: float = TOLERANCE, weights=None
+) -> tuple[float, np.ndarray, Gradients]:
+    """Log-likelihood of a series and its gradient with respect to everything.
+
+    Parameters
+    ----------
+    y, model, tol
+        As :func:`loglike`.
+    weights : array (n,), optional
+        Weights of the steps in the log-likelihood; ones if None.
+
+    Returns
+    -------
+    value : float
+    dy : array (n, p)
+        Zero in the gaps.
+    gradients : Gradients
+        One array for each of the model's, of the same shape: per step where the model's array
+        varies with time. Those of P0, H and Q are symmetric.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError
+        As :func:`loglike`.
+    """
+    arrays = _arrays(y, model)
+    n = len(arrays[0])
+    plain = weights is None
+    weights = np.ones(n) if plain else np.asarray(weights, dtype=float)
+    if weights.shape != (n,):
+        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
+    l, out, dy, report = _entry().loglike_and_grad(
+        *arrays, weights, True, True, True, True, _tolerance(tol)
+    )
+    if report[0] < n and np.isnan(l).all():
+        raise _not_positive_definite(int(report[0]))
+    R, Q, W = model.over_time("R", n), model.over_time("Q", n), out.W
+    if len(W) == 1 and "R" not in model.time_varying and "Q" not in model.time_varying:
+        R, Q = R[:1], Q[:1]
+    Q_bar = np.swapaxes(R, -1, -2) @ W @ R
+    bars = out._asdict() | {
+        "R": 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2),
+        "Q": (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2,
+    }
+    varying = model.time_varying
+    return (
+        float(l.sum() if plain else weights @ l),
+        dy,
+        Gradients(
+            **{
+                x: bars[x] if x in (*STATIC, *varying) else bars[x].sum(axis=0)
+                for x in Gradients._fields
+            }
+        ),
+    )
+
+
+def warmup(progress: bool = True) -> float:
+    """Compile the pass, or load it from disk where that was done before.
+
+    Parameters
+    ----------
+    progress : bool
+        Say on stderr that it happens, and how long it took.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    start = time.perf_counter()
+    _entry(announce=progress)
+    one = np.eye(1)
+    model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
+    loglike(one, model)
+    loglike_and_grad(one, model)
+    for name in ("roots", "outputs"):
+        building.load(f"helpers.kalman.fused.{name}", progress)
+    return time.perf_counter() - start
+
+
+def _arrays(y, model: StateSpace) -> list[np.ndarray]:
+    """y, a0, P0, c, d, T, Z, H and W = R Q R', the last six with a time axis of length 1 or n."""
+    if np.iscomplexobj(y) or np.iscomplexobj(model.a0):
+        raise TypeError(
+            'complex arrays need method="reference": the compiled filter takes real ones'
+        )
+    y = check_data(y, model)
+    X = {
+        x: A if x in (*STATIC, *model.time_varying) else A[np.newaxis]
+        for x, A in model.asdict().items()
+    }
+    W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
+    return [y, *(X[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")), W]
+
+
+def _tolerance(tol) -> float:
+    if not tol >= 0:
+        raise ValueError(f"tol is {tol!r}, expected a number that is not negative")
+    return float(tol)
+
+
+def _entry(announce: bool | None = None):
+    """The compiled functions. Compiling takes half a minute: whoever waits for it is told why."""
+    name = "helpers.kalman.fused.entry"
+    if name in sys.modules:
+        return sys.modules[name]
+    return building.load(name, announce)

@@ -1,0 +1,91 @@
+"""The first compilation: announced, and done once by several processes that start together."""
+
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from hashlib import sha256
+from pathlib import Path
+
+PATIENCE = 600  # seconds after which a process no longer waits for another one
+SILENT = 3  # seconds that need no word
+
+
+def load(name: str, announce: bool | None = None):
+    """Import the module ``name``, whose import compiles, one process at a time.
+
+    A process that finds another one at it waits, and then finds the machine code on disk. A line on
+    stderr says what takes so long, unless ``announce`` is False; None says so only where somebody
+    may read it, on a terminal.
+    """
+    if announce is None:
+        announce = sys.stderr is not None and sys.stderr.isatty()
+    start = time.perf_counter()
+    with _alone(), _told(announce, start):
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _told(announce: bool, start: float):
+    def say():
+        print(
+            "Compiling the Kalman filter: about half a minute, once on this machine.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    timer = threading.Timer(SILENT, say)
+    if announce:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        took = time.perf_counter() - start
+        if announce and took > SILENT:
+            print(f"The Kalman filter is compiled: {took:.0f} s.", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _alone():
+    """Hold a lock among the processes of this user, or go on without one where there is none."""
+    # One lock for each copy of the package: others compile for themselves.
+    copy = sha256(str(Path(__file__).parent).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"kalman-by-hand-{copy}.lock"
+    handle, end = None, time.monotonic() + PATIENCE
+    while handle is None and time.monotonic() < end:
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.write(handle, str(os.getpid()).encode())
+        except FileExistsError:
+            if _abandoned(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            time.sleep(0.2)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether the process that holds the lock is gone, or has held it for too long."""
+    try:
+        if time.time() - path.stat().st_mtime > PATIENCE:
+            return True
+        if os.name != "nt":  # there, asking for a process by its number would end it
+            os.kill(int(path.read_text() or os.getpid()), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):  # the lock is gone, or its owner another user's: look again
+        return False
+    return False

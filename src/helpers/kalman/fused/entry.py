@@ -1,0 +1,276 @@
+"""The whole pass, and how compiled code calls it: by address, with everything checked before.
+
+A function that calls the pass by its symbol does not carry its code: PyTensor compiles each of its
+functions in a second or two, and the pass is compiled once for each machine, on its first use, and
+kept on disk under a name that changes with every line of its sources.
+"""
+
+import ctypes
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import llvmlite.binding
+import numpy as np
+from numba import carray, cfunc, njit, types
+
+from helpers.kalman.fused.forward import DONE, VAGUE, Steps
+from helpers.kalman.fused.inputs import (
+    Arrays,
+    NonZeros,
+    Observed,
+    Wanted,
+    find_non_zeros,
+    look_at,
+    varies,
+)
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal, one_pass
+from helpers.kalman.fused.tiles import jitable
+
+
+def source_digest(folder: Path = Path(__file__).parent) -> str:
+    """A digest of all that is compiled here, which names what is kept of it on disk."""
+    files = sorted(folder.glob("*.py"), key=lambda path: path.name)
+    files += [folder.parent / "recursions.py", folder.parent / "square_root.py"]
+    text = b"".join(path.name.encode() + path.read_bytes() for path in files)
+    return sha256(text).hexdigest()[:16]
+
+
+DIGEST = source_digest()  # of the sources as they were imported
+
+
+def kept_on_disk(compile):
+    """Numba looks at no file but a function's own to see whether its machine code is still good.
+
+    So the name under which it is kept is made to change with all of them.
+    """
+
+    def decorate(function):
+        function.__qualname__ += f"_{DIGEST}"
+        return compile(function)
+
+    return decorate
+
+
+_REALS, _INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
+PASS = types.int64(
+    types.intp, _INTEGERS, types.CPointer(types.uint8), _INTEGERS, _INTEGERS, _INTEGERS,
+    types.float64, *[_REALS] * 20,
+)  # fmt: skip
+
+
+def compiled_once(function):
+    """A function of :data:`PASS` as machine code, and what calls it by its address."""
+    code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(function)
+    llvmlite.binding.add_symbol("helpers_kalman_pass", code.address)
+    return types.ExternalFunction("helpers_kalman_pass", PASS)
+
+
+@jitable
+def bundle(sizes, a0, P0, c, d, T, Z, H, W):
+    """Arrays by their addresses and ``sizes``: n, p, m and the lengths over time of c ... W."""
+    p, m = sizes[1], sizes[2]
+    return Arrays(
+        carray(a0, m), carray(P0, (m, m)), carray(c, (sizes[3], m)), carray(d, (sizes[4], p)),
+        carray(T, (sizes[5], m, m)), carray(Z, (sizes[6], p, m)), carray(H, (sizes[7], p, p)),
+        carray(W, (sizes[8], m, m)),
+    )  # fmt: skip
+
+
+def _pass(
+    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
+    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """`one_pass` with arrays by their addresses.
+
+    ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then 0 or 1: whether there is
+    a way back, the four of `Wanted`, whether to watch for a vague P0. ``report`` receives the step
+    at which the pass ended, the number of steps in roots, and the first step of the first steady
+    state (n if there is none). Returns how it ended; 0 if it could not finish.
+    """
+    num = carray(sizes, 15)
+    n, p, m = num[0], num[1], num[2]
+    model = bundle(num, a0, P0, c, d, T, Z, H, W)
+    out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    saved = Saved(num[9] != 0, num[9] != 0 and (wanted.T or wanted.Z))
+    room = carray(indices, 2 * n + 2 * (m + 1) + 2 * m * m)
+    at = 2 * n
+    rows = NonZeros(room[at : at + m + 1], room[at + m + 1 : at + m + 1 + m * m])
+    at += m + 1 + m * m
+    columns = NonZeros(room[at : at + m + 1], room[at + m + 1 : at + m + 1 + m * m])
+    observed = Observed(carray(entries, (n, p)), room[:n])
+    steps, ys, weights = Steps(carray(l, n), room[n : 2 * n]), carray(y, (n, p)), carray(l_bar, n)
+    look_at(ys, observed)
+    varying, equal = varies(model), num[9] == 0 or all_equal(weights)
+    sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
+    find_non_zeros(model.T, True, columns)
+    how, t = one_pass(
+        w, carray(header, HEADER), ys, model, saved, varying, sparse, (rows, columns), wanted,
+        weights, equal, tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)),
+        out,
+    )  # fmt: skip
+    told = carray(report, 3)
+    told[0], told[1], told[2] = t, 0, n
+    if how == DONE:
+        for k in range(n - 1, -1, -1):
+            if steps.steady_from[k] >= 0:
+                told[2] = steps.steady_from[k]
+    return how
+
+
+call_pass = compiled_once(_pass)
+
+
+def _pass_from_roots(*arguments):
+    """`_pass` with its first steps in roots, for a vague P0: compiled when it is first needed."""
+    from helpers.kalman.fused.building import load
+
+    module = __name__.replace("entry", "roots")
+    return (sys.modules.get(module) or load(module)).pass_from_roots(*arguments)
+
+
+_ARGUMENTS = [
+    *[ctypes.c_void_p] * 6, ctypes.c_double, *[ctypes.c_void_p] * 20
+]  # fmt: skip
+_python_pass_from_roots = ctypes.CFUNCTYPE(ctypes.c_int64, *_ARGUMENTS)(_pass_from_roots)
+_address = ctypes.cast(_python_pass_from_roots, ctypes.c_void_p).value
+llvmlite.binding.add_symbol("helpers_kalman_pass_from_roots", _address)
+_call_pass_from_roots = types.ExternalFunction("helpers_kalman_pass_from_roots", PASS)
+
+OUT_OF_MEMORY = "the Kalman filter ran out of memory; it needs about n (m + p) (m + 3 p) doubles"
+
+
+@jitable
+def contiguous(x):
+    """A copy as a contiguous float64 array, whatever the layout and type of x."""
+    out = np.empty(x.shape)
+    # Not `out[...] = x`: the error for shapes that differ takes Numba a second to compile.
+    for i, value in np.ndenumerate(x):
+        out[i] = value
+    return out
+
+
+@jitable
+def check(y, model, l_bar):
+    """Raise where the sizes do not fit: a pass would read what is not there."""
+    n, p = y.shape
+    m = len(model.a0)
+    if n == 0 or p == 0 or m == 0:
+        raise ValueError("y or a0 is empty")
+    for X in (model.c, model.d):
+        if X.shape[0] != 1 and X.shape[0] != n:
+            raise ValueError("c or d varies over time, but not over as many steps as y has")
+    for X in (model.T, model.Z, model.H, model.W):
+        if X.shape[0] != 1 and X.shape[0] != n:
+            raise ValueError("T, Z, H or R Q R' varies over time, but not over as many steps as y")
+    if model.P0.shape != (m, m):
+        raise ValueError("P0 does not have shape (m, m), with m the length of a0")
+    if model.c.shape[1] != m:
+        raise ValueError("c does not have length m, the length of a0")
+    if model.d.shape[1] != p:
+        raise ValueError("d does not have length p, the number of columns of y")
+    if model.T.shape[1:] != (m, m):
+        raise ValueError("T does not have shape (m, m), with m the length of a0")
+    if model.Z.shape[1:] != (p, m):
+        raise ValueError("Z does not have shape (p, m): columns of y, length of a0")
+    if model.H.shape[1:] != (p, p):
+        raise ValueError("H does not have shape (p, p), with p the number of columns of y")
+    if model.W.shape[1:] != (m, m):
+        raise ValueError("R Q R' does not have shape (m, m), with m the length of a0")
+    if len(l_bar) != n:
+        raise ValueError("l_bar does not have length n, the number of rows of y")
+
+
+@jitable
+def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
+    """Run the pass on checked, contiguous arrays. Returns how it ended."""
+    n, p = y.shape
+    m = len(model.a0)
+    saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
+    header = np.empty(HEADER, np.int64)
+    # From the start of a cache line on, so that no vector lies in two.
+    memory = np.empty(lay_out(Sizes(n, p, m), saved, header) + 8)
+    w = (memory.ctypes.data + 63) // 64 * 64
+    header = memory.view(np.int64)[(w - memory.ctypes.data) // 8 :]
+    entries = np.empty((n, p), np.uint8)
+    indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    sizes = np.array(
+        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
+         int(wanted.W), 1]
+    )  # fmt: skip
+    how = call_pass(
+        w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
+        l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
+        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
+        model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
+        out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+    )  # fmt: skip
+    if how == VAGUE:
+        how = _call_pass_from_roots(
+            w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
+            l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
+            model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
+            model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
+            out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+        )  # fmt: skip
+    memory[0] = 0.0  # the address w was good until here
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
+    return how
+
+
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
+    """The log-likelihood of each step, (n,); NaN throughout where some F is not positive definite.
+
+    y (n, p) with NaN for what is missing; c (k, m), d (k, p), T (k, m, m), Z (k, p, m),
+    H (k, p, p), W = R Q R' (k, m, m) with k = 1 or n. Arrays of any real type and any layout;
+    ValueError if their shapes do not fit. `tol` bounds, by estimate, what a covariance in a steady
+    state misses: max |P - P*|_ij / sqrt(P_ii P_jj); 0 for none. MemoryError if there is not enough.
+    """
+    y = contiguous(y)
+    model = Arrays(
+        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
+        contiguous(H), contiguous(W),
+    )  # fmt: skip
+    l, report = np.empty(len(y)), np.empty(3, np.int64)
+    check(y, model, l)
+    wanted = Wanted(False, False, False, False)
+    if call(y, model, model, l, l, y, False, wanted, tol, report) != DONE:
+        l[:] = np.nan
+    return l
+
+
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+def loglike_and_grad(
+    y, a0, P0, c, d, T, Z, H, W, l_bar, want_matrices, want_T, want_Z, want_W, tol
+):  # fmt: skip
+    """`loglike`, the gradient of its sum weighted with l_bar (n,), that of y, and a report.
+
+    The gradient is an array for each of the model's, of the same shape, symmetric for P0, H and W.
+    The flags say what is wanted: any of P0, T, Z, H, W (`want_matrices`), T, Z, W; the others come
+    back as zeros. The report (3,) holds the step at which the pass ended (n, or the step whose F is
+    not positive definite, in which case all is NaN), the number of steps in square-root
+    coordinates, and the first step of the first steady state, n if there is none.
+    """
+    y, l_bar = contiguous(y), contiguous(l_bar)
+    model = Arrays(
+        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
+        contiguous(H), contiguous(W),
+    )  # fmt: skip
+    check(y, model, l_bar)
+    l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
+    out = Arrays(
+        np.zeros(model.a0.shape), np.zeros(model.P0.shape), np.zeros(model.c.shape),
+        np.zeros(model.d.shape), np.zeros(model.T.shape), np.zeros(model.Z.shape),
+        np.zeros(model.H.shape), np.zeros(model.W.shape),
+    )  # fmt: skip
+    wanted = Wanted(want_matrices, want_T, want_Z, want_W)
+    if call(y, model, out, l, l_bar, y_bar, True, wanted, tol, report) != DONE:
+        l[:], y_bar[:] = np.nan, np.nan
+        out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
+        out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
+    return l, out, y_bar, report

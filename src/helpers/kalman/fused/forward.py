@@ -1,0 +1,324 @@
+"""The compiled filter: step by step, and where the covariance is in its steady state, many at once.
+
+Labels name the equations of the chapters "The filter and its likelihood" and "Steady state".
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.kalman.fused.inputs import load_step, load_symmetric
+from helpers.kalman.fused.layout import sizes, space
+from helpers.kalman.fused.tiles import (
+    Mat,
+    axpy,
+    below,
+    clear,
+    dot,
+    entry,
+    get,
+    jitable,
+    product,
+    put,
+    row_product,
+    sparse_product,
+    symmetrize,
+    transpose,
+    transposed,
+)
+from helpers.kalman.recursions import LOG_2PI
+from helpers.kalman.square_root import LOST, WATCHED
+
+# How a pass ended. Zero is what a pass that was cut off would leave, so it is none of them.
+DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
+
+# An update that leaves less than this share of a variance takes Joseph's form: three digits of a
+# difference are lost there, and more with every smaller share.
+JOSEPH_BELOW = 1e-3
+# Two looks at the change of P lie FIRST_LOOK steps apart at first, then an eighth of the steps that
+# the search has taken: the search costs little where P never settles, and finds it late by 1/8.
+FIRST_LOOK, LOOK_LATER = 4, 8
+ROUNDING = 16 * np.finfo(np.float64).eps  # of the change from one step to the next
+
+
+class Steps(NamedTuple):
+    """What a forward pass leaves of each step, for the caller and for the way back."""
+
+    l: np.ndarray  # (n,), log-likelihoods
+    steady_from: np.ndarray  # (n,), at the last step of a steady stretch its first step, else -1
+
+
+@jitable
+def invert_factor(w, F, C_inv, p):
+    """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite."""
+    logdet, C = 0.0, C_inv
+    for j in range(p):
+        x = entry(w, F, j, j)
+        for k in range(j):
+            x -= entry(w, C, j, k) ** 2
+        if not x > 0.0:
+            return np.nan
+        logdet += np.log(x)
+        pivot = np.sqrt(x)
+        put(w, C.at + j * C.ld + j, pivot)
+        for i in range(j + 1, p):
+            x = entry(w, F, i, j)
+            for k in range(j):
+                x -= entry(w, C, i, k) * entry(w, C, j, k)
+            put(w, C.at + i * C.ld + j, x / pivot)
+    for j in range(p):  # C <- C^-1
+        put(w, C.at + j * C.ld + j, 1.0 / entry(w, C, j, j))
+        for i in range(j):
+            put(w, C.at + i * C.ld + j, 0.0)
+        for i in range(j + 1, p):
+            x = 0.0
+            for k in range(j, i):
+                x -= entry(w, C, i, k) * entry(w, C, k, j)
+            put(w, C.at + i * C.ld + j, x / entry(w, C, i, i))
+    return logdet
+
+
+@jitable
+def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
+    """The update with the observations y (p,) of one step, ``present`` (p,) where there are any.
+
+    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt and P_filt = P - G'G. Returns
+    log|F| + p log(2 pi), counting what is observed, and v' F^-1 v; NaN if F is not positive
+    definite.
+    """
+    s = space(w)
+    _, p, m = sizes(w)
+    if p == 1:
+        return update_one(w, y, present, a, P, v, u, Kf, F_inv, a_filt)
+    product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
+    product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
+    const = invert_factor(w, s.F, s.C_inv, p)
+    if np.isnan(const):
+        return const, const
+    row_product(w, v.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
+    for i in range(p):
+        if present[i]:
+            const += LOG_2PI
+            put(w, v.at + i, y[i] - get(w, s.d.at + i) + get(w, v.at + i))
+        else:
+            put(w, v.at + i, 0.0)
+    square = 0.0
+    for i in range(p):
+        x = dot(w, s.C_inv.at + i * s.C_inv.ld, v.at, p)
+        put(w, s.w.at + i, x)
+        square += x * x
+    row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
+    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
+    for i in range(p):
+        if not present[i]:
+            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
+    # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
+    product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
+    product(w, Kf, 1.0, transposed(s.C_inv), s.G, s.zero, p, p, m)
+    row_product(w, a_filt.at, 1.0, s.w.at, s.G, a.at, p, m)
+    product(w, s.P_filt, -1.0, transposed(s.G), s.G, P, m, p, m)
+    return const, square
+
+
+@jitable
+def update_one(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
+    """`update` where p = 1: F, v and u are numbers."""
+    s = space(w)
+    m = sizes(w).m
+    clear(w, v, 1)
+    clear(w, u, 1)
+    clear(w, F_inv, 1)
+    row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
+    F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
+    if not F > 0.0:
+        return np.nan, np.nan
+    v_t, const = 0.0, 0.0
+    if present[0]:
+        v_t = y[0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+        const = np.log(F) + LOG_2PI
+        put(w, F_inv.at, 1.0 / F)
+    put(w, v.at, v_t)
+    put(w, u.at, v_t / F)
+    axpy(w, Kf.at, 1.0 / F, s.M.at, s.zero.at, m)
+    axpy(w, a_filt.at, v_t, Kf.at, a.at, m)
+    product(w, s.P_filt, -1.0, transposed(Kf), s.M, P, m, np.int64(1), m)
+    return const, v_t * v_t / F
+
+
+@jitable
+def shrinks(w, before, after, share, m):
+    """Whether some variance of the covariance `after` is below `share` of that in `before`."""
+    for i in range(m):
+        if entry(w, after, i, i) < share * entry(w, before, i, i):
+            return True
+    return False
+
+
+@jitable
+def has_shrunk(w, P):
+    """Whether some variance of P is below LOST of the most that it was: P0 was vague."""
+    s = space(w)
+    for i in range(sizes(w).m):
+        if entry(w, P, i, i) < LOST * get(w, s.most.at + i):
+            return True
+    return False
+
+
+@jitable
+def joseph(w, Kf):
+    """P_filt from P - G'G =: X: Joseph's form J P J' + Kf H Kf' = X - (X Z' - Kf H) Kf'."""
+    s = space(w)
+    _, p, m = sizes(w)
+    symmetrize(w, s.P_filt, m)
+    product(w, s.Y, -1.0, s.H, Kf, s.zero, p, p, m)
+    product(w, s.Y, 1.0, s.Z, s.P_filt, s.Y, p, m, m)
+    product(w, s.P_filt, -1.0, transposed(s.Y), Kf, s.P_filt, m, p, m)
+    symmetrize(w, s.P_filt, m)
+
+
+@jitable
+def predict(w, P_next, TP, sparse, T_entries):
+    """TP = T P_filt and P_next = TP T' + W."""
+    s = space(w)
+    m = sizes(w).m
+    if sparse:
+        sparse_product(w, TP, s.T, T_entries.start, T_entries.index, s.P_filt, s.zero, m, False)
+        clear(w, below(TP, m), TP.ld - m)  # rows that are transposed with the others
+        transpose(w, s.B, TP, m, m)
+        sparse_product(w, P_next, s.T, T_entries.start, T_entries.index, s.B, s.W, m, True)
+    else:
+        product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
+        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)
+    symmetrize(w, P_next, m)
+
+
+@jitable
+def change(w, P, P_next):
+    """max |P_next - P|_ij / sqrt(P_ii P_jj): how far the covariance moved, whatever the units."""
+    s = space(w)
+    m = sizes(w).m
+    for i in range(m):
+        x = entry(w, P_next, i, i)
+        put(w, s.row.at + i, 1.0 / x if x > 0.0 else 0.0)
+    largest = 0.0
+    for i in range(m):
+        scale = get(w, s.row.at + i)
+        for j in range(i + 1):
+            x = entry(w, P_next, i, j) - entry(w, P, i, j)
+            largest = max(largest, x * x * scale * get(w, s.row.at + j))
+    return np.sqrt(largest)
+
+
+@jitable
+def is_steady(now, before, steps, tol):
+    """Whether what is still to come of the change, were it to shrink at this rate, is below tol.
+
+    So too where two looks find no more than rounding: in the steps between them, an eighth of all,
+    what was below it has shrunk further, while the rate can no longer be seen.
+    """
+    if now == 0.0:
+        return True
+    if not before > 0.0:
+        return False
+    if now <= ROUNDING and before <= ROUNDING:
+        return True
+    rate = (now / before) ** (1.0 / steps)
+    return rate < 1.0 and now * rate / (1.0 - rate) <= tol
+
+
+@jitable
+def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol, steps):
+    """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
+
+    Returns how it ended and at which step: DONE at n, NOT_POSITIVE_DEFINITE at the step whose F is
+    not, or, if `watch`, VAGUE at a step that shows that P0 was vague. With tol = 0 or where an
+    array varies no steady state is looked for.
+    """
+    s = space(w)
+    n, p, m = sizes(w)
+    load_symmetric(w, s.P, model.P0, m)
+    for i in range(m):
+        put(w, s.a.at + i, model.a0[i])
+    P, P_next = s.P, s.P_next
+    taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
+    while t < n:
+        if t == 0 or varying or observed.same_until[t - 1] == t:
+            load_step(w, t, model, observed)
+            since, before, looked = t, -1.0, t
+        a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
+        gain = t if saved.gains else 0
+        Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
+        kept = t if saved.filtered else 0
+        a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
+
+        present = observed.entries[t]
+        const, square = update(w, y[t], present, a, P, v, u, Kf, F_inv, a_filt)
+        if np.isnan(const):
+            return NOT_POSITIVE_DEFINITE, t
+        steps.l[t] = -0.5 * (const + square)
+        steps.steady_from[t] = -1
+        if watch and taken < WATCHED * m:
+            for i in range(p):
+                taken += present[i]
+            for i in range(m):
+                put(w, s.most.at + i, max(get(w, s.most.at + i), entry(w, P, i, i)))
+        else:
+            watch = False
+        if t == n - 1:
+            return (VAGUE if watch and has_shrunk(w, s.P_filt) else DONE), n
+        if shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
+            joseph(w, Kf)
+        predict(w, P_next, TP, sparse, T_entries)
+        if steady:
+            end = observed.same_until[t]
+            steady_forward(w, y, t, end, const, saved, steps)
+            t, steady, since, before, looked = end, False, end, -1.0, end
+            continue
+        row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
+
+        if watch and has_shrunk(w, P_next):
+            return VAGUE, t
+        if (
+            tol > 0.0
+            and not varying
+            and t - looked >= max(FIRST_LOOK, (t - since) // LOOK_LATER)
+            and observed.same_until[t] - t > 2 * FIRST_LOOK
+        ):
+            now = change(w, P, P_next)
+            steady = is_steady(now, before, t - looked, tol)
+            before, looked = now, t
+        P, P_next = P_next, P
+        t += 1
+    return DONE, n
+
+
+@jitable
+def steady_forward(w, y, k, end, const, saved, steps):
+    """Steps k to end - 1 with the gain of step k: a_{t+1} = L a_t + K (y_t - d) + c."""
+    s = space(w)
+    _, p, m = sizes(w)
+    gain = k if saved.gains else 0
+    Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
+    v, u, L_t = below(s.v, k), below(s.u, k), s.L
+    for t in range(k, end):
+        row = s.v.at + t * s.v.ld
+        for i in range(p):
+            x = y[t, i] - get(w, s.d.at + i)
+            put(w, row + i, 0.0 if np.isnan(x) else x)
+        for i in range(p, s.v.ld):
+            put(w, row + i, 0.0)
+    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
+    product(w, L_t, -1.0, transposed(s.Z), s.K, s.T_t, m, p, m)
+    product(w, below(s.a, k + 1), 1.0, v, s.K, Mat(s.c.at, 0, 1), end - k, p, m)
+    for t in range(k, end):
+        a_next = below(s.a, t + 1)
+        row_product(w, a_next.at, 1.0, below(s.a, t).at, L_t, a_next.at, m, m)
+    product(w, v, -1.0, below(s.a, k), s.Z_t, v, end - k, m, p)
+    product(w, u, 1.0, v, F_inv, s.zero, end - k, p, p)
+    for t in range(k, end):
+        x = const
+        for i in range(p):
+            x += entry(w, s.v, t, i) * entry(w, s.u, t, i)
+        steps.l[t] = -0.5 * x
+        steps.steady_from[t] = -1
+    steps.steady_from[end - 1] = k

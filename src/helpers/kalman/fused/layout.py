@@ -1,0 +1,189 @@
+"""The memory map of a pass, as data: one block, in which each matrix of the filter has a place.
+
+``LAYOUT`` says what lies there, in the book's symbols. ``lay_out`` turns it into places for
+given sizes, and writes them at the beginning of the block, from where ``space`` and
+``sizes`` read them again. A test goes through all sizes to 17 and sees that no two matrices
+overlap, that each begins on a whole vector, and that each is large enough.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from helpers.kalman.fused.tiles import LANES, Mat, Memory, compiled_as, jitable, padded
+
+
+class Sizes(NamedTuple):
+    """n steps, p observed, m states."""
+
+    n: int
+    p: int
+    m: int
+
+
+class Saved(NamedTuple):
+    """Which matrices are kept for every step; of the others there is one, written over and over."""
+
+    gains: bool  # what any gradient needs: v, u, the gain and F^-1
+    filtered: bool  # what those of T and Z need besides
+
+
+# Rows and columns of each matrix. m and p are padded to whole vectors, columns always, rows where
+# whole blocks are read. "steps ..." are rows for every step if they are saved for the way back:
+# "gains" if there is one, "filtered" if the gradients of T or Z are asked for.
+LAYOUT = {
+    "zero": ("any", "widest"),  # one row of zeros, which is every row: its rows lie 0 apart
+    # the model at the step at hand, with the rows of missing observations taken out
+    "T": ("m", "m"),
+    "T_t": ("m", "m"),
+    "Z": ("p", "m"),
+    "Z_t": ("m", "p"),
+    "W": ("m", "m"),
+    "H": ("p", "p"),
+    "c": ("1", "m"),
+    "d": ("1", "p"),
+    # matrices that a step works on
+    "P": ("m", "m"),
+    "P_next": ("m", "m"),
+    "P_filt": ("m", "m"),
+    "B": ("m", "m"),
+    "L": ("m", "m"),
+    "N": ("m", "m"),
+    "N_sum": ("m", "m"),
+    "T_bar": ("m", "m"),
+    "X1": ("m", "m"),
+    "X2": ("m", "m"),
+    "X3": ("m", "m"),
+    "X4": ("m", "m"),
+    "S": ("m", "m"),  # of a stretch of steady state: the sum of its N, the N before it, and what
+    "N_k": ("m", "m"),  # the N after it adds to the sum
+    "N_end": ("m", "m"),
+    "M": ("p", "m"),  # Z P
+    "G": ("p", "m"),
+    "Y": ("p", "m"),
+    "K": ("p", "m"),
+    "KN": ("p", "m"),
+    "Z_bar": ("p", "m"),
+    "ZY": ("2p", "m"),
+    "YZ": ("2p", "m"),
+    "K_t": ("m", "p"),
+    "F": ("p", "p"),
+    "C_inv": ("p", "p"),
+    "D": ("p", "p"),
+    "D_sum": ("p", "p"),
+    "row": ("1", "m"),
+    "most": ("1", "m"),  # the largest that each variance was
+    "w": ("1", "p"),
+    "gu": ("1", "p"),
+    # matrices of every step; those whose blocks are transposed have a block to spare at the end
+    "a": ("steps + 1", "m"),
+    "v": ("steps", "p"),
+    "u": ("steps", "p"),
+    "Kf": ("steps gains p", "m"),
+    "F_inv": ("steps gains p", "p"),
+    "a_filt": ("steps filtered", "m"),
+    "TP": ("steps filtered m", "m"),  # T P_filt
+    "r": ("steps gains + 1", "m"),
+    "e": ("steps gains", "p"),
+    "ahat": ("steps filtered", "m"),
+}
+Space = NamedTuple("Space", [(name, Mat) for name in LAYOUT])  # noqa: UP014
+
+_KINDS = (
+    "any", "1", "m", "p", "2p", "widest", "steps", "steps + 1", "steps gains", "steps gains + 1",
+    "steps gains p", "steps filtered", "steps filtered m",
+)  # fmt: skip
+_TABLE = np.array([[_KINDS.index(kind) for kind in dims] for dims in LAYOUT.values()])
+HEADER = padded(2 * len(LAYOUT) + len(Sizes._fields))
+
+
+@jitable
+def extent(kind, sizes, saved):
+    """The number of rows or columns that a kind, an index into _KINDS, stands for."""
+    n, p, m = sizes
+    gains, filtered = n if saved.gains else 1, n if saved.filtered else 1
+    lengths = (
+        1, 1, padded(m), padded(p), 2 * padded(p), max(padded(m), padded(p)), n, n + 1, gains,
+        gains + 1, gains * p + LANES, filtered, filtered * m + LANES,
+    )  # fmt: skip
+    return lengths[kind]
+
+
+@jitable
+def lay_out(sizes, saved, header):
+    """The number of doubles of a pass; its places and sizes go into ``header`` (HEADER,) of int64.
+
+    Entries 2 k and 2 k + 1 are the place and the row length of the k-th matrix of :data:`LAYOUT`;
+    then come the sizes.
+    """
+    total = HEADER
+    for k in range(len(_TABLE)):
+        rows, ld = extent(_TABLE[k, 0], sizes, saved), extent(_TABLE[k, 1], sizes, saved)
+        header[2 * k], header[2 * k + 1] = total, ld if _TABLE[k, 0] > 0 else 0
+        total += padded(rows * ld)
+    for k in range(len(sizes)):
+        header[2 * len(_TABLE) + k] = sizes[k]
+    return total
+
+
+def _read(w, builder, index):
+    """The integer ``index`` of the header."""
+    data = builder.inttoptr(w, ir.IntType(64).as_pointer())
+    return builder.load(builder.gep(data, [ir.IntType(64)(index)]))
+
+
+@intrinsic
+def _space(typing, w):
+    mat = types.NamedUniTuple(types.intp, 3, Mat)
+    answer = types.NamedUniTuple(mat, len(LAYOUT), Space)
+
+    def generate(context, builder, signature, args):
+        one = ir.IntType(64)(1)
+        mats = [
+            context.make_tuple(
+                builder,
+                mat,
+                [_read(args[0], builder, 2 * k), _read(args[0], builder, 2 * k + 1), one],
+            )
+            for k in range(len(LAYOUT))
+        ]
+        return context.make_tuple(builder, answer, mats)
+
+    return answer(w), generate
+
+
+@compiled_as(_space)
+def space(w):
+    """Where everything lies."""
+    return w.space
+
+
+@intrinsic
+def _sizes(typing, w):
+    answer = types.NamedUniTuple(types.intp, len(Sizes._fields), Sizes)
+
+    def generate(context, builder, signature, args):
+        places = range(2 * len(LAYOUT), 2 * len(LAYOUT) + len(Sizes._fields))
+        return context.make_tuple(
+            builder, answer, [_read(args[0], builder, place) for place in places]
+        )
+
+    return answer(w), generate
+
+
+@compiled_as(_sizes)
+def sizes(w):
+    """n, p, m."""
+    return w.sizes
+
+
+def checked_memory(sizes: Sizes, saved: Saved) -> tuple[Memory, np.ndarray]:
+    """A workspace for Python, laid out, and its header: what the functions of a pass take as w."""
+    header = np.zeros(HEADER, np.int64)
+    total = lay_out(sizes, saved, header)
+    places, lengths = header[: 2 * len(LAYOUT) : 2], header[1 : 2 * len(LAYOUT) : 2]
+    mats = [Mat(int(at), int(ld), 1) for at, ld in zip(places, lengths, strict=True)]
+    return Memory(total, Space(*mats), sizes), header

@@ -1,0 +1,48 @@
+"""A pass over the series: forwards, and backwards where a gradient is wanted."""
+
+from helpers.kalman.fused.backward import accumulate_vectors, backward
+from helpers.kalman.fused.forward import DONE, forward
+from helpers.kalman.fused.layout import HEADER, Sizes, lay_out, space
+from helpers.kalman.fused.tiles import jitable, put
+
+SPARSE_BELOW = 0.4  # share of non-zeros in T; near it two dense products begin to take less time
+
+
+@jitable
+def all_equal(x):
+    """Whether all entries are the same."""
+    for t in range(x.size):
+        if x[t] != x[0]:
+            return False
+    return True
+
+
+@jitable
+def clean(w):
+    """Zeros wherever a pass reads before it writes: all but the rows of the steps to come."""
+    s = space(w)
+    for k in range(HEADER, s.a.at + s.a.ld):
+        put(w, k, 0.0)
+
+
+@jitable
+def one_pass(
+    w, header, y, model, saved, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
+    watch, steps, y_bar, out,
+):  # fmt: skip
+    """Filter and, where gains are saved, add the gradient to `out` and write y_bar.
+
+    Returns how it ended and at which step.
+    """
+    n, p = y.shape
+    lay_out(Sizes(n, p, len(model.a0)), saved, header)
+    clean(w)
+    rows, columns = entries
+    how, t = forward(w, y, observed, model, varying, sparse, rows, saved, watch, tol, steps)
+    if how == DONE and saved.gains:
+        backward(
+            w, observed, model, varying, sparse, columns, wanted, l_bar, equal, steps.steady_from,
+            out,
+        )  # fmt: skip
+        accumulate_vectors(w, l_bar[0] if equal else 1.0, out.c, out.d, y_bar)
+    return how, t

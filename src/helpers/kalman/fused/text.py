@@ -1,0 +1,38 @@
+"""The readable text for compiled code: what Numba needs to know of recursions and square_root."""
+
+import inspect
+
+import numpy as np
+from numba.extending import overload
+
+from helpers.kalman import recursions, square_root
+from helpers.kalman.fused.tiles import jitable
+
+
+@overload(recursions.cholesky, jit_options={"error_model": "numpy"})
+def _cholesky(F):
+    def factor(F):
+        C, logdet = np.zeros_like(F), 0.0
+        for j in range(len(F)):
+            x = F[j, j] - np.sum(C[j, :j] ** 2)
+            if not x > 0.0:
+                return np.full_like(F, np.nan), np.nan
+            logdet += np.log(x)
+            C[j, j] = np.sqrt(x)
+            for i in range(j + 1, len(F)):
+                C[i, j] = (F[i, j] - np.sum(C[i, :j] * C[j, :j])) / C[j, j]
+        return C, logdet
+
+    return factor
+
+
+@overload(recursions.solve, jit_options={"error_model": "numpy"})
+def _solve(C, B):
+    return recursions.solve.dispatch(object)
+
+
+for _module in (recursions, square_root):
+    for _name, _function in vars(_module).items():
+        local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
+        if local and _name not in ("cholesky", "solve", "at_step"):
+            jitable(_function)

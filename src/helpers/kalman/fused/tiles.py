@@ -1,0 +1,528 @@
+"""Products of small matrices in one block of memory: vector instructions, and their checked twin.
+
+The Kalman filter's matrices are too small for a BLAS call (its overhead alone outweighs a product
+of size ten) and too short for the compiler's own loop vectoriser. So the products are written as
+register tiles: some rows and columns of the result stay in registers while the inner index runs.
+Rows are padded to whole vectors with zeros, so that no loop has a remainder.
+
+A matrix is a ``Mat``, a place in the workspace ``w``. In compiled code w is an address: no
+views, no reference counts (an array passed to a function costs two of them), no allocation. Called
+from Python, every function of this package runs as the Python that it is, and w is a
+``Memory``, whose every read and write is checked: the same text, without a compiler.
+"""
+
+import inspect
+from typing import NamedTuple
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
+
+# Rows are padded to a multiple of LANES doubles. A tile is at most WIDEST columns wide: four rows
+# of it are eight registers, which leaves room for the factors on every kind of processor.
+LANES = 4
+_AVX512 = not numba.config.CPU_NAME and llvmlite.binding.get_host_cpu_features().get("avx512f")
+WIDEST = 16 if _AVX512 else 8
+
+_OPTIONS = {"error_model": "numpy", "nogil": True}
+
+
+def jitable(function):
+    """A Python function that compiled code can call too."""
+    return register_jitable(**_OPTIONS)(function)
+
+
+class Mat(NamedTuple):
+    """Entry (i, j) lies ``at + i * ld + j * step`` doubles after the beginning of w."""
+
+    at: int
+    ld: int
+    step: int
+
+
+class Memory:
+    """A workspace for Python: ``size`` doubles, all NaN, and every access is checked.
+
+    None beyond its end is read or written, and no write reaches from one matrix into the next.
+
+    Parameters
+    ----------
+    size : int
+    space : NamedTuple of Mat
+        What :func:`helpers.kalman.fused.layout.space` answers.
+    sizes : NamedTuple of int
+        What :func:`helpers.kalman.fused.layout.sizes` answers.
+    """
+
+    def __init__(self, size, space=None, sizes=None):
+        self.data = np.full(size, np.nan)
+        self.space, self.sizes = space, sizes
+        starts = [mat.at for mat in space or [Mat(0, size, 1)]]
+        self._bounds = np.array([*starts, size])
+
+    def _slice(self, start, stop):
+        if not 0 <= start <= stop <= len(self.data):
+            raise IndexError(f"doubles {start} to {stop} of a workspace of {len(self.data)}")
+        return slice(start, stop)
+
+    def read(self, i, length=1):
+        """Doubles i to i + length, a copy."""
+        return self.data[self._slice(i, i + length)].copy()
+
+    def write(self, i, values):
+        """Doubles i and following, all within one matrix."""
+        stop = i + len(values)
+        if stop > self._bounds[np.searchsorted(self._bounds, i, side="right")]:
+            raise IndexError(f"doubles {i} to {stop} lie in two matrices")
+        self.data[self._slice(i, stop)] = values
+
+
+DOUBLES = ir.DoubleType().as_pointer()
+
+
+def compiled_as(machine):
+    """Let compiled code call the intrinsic ``machine`` where Python calls the decorated function.
+
+    Numba wants an overload to have the parameters of what it stands for, by name; so it is written
+    out as text.
+    """
+
+    def decorate(function):
+        names = ", ".join(inspect.signature(function).parameters)
+        text = f"def typed({names}):\n    def call({names}):\n        return machine({names})\n"
+        scope = {"machine": machine}
+        exec(text + "    return call", scope)
+        overload(function, jit_options=_OPTIONS)(scope["typed"])
+        return function
+
+    return decorate
+
+
+def _vector_type(width):
+    return ir.VectorType(ir.DoubleType(), width)
+
+
+def _spread(builder, x, width):
+    """x in every lane of a vector."""
+    undefined = ir.Constant(_vector_type(width), ir.Undefined)
+    first = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    one = builder.insert_element(undefined, x, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, undefined, first)
+
+
+def _vector(builder, data, place, width):
+    """Where the vector lies that begins `place` doubles after w."""
+    return builder.bitcast(builder.gep(data, [place]), _vector_type(width).as_pointer())
+
+
+def _multiply_add(builder, a, b, c):
+    """a b + c, in one instruction where the machine has it."""
+    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+
+@intrinsic
+def _get(typing, w, i):
+    def generate(context, builder, signature, args):
+        return builder.load(builder.gep(builder.inttoptr(args[0], DOUBLES), [args[1]]))
+
+    return types.float64(w, types.intp), generate
+
+
+@compiled_as(_get)
+def get(w, i):
+    """The double at place i."""
+    return w.read(i)[0]
+
+
+@intrinsic
+def _put(typing, w, i, x):
+    def generate(context, builder, signature, args):
+        builder.store(args[2], builder.gep(builder.inttoptr(args[0], DOUBLES), [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(w, types.intp, types.float64), generate
+
+
+@compiled_as(_put)
+def put(w, i, x):
+    """Write x at place i."""
+    w.write(i, [x])
+
+
+def _tile(rows, width, chains):
+    """The function that computes one tile, ``rows`` by ``width``, of ``out = C + alpha A B``.
+
+    The sums run in ``chains`` independent parts, which hides the latency of additions where a tile
+    has few entries.
+    """
+
+    @intrinsic
+    def machine(typing, w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner):
+        def generate(context, builder, signature, args):
+            w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner = args
+            data, integer = builder.inttoptr(w, DOUBLES), inner.type
+            zero = ir.Constant(_vector_type(width), [0.0] * width)
+            sums = [
+                [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
+                for _ in range(chains)
+            ]
+
+            def row(matrix, ld, i):
+                place = builder.add(matrix, builder.mul(ld, integer(i)))
+                return _vector(builder, data, place, width)
+
+            def add(q, chain):
+                row_of_B = builder.add(B, builder.mul(q, ldb))
+                b = builder.load(_vector(builder, data, row_of_B, width), align=8)
+                for i in range(rows):
+                    place = builder.add(A, builder.mul(lda, integer(i)))
+                    place = builder.add(place, builder.mul(q, step))
+                    a = _spread(builder, builder.load(builder.gep(data, [place])), width)
+                    total = sums[chain][i]
+                    builder.store(_multiply_add(builder, a, b, builder.load(total)), total)
+
+            whole = builder.udiv(inner, integer(chains))
+            with cgutils.for_range(builder, whole, intp=integer) as loop:
+                q = builder.mul(loop.index, integer(chains))
+                for chain in range(chains):
+                    add(builder.add(q, integer(chain)), chain)
+            if chains > 1:
+                done = builder.mul(whole, integer(chains))
+                with cgutils.for_range(builder, builder.sub(inner, done), intp=integer) as loop:
+                    add(builder.add(done, loop.index), 0)
+
+            factor = _spread(builder, alpha, width)
+            for i in range(rows):
+                total = builder.load(sums[0][i])
+                for chain in range(1, chains):
+                    total = builder.fadd(total, builder.load(sums[chain][i]))
+                c = builder.load(row(C, ldc, i), align=8)
+                builder.store(_multiply_add(builder, factor, total, c), row(out, ldo, i), align=8)
+            return context.get_dummy_value()
+
+        place = types.intp
+        return types.void(w, *[place] * 2, types.float64, *[place] * 8), generate
+
+    @compiled_as(machine)
+    def tile(w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner):
+        results = []
+        for i in range(rows):
+            total = np.zeros(width)
+            for q in range(inner):
+                total += w.read(A + i * lda + q * step)[0] * w.read(B + q * ldb, width)
+            results.append(w.read(C + i * ldc, width) + alpha * total)
+        for i, values in enumerate(results):
+            w.write(out + i * ldo, values)
+
+    return tile
+
+
+def _listed(width):
+    """The function that computes ``width`` entries of one row of a sparse product.
+
+    ``out = c + a B`` where the row a has its non-zeros in the columns ``index[start:stop]``.
+    """
+
+    @intrinsic
+    def machine(typing, w, out, a, B, ldb, c, start, stop, index):
+        def generate(context, builder, signature, args):
+            w, out, a, B, ldb, c, start, stop, index = args
+            data = builder.inttoptr(w, DOUBLES)
+            listed = context.make_array(signature.args[-1])(context, builder, index).data
+            total = cgutils.alloca_once_value(
+                builder, builder.load(_vector(builder, data, c, width), align=8)
+            )
+            with cgutils.for_range(builder, builder.sub(stop, start), intp=start.type) as loop:
+                q = builder.load(builder.gep(listed, [builder.add(start, loop.index)]))
+                row_of_B = builder.add(B, builder.mul(q, ldb))
+                factor = builder.load(builder.gep(data, [builder.add(a, q)]))
+                b = builder.load(_vector(builder, data, row_of_B, width), align=8)
+                x = _multiply_add(builder, _spread(builder, factor, width), b, builder.load(total))
+                builder.store(x, total)
+            builder.store(builder.load(total), _vector(builder, data, out, width), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 7, index), generate
+
+    @compiled_as(machine)
+    def tile(w, out, a, B, ldb, c, start, stop, index):
+        total = w.read(c, width)
+        for q in index[start:stop]:
+            total += w.read(a + q)[0] * w.read(B + q * ldb, width)
+        w.write(out, total)
+
+    return tile
+
+
+_four_wide, _four_half, _four = _tile(4, WIDEST, 1), _tile(4, WIDEST // 2, 1), _tile(4, LANES, 1)
+_two_wide, _two = _tile(2, WIDEST, 1), _tile(2, LANES, 2)
+_one_wide, _one = _tile(1, WIDEST, 2), _tile(1, LANES, 4)
+_listed_wide, _listed_half = _listed(4 * LANES), _listed(2 * LANES)
+_listed_one = _listed(LANES)
+
+
+@jitable
+def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
+    """out = C + alpha A B; A (rows, inner), B (inner, cols), out and C (rows, cols).
+
+    B, C and out lie row by row (step 1), with rows padded to whole vectors; A may have any strides.
+    With `lower`, tiles that lie wholly above the diagonal are left as they are.
+    """
+    i = 0
+    while i < rows:
+        height = 4 if i + 4 <= rows else 2 if i + 2 <= rows else 1
+        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
+        stop = min(cols, i + height) if lower else cols
+        j = 0
+        while j < stop:
+            b = B.at + j
+            # A tile as wide as what is left, so that none reaches beyond the padded row.
+            if height == 4:
+                if j + WIDEST - LANES < stop:
+                    _four_wide(
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
+                    )
+                    j += WIDEST
+                elif WIDEST > 2 * LANES and j + LANES < stop:
+                    _four_half(
+                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
+                    )
+                    j += WIDEST // 2
+                else:
+                    _four(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
+                    j += LANES
+            elif height == 2:
+                if j + WIDEST - LANES < stop:
+                    _two_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
+                    j += WIDEST
+                else:
+                    _two(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
+                    j += LANES
+            elif j + WIDEST - LANES < stop:
+                _one_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
+                j += WIDEST
+            else:
+                _one(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
+                j += LANES
+        i += height
+
+
+@jitable
+def row_product(w, out, alpha, a, B, c, inner, cols):
+    """out = c + alpha a B for rows that begin at the places out, a and c; B (inner, cols)."""
+    j = 0
+    while j < cols:
+        if j + WIDEST - LANES < cols:
+            _one_wide(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, inner)
+            j += WIDEST
+        else:
+            _one(w, out + j, 0, alpha, a, 0, 1, B.at + j, B.ld, c + j, 0, inner)
+            j += LANES
+
+
+@jitable
+def sparse_product(w, out, A, start, index, B, C, size, lower):
+    """out = C + A B, square; row i of A has its non-zeros in columns index[start[i]:start[i + 1]].
+
+    With `lower`, blocks of LANES columns that lie wholly above the diagonal are left as they are.
+    `out` is neither B nor C.
+    """
+    for i in range(size):
+        a, first, stop = A.at + i * A.ld, start[i], start[i + 1]
+        last = i if lower else size - 1
+        end = last - last % LANES + LANES
+        j = 0
+        while j < end:
+            o, b, c = out.at + i * out.ld + j, B.at + j, C.at + i * C.ld + j
+            if j + 3 * LANES < end:
+                _listed_wide(w, o, a, b, B.ld, c, first, stop, index)
+                j += 4 * LANES
+            elif j + LANES < end:
+                _listed_half(w, o, a, b, B.ld, c, first, stop, index)
+                j += 2 * LANES
+            else:
+                _listed_one(w, o, a, b, B.ld, c, first, stop, index)
+                j += LANES
+
+
+def _vectors(builder, length):
+    """A loop over the vectors of a row."""
+    many = builder.udiv(builder.add(length, length.type(LANES - 1)), length.type(LANES))
+    return cgutils.for_range(builder, many, intp=length.type)
+
+
+def _padded(length):
+    return (length + LANES - 1) // LANES * LANES
+
+
+@intrinsic
+def _dot(typing, w, a, b, length):
+    def generate(context, builder, signature, args):
+        w, a, b, length = args
+        data = builder.inttoptr(w, DOUBLES)
+        zero = ir.Constant(_vector_type(LANES), [0.0] * LANES)
+        total = cgutils.alloca_once_value(builder, zero)
+        with _vectors(builder, length) as loop:
+            k = builder.mul(loop.index, length.type(LANES))
+            x = builder.load(_vector(builder, data, builder.add(a, k), LANES), align=8)
+            y = builder.load(_vector(builder, data, builder.add(b, k), LANES), align=8)
+            builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
+        x, lanes = builder.load(total), LANES
+        while lanes > 1:  # the upper half of the lanes onto the lower
+            lanes //= 2
+            mask = ir.VectorType(ir.IntType(32), lanes)
+            low = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes)]))
+            high = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes, 2 * lanes)]))
+            x = builder.fadd(low, high)
+        return builder.extract_element(x, ir.IntType(32)(0))
+
+    return types.float64(w, *[types.intp] * 3), generate
+
+
+@compiled_as(_dot)
+def dot(w, a, b, length):
+    """The product of the rows that begin at the places a and b, padded with zeros."""
+    return float(w.read(a, _padded(length)) @ w.read(b, _padded(length)))
+
+
+@intrinsic
+def _axpy(typing, w, out, alpha, a, c, length):
+    def generate(context, builder, signature, args):
+        w, out, alpha, a, c, length = args
+        data = builder.inttoptr(w, DOUBLES)
+        factor = _spread(builder, alpha, LANES)
+        with _vectors(builder, length) as loop:
+            k = builder.mul(loop.index, length.type(LANES))
+            x = builder.load(_vector(builder, data, builder.add(a, k), LANES), align=8)
+            y = builder.load(_vector(builder, data, builder.add(c, k), LANES), align=8)
+            x = _multiply_add(builder, factor, x, y)
+            builder.store(x, _vector(builder, data, builder.add(out, k), LANES), align=8)
+        return context.get_dummy_value()
+
+    return types.void(w, types.intp, types.float64, *[types.intp] * 3), generate
+
+
+@compiled_as(_axpy)
+def axpy(w, out, alpha, a, c, length):
+    """out = c + alpha a for rows that begin at the places out, c and a."""
+    w.write(out, w.read(c, _padded(length)) + alpha * w.read(a, _padded(length)))
+
+
+def _block(mean):
+    """The function that transposes one square block of LANES rows: ``out = A'``.
+
+    With ``mean`` the block becomes symmetric: ``out = (A + A') / 2``.
+    """
+
+    @intrinsic
+    def machine(typing, w, out, ldo, A, lda):
+        def generate(context, builder, signature, args):
+            w, out, ldo, A, lda = args
+            data = builder.inttoptr(w, DOUBLES)
+            masks = ir.VectorType(ir.IntType(32), LANES)
+            half = LANES // 2
+            low = ir.Constant(masks, [x for i in range(half) for x in (i, LANES + i)])
+            high = ir.Constant(masks, [x for i in range(half, LANES) for x in (i, LANES + i)])
+
+            def row(matrix, ld, i):
+                place = builder.add(matrix, builder.mul(ld, ld.type(i)))
+                return _vector(builder, data, place, LANES)
+
+            rows = given = [builder.load(row(A, lda, i), align=8) for i in range(LANES)]
+            for _ in range(LANES.bit_length() - 1):  # log2(LANES) perfect shuffles
+                pairs = list(zip(rows[:half], rows[half:], strict=True))
+                rows = [builder.shuffle_vector(a, b, m) for a, b in pairs for m in (low, high)]
+            if mean:
+                weight = ir.Constant(_vector_type(LANES), [0.5] * LANES)
+                pairs = zip(rows, given, strict=True)
+                rows = [builder.fmul(weight, builder.fadd(a, b)) for a, b in pairs]
+            for i, x in enumerate(rows):
+                builder.store(x, row(out, ldo, i), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 4), generate
+
+    @compiled_as(machine)
+    def block(w, out, ldo, A, lda):
+        X = np.array([w.read(A + i * lda, LANES) for i in range(LANES)])
+        for i, values in enumerate((X + X.T) / 2 if mean else X.T):
+            w.write(out + i * ldo, values)
+
+    return block
+
+
+_transposed_block, _mean_block = _block(False), _block(True)
+
+
+@jitable
+def transpose(w, out, A, rows, cols):
+    """out (cols, rows) = A', A (rows, cols), by whole blocks: both have room for them."""
+    for i in range(0, rows, LANES):
+        for j in range(0, cols, LANES):
+            _transposed_block(w, out.at + j * out.ld + i, out.ld, A.at + i * A.ld + j, A.ld)
+
+
+@jitable
+def symmetrize(w, A, size):
+    """A's upper blocks from the lower ones; on the diagonal the mean of a block and its transpose.
+
+    Of a matrix that is symmetric but for rounding, nothing is read above the diagonal's blocks.
+    """
+    for i in range(0, size, LANES):
+        for j in range(0, i, LANES):
+            _transposed_block(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld)
+        _mean_block(w, A.at + i * A.ld + i, A.ld, A.at + i * A.ld + i, A.ld)
+
+
+@jitable
+def padded(k):
+    """The least multiple of LANES that holds k."""
+    return (k + LANES - 1) // LANES * LANES
+
+
+@jitable
+def transposed(A):
+    """A', as a left factor."""
+    return Mat(A.at, A.step, A.ld)
+
+
+@jitable
+def below(A, i):
+    """A from its row i on."""
+    return Mat(A.at + i * A.ld, A.ld, A.step)
+
+
+@jitable
+def entry(w, A, i, j):
+    """Entry (i, j) of A, which lies row by row."""
+    return get(w, A.at + i * A.ld + j)
+
+
+@jitable
+def clear(w, A, rows):
+    """Zeros in `rows` whole rows of A."""
+    for k in range(A.at, A.at + rows * A.ld):
+        put(w, k, 0.0)
+
+
+@jitable
+def copy(w, out, A, rows):
+    """`rows` whole rows of A to `out`, which has rows as long."""
+    for k in range(rows * A.ld):
+        put(w, out.at + k, get(w, A.at + k))
+
+
+@jitable
+def add(w, out, factor, A, rows):
+    """out += factor A, `rows` whole rows that are as long in both."""
+    axpy(w, out.at, factor, A.at, out.at, rows * A.ld)
+
+
+@jitable
+def rank_one(w, A, alpha, x, y, rows, cols):
+    """A += alpha x' y, for rows x and y."""
+    product(w, A, alpha, transposed(x), y, A, rows, np.int64(1), cols)

@@ -1,0 +1,349 @@
+r"""The Kalman filter in JAX: a plain function whose gradient is the closed form.
+
+:func:`loglike` is what a JAX model uses (NumPyro, BlackJAX, Optax): ``jax.grad``, ``jax.jit`` and
+``jax.vmap`` work as they do everywhere, and the backward pass is the reverse recursion of the
+chapter "All ten gradients" instead of JAX's own derivative of the scan.  That recursion is again
+plain JAX, so ``jax.hessian`` works as well.  Forward mode over the function itself (``jax.jvp``,
+``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
+
+The lines of a step stand in :mod:`helpers.kalman.recursions`, as for every engine; here are two
+scans over them.  PyTensor's JAX mode runs the same two scans (:func:`register_ops`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+from helpers.kalman.recursions import (
+    cholesky,
+    factor,
+    mask,
+    outer,
+    predict,
+    pull_observed,
+    pull_predict,
+    pull_update,
+    solve,
+    symmetric,
+    update,
+)
+from helpers.kalman.reference import FilterOutputs
+from helpers.statespace import NAMES, SHAPES, STATIC
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"{__name__} needs JAX, which is not installed: pip install jax (a release for GPUs is "
+        'another line, see JAX\'s own page), or pip install "kalman-by-hand[jax]"'
+    ) from error
+
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+__all__ = ["filter_outputs", "loglike", "register_ops"]
+
+DIMS = {"y": ("n", "p"), **SHAPES, "W": ("m", "m")}
+# What the scans take, with W = R Q R' in place of R and Q.
+INPUTS = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
+
+# Up to this many series a factorization is written out, entry by entry, when JAX traces the step:
+# calls of LAPACK for such matrices take longer than all else in a step (at 6 series three times as
+# long). At 8 the compiler takes twice as long over the text, and the gain is gone.
+WRITTEN_OUT = 6
+
+
+def loglike(y, a0, P0, c, d, T, Z, R, H, Q):
+    r"""Log-likelihood of each step of a linear Gaussian state space model, as a JAX function.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        Observations; NaN marks a gap.
+    a0, P0, c, d, T, Z, R, H, Q : array
+        The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
+        leading time axis of length n.  P0, H and Q count by their symmetric part, and their
+        gradients are symmetric.
+
+    Returns
+    -------
+    jax.Array (n,)
+        NaN throughout where some F is not positive definite; then the gradient is NaN too.  The
+        type is that of the arguments together, float32 at least.
+
+    Raises
+    ------
+    ValueError
+        If an argument has the wrong number of dimensions, or shapes do not fit each other: when
+        JAX traces the function.
+    TypeError
+        If an argument is complex.
+
+    Notes
+    -----
+    The gradient is the reverse recursion of Parellier, Barrau and Bonnabel (2023),
+    doi:10.1109/TAC.2023.3297879, extended to all arrays.  It keeps m^2 + m numbers of each step,
+    the predicted mean and covariance, and computes the rest of the step again on the way back.
+
+    JAX computes in float32, whatever it is given, unless it is told otherwise before:
+    ``jax.config.update("jax_enable_x64", True)``.  A likelihood wants float64.  A vague start
+    P0 = kappa I costs the gradients about eps kappa of their size, as it costs JAX's own derivative
+    of the filter; :func:`helpers.kalman.loglike_and_grad` starts in square roots and loses nothing.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from helpers.kalman.jax import loglike
+    >>> one, zero = jnp.eye(1), jnp.zeros(1)
+    >>> y = jnp.array([[1.0], [jnp.nan], [0.5]])
+    >>> def total(q):
+    ...     return loglike(y, zero, one, zero, zero, one, one, one, one, q * one).sum()
+    >>> value, slope = jax.value_and_grad(total)(1.0)
+    >>> print(f"{value:.3f} {slope:.3f}")
+    -3.061 -0.286
+    """
+    return _loglike(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q))[0]
+
+
+def filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
+    """All outputs of the filter as a JAX function, with the closed-form pullback of them all.
+
+    Parameters
+    ----------
+    y, a0, P0, c, d, T, Z, R, H, Q : array
+        As :func:`loglike`.
+
+    Returns
+    -------
+    FilterOutputs of jax.Array
+        All but l are NaN from the first step on at which F is not positive definite.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`loglike`.
+    """
+    return FilterOutputs(*_outputs(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q)))
+
+
+def _with_W(*arrays):  # noqa: N802
+    """The ten arguments, checked, as the scans take them."""
+    *others, R, H, Q = _as_arrays(("y", *NAMES), arrays)
+    return *others, H, R @ ((Q + Q.mT) / 2) @ R.mT
+
+
+def _as_arrays(names, arrays):
+    """JAX arrays of one float type whose shapes fit each other."""
+    arrays = dict(zip(names, (jnp.asarray(X) for X in arrays), strict=True))
+    complex_ones = [x for x, X in arrays.items() if jnp.iscomplexobj(X)]
+    if complex_ones:
+        raise TypeError(f"{', '.join(complex_ones)} complex, expected real arrays")
+    dtype = jnp.result_type(*arrays.values())
+    if not jnp.issubdtype(dtype, jnp.floating):
+        dtype = jnp.result_type(float)  # float64 where JAX has it
+    dtype = jnp.result_type(jnp.float32, dtype)  # no half precision: it has no factorization
+    _check_shapes({name: X.shape for name, X in arrays.items()})
+    return [X.astype(dtype) for X in arrays.values()]
+
+
+def _check_shapes(shapes: dict) -> None:
+    """Raise if the shapes do not fit each other; y gives n and p, a0 gives m and R gives r."""
+    sizes = {}
+    for name, shape in shapes.items():
+        dims, may_vary = DIMS[name], name not in ("y", *STATIC)
+        if may_vary and len(shape) == len(dims) + 1:
+            dims = ("n", *dims)
+        tail = "," if len(dims) == 1 else ""
+        if len(shape) != len(dims):
+            also = " or with a leading time axis" if may_vary else ""
+            raise ValueError(
+                f"{name} has {len(shape)} dimensions, expected {len(dims)}: "
+                f"({', '.join(dims)}{tail}){also}"
+            )
+        expected = tuple(
+            sizes.setdefault(dim, length) for dim, length in zip(dims, shape, strict=True)
+        )
+        if shape != expected:
+            raise ValueError(
+                f"{name} has shape {shape}, expected ({', '.join(dims)}{tail}) = {expected}"
+            )
+    for dim, what in (("n", "step"), ("p", "series"), ("m", "state"), ("r", "shock")):
+        if sizes.get(dim) == 0:
+            raise ValueError(f"{dim} = 0: there is no {what}")
+
+
+def _closed_form(names: tuple[str, ...]):
+    """The function of INPUTS that returns these outputs, with the closed-form pullback."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        out = _filter(inputs, names)
+        return tuple(out[x] for x in names)
+
+    def forward(*inputs):
+        out = _filter(inputs, (*names, "a_pred", "P_pred"))
+        return tuple(out[x] for x in names), (inputs, out["a_pred"], out["P_pred"])
+
+    def backward(saved, bars):
+        gradients = _pull(*saved, dict(zip(names, bars, strict=True)))
+        return tuple(gradients[x] for x in INPUTS)
+
+    run.defvjp(forward, backward)
+    return run
+
+
+_loglike = _closed_form(("l",))
+_outputs = _closed_form(FilterOutputs._fields)
+
+
+class _Scanned:
+    """What both scans run over: y with zeros in its gaps, what varies with time, what does not."""
+
+    def __init__(self, inputs):
+        arrays = dict(zip(INPUTS, inputs, strict=True))
+        y, self.a0, self.P0 = (arrays.pop(x) for x in INPUTS[:3])
+        missing = jnp.isnan(y)
+        y, o = jnp.where(missing, 0, y), (1 - missing).astype(y.dtype)
+        self.moving = {x: X for x, X in arrays.items() if X.ndim > len(DIMS[x])}
+        self.fixed = {x: X for x, X in arrays.items() if x not in self.moving}
+        self.sequences = y, o, self.moving
+        self.I_p, self.I_m = (jnp.eye(k, dtype=y.dtype) for k in (y.shape[1], len(self.a0)))
+
+    def update(self, now, a, P) -> SimpleNamespace:
+        """A step's arrays, and all that its update computes from the predicted mean and covariance.
+
+        d, Z and H have zeros where a component is missing.
+        """
+        y, o, moving = now
+        x = SimpleNamespace(**self.fixed | moving)
+        x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)
+        x.F, logdet, x.C_inv, x.S, x.Kf, x.J, x.P_filt, G = factor(
+            o, P, x.Z, x.H, self.I_p, self.I_m
+        )
+        x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, G)
+        return x
+
+
+def _filter(inputs, names: tuple[str, ...]) -> dict:
+    """The filter's outputs of these names, by name; l is NaN throughout where one F fails."""
+    model = _Scanned(inputs)
+
+    def step(state, now):
+        x = model.update(now, *state)
+        x.a_pred, x.P_pred = state
+        after = predict(x.a_filt, x.P_filt, x.c, x.T, x.W)
+        return after, {name: getattr(x, name) for name in names}
+
+    _, out = lax.scan(step, (model.a0, symmetric(model.P0)), model.sequences)
+    return out | {"l": jnp.where(jnp.isnan(out["l"]).any(), jnp.nan, out["l"])}
+
+
+def _pull(inputs, a_pred, P_pred, bars: dict) -> dict:
+    """The gradients of INPUTS, by name, from cotangents (by name) of some of the outputs.
+
+    Those of arrays that do not vary with time are summed on the way: no stack of them is made.
+    """
+    model = _Scanned(inputs)
+    m, p = len(model.I_m), len(model.I_p)
+    shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
+    zeros = FilterOutputs(*(jnp.zeros(shape, a_pred.dtype) for shape in shapes))
+
+    def step(after, slices):
+        now, a, P, given = slices
+        a_bar, P_bar, sums = after
+        o, bar = now[1], zeros._replace(**given)
+        x = model.update(now, a, P)
+        found = {"c": a_bar, "W": P_bar}
+        found["T"], s, Pt = pull_predict(a_bar, P_bar, x.T, x.a_filt, P_bar @ x.T @ x.P_filt)
+        s, Pt = s + bar.a_filt, Pt + symmetric(bar.P_filt)
+        e, Z_bar, H_bar, a_bar, P_bar = pull_update(
+            s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.J, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
+        )
+        d_bar = e
+        if "y_hat" in given or "F" in given:
+            more = pull_observed(bar.y_hat, symmetric(bar.F), a, P, x.Z)
+            d_bar, Z_bar, H_bar = d_bar + more[0], Z_bar + more[1], H_bar + more[2]
+            a_bar, P_bar = a_bar + more[3], P_bar + more[4]
+        found |= {"d": d_bar * o, "Z": Z_bar * o[:, None], "H": symmetric(H_bar) * outer(o, o)}
+        sums = {name: X_bar + found[name] for name, X_bar in sums.items()}
+        before = a_bar + bar.a_pred, P_bar + symmetric(bar.P_pred), sums
+        return before, (-e * o, {name: found[name] for name in model.moving})
+
+    start = zeros.a_pred, zeros.P_pred, {x: jnp.zeros_like(X) for x, X in model.fixed.items()}
+    (a_bar, P_bar, sums), (y_bar, stacked) = lax.scan(
+        step, start, (model.sequences, a_pred, P_pred, bars), reverse=True
+    )
+    return {"y": y_bar, "a0": a_bar, "P0": P_bar} | sums | stacked
+
+
+def _cholesky(F):
+    """The lower factor of F and log|F|; NaN where F is not positive definite."""
+    p = len(F)
+    if p > WRITTEN_OUT:
+        C = jnp.linalg.cholesky(F, symmetrize_input=False)
+        return C, 2 * jnp.log(jnp.diag(C)).sum()
+    C = [[jnp.zeros((), F.dtype)] * p for _ in range(p)]
+    for j in range(p):
+        C[j][j] = jnp.sqrt(F[j, j] - sum(C[j][k] ** 2 for k in range(j)))
+        for i in range(j + 1, p):
+            C[i][j] = (F[i, j] - sum(C[i][k] * C[j][k] for k in range(j))) / C[j][j]
+    return jnp.array(C), 2 * sum(jnp.log(C[j][j]) for j in range(p))
+
+
+def _solve(C, B):
+    """C^-1 B by forward substitution."""
+    p = len(C)
+    if p > WRITTEN_OUT:
+        return solve_triangular(C, B, lower=True)
+    X = []
+    for i in range(p):
+        X.append((B[i] - sum(C[i, k] * X[k] for k in range(i))) / C[i, i])
+    return jnp.stack(X)
+
+
+for kind in (jax.Array, jax.core.Tracer):  # a tracer is no jax.Array to functools.singledispatch
+    cholesky.register(kind, _cholesky)
+    solve.register(kind, _solve)
+
+
+@cache
+def register_ops() -> None:
+    """Tell PyTensor's JAX backend how it runs the Ops of :mod:`helpers.kalman.op`.
+
+    That module calls this when the first function is compiled in JAX mode.  The Op of the value
+    becomes the function behind :func:`loglike`: samplers that run on JAX (NumPyro's and BlackJAX's
+    in PyMC) let JAX differentiate the value, and get the closed form.
+    """
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    from helpers.kalman import op as ops
+
+    @jax_funcify.register(ops.KalmanLoglike)
+    def _(op, **kwargs):
+        return lambda *inputs: _loglike(*_as_arrays(INPUTS, inputs))[0]
+
+    @jax_funcify.register(ops.KalmanFilter)
+    def _(op, **kwargs):
+        return lambda *inputs: _outputs(*_as_arrays(INPUTS, inputs))
+
+    def pulled(inputs, bars, names):
+        """l and the gradients of these names."""
+        inputs = _as_arrays(INPUTS, inputs)
+        out = _filter(inputs, ("l", "a_pred", "P_pred"))
+        found = _pull(inputs, out["a_pred"], out["P_pred"], bars) | {"l": out["l"]}
+        return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
+
+    @jax_funcify.register(ops.KalmanLoglikeGrad)
+    def _(op, **kwargs):
+        return lambda *inputs: pulled(inputs[:-1], {"l": inputs[-1]}, op.requested)
+
+    @jax_funcify.register(ops.KalmanFilterGrad)
+    def _(op, **kwargs):
+        def gradients(*inputs):
+            inputs, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
+            return pulled(inputs, dict(zip(op.given, bars, strict=True)), INPUTS)
+
+        return gradients

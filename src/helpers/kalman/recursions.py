@@ -1,0 +1,178 @@
+r"""The Kalman filter's step and its pullback, once: what every engine of this package runs.
+
+The lines below hold operators (``@ .T + *``) and two named functions, ``cholesky`` and
+``solve``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`), PyTensor and JAX
+inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax`, which register the two
+functions for their own arrays), and Numba compiles them (:mod:`helpers.kalman.fused.outputs`).
+The fast pass of :mod:`helpers.kalman.fused` is another text, held to this one by tests.
+
+Everything is in *factors*: with C the Cholesky factor of the innovation covariance F,
+
+.. math::
+
+   S = C^{-1} Z, \quad G = C^{-1} Z P, \quad w = C^{-1} v, \quad
+   K_f^\top = C^{-\top} G, \quad u = C^{-\top} w, \quad J = I - G^\top S
+
+and F^-1 itself stands in the gradient of H alone. A gain from a formed F^-1 would lose
+eps kappa^2 of the gradients of T and Z under a start P0 = kappa I, where this form loses
+eps kappa (chapter "Where digits die").
+
+A missing component is one whose row of Z, entry of d, and row and column of H are zero; C has a
+one on the diagonal there. All that is computed for it comes out zero.
+
+Vectors have one axis. ``o`` (p,) is 1.0 where y is observed and 0.0 where it is not; ``I_p`` and
+``I_m`` are identity matrices. The source of the step's pullback is Parellier, Barrau and Bonnabel
+(2023), doi:10.1109/TAC.2023.3297879, equations 20-31, of the smoother's form de Jong (1988),
+doi:10.1093/biomet/75.3.594, and Koopman and Shephard (1992), doi:10.1093/biomet/79.4.823.
+"""
+
+from functools import singledispatch
+
+import numpy as np
+
+LOG_2PI = float(np.log(2 * np.pi))
+
+# What a covariance that is taken to be in its steady state may miss, relative to its own size.
+TOLERANCE = 1e-13
+
+
+@singledispatch
+def cholesky(F):
+    """The lower factor C of F = C C' (p, p), and log|F|.
+
+    Complex F is taken as symmetric, not Hermitian, as a complex step needs it.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If F is not positive definite (NumPy; the other engines answer NaN).
+    """
+    if not np.iscomplexobj(F):
+        C = np.linalg.cholesky(F)
+        return C, 2 * np.log(np.diag(C)).sum()
+    C = np.zeros_like(F)
+    for j in range(len(F)):
+        pivot = F[j, j] - C[j, :j] @ C[j, :j]
+        if not pivot.real > 0:
+            raise np.linalg.LinAlgError("Matrix is not positive definite")
+        C[j, j] = np.sqrt(pivot)
+        C[j + 1 :, j] = (F[j + 1 :, j] - C[j + 1 :, :j] @ C[j, :j]) / C[j, j]
+    return C, 2 * np.log(np.diag(C)).sum()
+
+
+@singledispatch
+def solve(C, B):
+    """C^-1 B for a lower triangular C (p, p) and B (p, k), by forward substitution."""
+    X = np.zeros_like(B)
+    for i in range(len(C)):
+        X[i] = (B[i] - C[i, :i] @ X[:i]) / C[i, i]
+    return X
+
+
+def at_step(A, t):
+    """The array of step t of A (1 or n, ...): the only one, if it does not vary."""
+    return A[t if len(A) > 1 else 0]
+
+
+def symmetric(X):
+    """The symmetric part of a square matrix."""
+    return (X + X.T) / 2
+
+
+def outer(x, y):
+    """x y' for vectors."""
+    return x[:, None] * y[None, :]
+
+
+def mask(o, d, Z, H):
+    """d (p,), Z (p, m), H (p, p) with zeros where a component is missing; H symmetric."""
+    return d * o, Z * o[:, None], symmetric(H) * outer(o, o)
+
+
+def factor(o, P, Z, H, I_p, I_m):
+    """What the update needs of the covariances alone.
+
+    Returns F (p, p), log|F|, C^-1 (p, p; zero where missing), S (p, m), the filter gain Kf (m, p),
+    J (m, m), P_filt (m, m) and G (p, m).
+    """
+    ZP = Z @ P
+    F = symmetric(ZP @ Z.T + H)
+    C, logdet = cholesky(F + I_p * (1 - o))
+    # The inverse of a triangular factor is as good as solves with it; that of F would not be.
+    C_inv = solve(C, I_p) * o
+    S, G = C_inv @ Z, C_inv @ ZP
+    Kf, J = G.T @ C_inv, I_m - G.T @ S  # def-filter-gain
+    # Joseph's form J P J' + Kf H Kf' by products of rank p: no difference of large numbers is left.
+    JP = P - G.T @ G
+    P_filt = symmetric(JP - (JP @ Z.T - Kf @ H) @ Kf.T)
+    return F, logdet, C_inv, S, Kf, J, P_filt, G
+
+
+def update(y, o, a, d, Z, logdet, C_inv, G):
+    """What the update does to the mean, and the step's log-likelihood.
+
+    y, d and Z are zero where a component is missing. Returns y_hat (p,), w (p,), u = F^-1 v (p,),
+    a_filt (m,) and l.
+    """
+    y_hat = Z @ a + d  # eq-filter-update
+    w = C_inv @ (y - y_hat)
+    l = -(LOG_2PI * o.sum() + logdet + w @ w) / 2  # eq-filter-loglik
+    return y_hat, w, w @ C_inv, a + w @ G, l
+
+
+def predict(a_filt, P_filt, c, T, W):
+    """a (m,) and P (m, m) of the next step; W = R Q R'."""
+    return T @ a_filt + c, symmetric(T @ P_filt @ T.T + W)  # eq-filter-predict
+
+
+def pull_predict(a_bar, P_bar, T, a_filt, P_bar_T_P):
+    """The pullback of :func:`predict`; P_bar is symmetric, P_bar_T_P = P_bar T P_filt.
+
+    Returns T_bar (m, m) and the cotangents of a_filt (m,) and P_filt (m, m); those of c and W are
+    a_bar and P_bar.
+    """
+    return (
+        outer(a_bar, a_filt) + 2 * P_bar_T_P,
+        a_bar @ T,  # eq-backprop-predict-a
+        symmetric(T.T @ (P_bar @ T)),  # eq-backprop-predict-P
+    )
+
+
+def pull_update(s, Pt, g, w, u, C_inv, S, Kf, J, a_filt, P_s, Pt_P):
+    """The pullback of the update for cotangents s (m,) of a_filt, Pt (m, m) of P_filt and g of l.
+
+    Pt is symmetric; P_s = P_filt s and Pt_P = Pt P_filt. Returns e (p,), which is d_bar and -y_bar,
+    Z_bar (p, m), H_bar (p, p), and the cotangents of a (m,) and P (m, m).
+    """
+    k, b, z = s @ Kf, s @ J, w @ S
+    e = g * u - k
+    Z_bar = outer(e, a_filt) + outer(u, P_s) - 2 * Kf.T @ Pt_P - g * Kf.T  # eq-ten-Z-filtered
+    H_bar = (  # eq-backprop-H
+        symmetric(Kf.T @ Pt @ Kf - outer(k, u)) + g / 2 * (outer(u, u) - C_inv.T @ C_inv)
+    )
+    P_bar = symmetric(J.T @ Pt @ J + outer(b + g / 2 * z, z) - g / 2 * S.T @ S)
+    return e, Z_bar, H_bar, b + g * z, P_bar  # eq-backprop-update-P
+
+
+def pull_observed(yhat_bar, F_bar, a, P, Z):
+    """What cotangents of y_hat (p,) and F (p, p; symmetric) add to those of d, Z, H, a and P."""
+    Z_bar = outer(yhat_bar, a) + 2 * F_bar @ Z @ P
+    return yhat_bar, Z_bar, F_bar, yhat_bar @ Z, Z.T @ F_bar @ Z
+
+
+def pull_smooth(r, N, T, w, u, C_inv, S, Kf, J, a_filt, P_filt):
+    """One step back of the disturbance smoother: the gradient of the plain log-likelihood.
+
+    From r (m,) and N (m, m) after the step. Returns e (p,), the step's T_bar (m, m), Z_bar (p, m),
+    H_bar (p, p) and W_bar (m, m), and r and N before the step; c_bar is r, d_bar is e.
+    """
+    s, Y = r @ T, N @ T @ P_filt
+    X = symmetric(T.T @ N @ T)
+    e = u - s @ Kf
+    a_smooth = a_filt + P_filt @ s
+    T_bar = outer(r, a_smooth) - Y
+    Z_bar = outer(e, a_smooth) + Kf.T @ T.T @ Y - Kf.T
+    H_bar = (outer(e, e) - C_inv.T @ C_inv - symmetric(Kf.T @ X @ Kf)) / 2  # eq-adjoint-H
+    W_bar = (outer(r, r) - N) / 2  # eq-adjoint-W
+    r_before = s @ J + w @ S  # eq-adjoint-r-recursion
+    return e, T_bar, Z_bar, H_bar, W_bar, r_before, symmetric(J.T @ X @ J + S.T @ S)

@@ -1,0 +1,324 @@
+r"""The square-root start: the first steps of the filter, in which a vague P0 costs no digit.
+
+Under P0 = kappa I the covariance of the first steps holds numbers of the size of kappa beside
+numbers of the size of the noise, and no matrix P can hold both: the gradients of T and Z lose
+eps kappa. A root B, P = B B', can. While P owes its size to P0 these steps carry B, turned by
+orthogonal q (Householder reflections of the transposed array, rows and columns pivoted; Higham
+2002, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 19.4, says why both):
+
+.. math::
+
+   [H^{1/2} \;\; Z B; \; 0 \;\; B]\, q = [C \;\; 0; \; G^\top \;\; B_f], \qquad
+   B_\text{next} = [T B_f \;\; W^{1/2}]
+
+and the way back carries r, Pi (the cotangent of P) and, beside them, B'r, B'Pi B and Pi B, which
+are turned by the same q. Some 10 eps of the gradients are lost, whatever kappa (chapter "Where
+digits die").
+
+The lines below run in NumPy as they stand and are compiled by Numba for the fused pass.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.kalman.recursions import (
+    at_step,
+    mask,
+    outer,
+    pull_predict,
+    pull_update,
+    solve,
+    symmetric,
+    update,
+)
+
+# P0 is vague where some predicted variance falls below LOST of the most that it was, before
+# WATCHED m entries of y have been seen. The law eps kappa says that the gradients of T and Z would
+# lose 1e-12 at that share.
+LOST, WATCHED = 1e-5, 4
+# The start lasts while what P0 alone contributes is more than this share of some variance.
+OWED = 0.99
+# A root with more columns than this times m is turned into one with m.
+WIDEST = 4
+
+
+class Turn(NamedTuple):
+    """An orthogonal q as k reflections: of rows j and top[j] exchanged, then of h[j]."""
+
+    h: np.ndarray  # (k, rows)
+    top: np.ndarray  # (k,)
+
+
+class RootStep(NamedTuple):
+    """What the way back needs of one step: names of :mod:`helpers.kalman.recursions`.
+
+    Bf_t (k, m) is the transposed root of
+    P_filt, ``update`` the q of the update and ``narrow`` that of a prediction whose root was made
+    narrower (no reflection where it was not).
+    """
+
+    a_filt: np.ndarray
+    w: np.ndarray
+    u: np.ndarray
+    C_inv: np.ndarray
+    S: np.ndarray
+    Kf: np.ndarray
+    J: np.ndarray
+    Bf_t: np.ndarray
+    update: Turn
+    narrow: Turn
+
+
+def reflect(X, k):
+    """Turn the rows of X (rows, cols) so that its first k columns become triangular, in place.
+
+    Returns the :class:`Turn` q, where X was q X, and the order in which columns became triangular.
+    """
+    rows = X.shape[0]
+    h, top, order = np.zeros((k, rows), X.dtype), np.arange(k), np.arange(k)
+    for j in range(min(k, rows)):
+        largest = -1.0
+        for i in range(j, k):  # the column of those left that is longest below row j
+            size = length(X, order[i], j)
+            if size > largest:
+                largest, chosen = size, i
+        c = order[chosen]
+        order[chosen], order[j] = order[j], c
+        for i in range(j, rows):
+            if abs(X[i, c]) > abs(X[top[j], c]):
+                top[j] = i
+        exchange(X, j, top[j])
+        if largest > 0:
+            x = X[j, c] + np.copysign(largest, X[j, c])
+            size = np.sqrt(2 * largest * (largest + abs(X[j, c])))
+            h[j, j] = x / size
+            for i in range(j + 1, rows):
+                h[j, i] = X[i, c] / size
+            reflect_rows(X, h[j], j)
+            for i in range(j + 1, rows):
+                X[i, c] = 0.0
+    return Turn(h, top), order
+
+
+def length(X, c, j):
+    """The Euclidean length of column c of X from row j on."""
+    total = 0.0
+    for i in range(j, X.shape[0]):
+        total += X[i, c] * X[i, c]
+    return np.sqrt(total)
+
+
+def reflect_rows(X, h, j):
+    """X - 2 h h'X in rows j and below, in place."""
+    for c in range(X.shape[1]):
+        total = 0.0
+        for i in range(j, X.shape[0]):
+            total += h[i] * X[i, c]
+        for i in range(j, X.shape[0]):
+            X[i, c] -= 2 * total * h[i]
+
+
+def exchange(X, i, j):
+    """Rows i and j of X, in place."""
+    for c in range(X.shape[1]):
+        X[i, c], X[j, c] = X[j, c], X[i, c]
+
+
+def turn(q, X):
+    """q X, in place."""
+    for j in range(len(q.top) - 1, -1, -1):
+        reflect_rows(X, q.h[j], j)
+        exchange(X, j, q.top[j])
+    return X
+
+
+def root(P):
+    """B' (k, m) with B B' = P (m, m), k its rank: Cholesky with pivots, exact on a diagonal.
+
+    Also returns the pivots' order (m,): row i is zero in the columns order[:i]. What is left of a
+    variance and below its own rounding error counts as zero.
+    """
+    m, eps = len(P), np.finfo(P.dtype).eps
+    B_t, order, left = np.zeros((m, m), P.dtype), np.arange(m), np.zeros(m, P.dtype)
+    for i in range(m):
+        left[i] = P[i, i]
+    for k in range(m):
+        chosen, largest = -1, 0.0
+        for i in range(k, m):
+            c = order[i]
+            if left[c] > largest and left[c] > m * eps * P[c, c]:
+                chosen, largest = i, left[c]
+        if chosen < 0:
+            return B_t[:k].copy(), order
+        c = order[chosen]
+        order[chosen], order[k] = order[k], c
+        B_t[k, c] = np.sqrt(left[c])
+        for i in range(k + 1, m):
+            x = P[c, order[i]]
+            for j in range(k):
+                x -= B_t[j, c] * B_t[j, order[i]]
+            x /= B_t[k, c]
+            B_t[k, order[i]] = x
+            left[order[i]] -= x * x
+    return B_t, order
+
+
+def solve_root(B_t, order, X):
+    """B'^-1 X (m, k), with B' and the order of its pivots of :func:`root`, by back substitution."""
+    m, answer = len(B_t), np.zeros_like(X)
+    for c in range(X.shape[1]):
+        for k in range(m - 1, -1, -1):
+            x = X[k, c]
+            for j in range(k + 1, m):
+                x -= B_t[k, order[j]] * answer[order[j], c]
+            answer[order[k], c] = x / B_t[k, order[k]]
+    return answer
+
+
+def is_owed(owed_t, B_t):
+    """Whether some variance of B B' is, but for a hundredth, what P0 alone contributes."""
+    for c in range(B_t.shape[1]):
+        if length(owed_t, c, 0) ** 2 > OWED * length(B_t, c, 0) ** 2:
+            return True
+    return False
+
+
+def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l):
+    """Filter while P owes its size to P0: one step or more.
+
+    Parameters
+    ----------
+    y, o : array (n, p)
+        Observations, 0.0 where missing, and 1.0 or 0.0 for observed or missing.
+    a0, P0 : array (m,), (m, m)
+    c, d, T, Z, H, W : array
+        With a leading axis of length 1 or n; W = R Q R'.
+    l : array (n,)
+        Is given the log-likelihoods of these steps.
+
+    Returns
+    -------
+    steps : list of RootStep
+    a, P : array (m,), (m, m)
+        Predicted mean and covariance for the step that follows.
+    B_t : array (k, m)
+        P's root, transposed: P = B_t' B_t.
+    good : bool
+        False where F was not positive definite, at the step after those returned.
+    """
+    (n, p), m = y.shape, len(a0)
+    I_p, I_m = np.eye(p).astype(y.dtype), np.eye(m).astype(y.dtype)
+    a, B_t = a0.copy(), root(P0)[0]
+    owed_t = B_t.copy()  # transposed E, where P0 alone contributes E E' to P
+    steps = []
+    for t in range(n):
+        d_t, Z_t, H_t = mask(o[t], at_step(d, t), at_step(Z, t), at_step(H, t))
+        T_t = np.ascontiguousarray(at_step(T, t).T)
+        X = np.zeros((p + len(B_t), p + m), y.dtype)
+        H_root, _ = root(H_t + I_p * (1 - o[t]))
+        X[: len(H_root), :p] = H_root
+        X[p:, :p] = B_t @ np.ascontiguousarray(Z_t.T)
+        X[p:, p:] = B_t
+        turned, order = reflect(X, p)
+        C = np.zeros((p, p), y.dtype)  # lower triangular: rows in the order of the pivots
+        logdet = 0.0
+        for j in range(p):
+            for i in range(j + 1):
+                C[j, i] = X[i, order[j]]
+            if not abs(C[j, j]) > 0:
+                return steps, a, P0, B_t, False
+            logdet += 2 * np.log(abs(C[j, j]))
+        C_solved, C_inv = solve(C, I_p), np.zeros((p, p), y.dtype)
+        for j in range(p):
+            for i in range(p):
+                C_inv[i, order[j]] = C_solved[i, j] * o[t, order[j]]
+        G, Bf_t = X[:p, p:].copy(), X[p:, p:].copy()
+        G_t, S = np.ascontiguousarray(G.T), C_inv @ Z_t
+        Kf, J = G_t @ C_inv, I_m - G_t @ S
+        _, w, u, a_filt, l[t] = update(y[t], o[t], a, d_t, Z_t, logdet, C_inv, G)
+
+        W_root, _ = root(at_step(W, t))
+        B_t = np.concatenate((Bf_t @ T_t, W_root))
+        owed_t = owed_t @ np.ascontiguousarray(J.T) @ T_t
+        narrowed = Turn(np.zeros((0, 0), y.dtype), np.arange(0))
+        if len(B_t) > WIDEST * m:
+            narrowed, _ = reflect(B_t, m)
+            B_t = B_t[:m].copy()
+        steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, J, Bf_t, turned, narrowed))
+        a = a_filt @ T_t + at_step(c, t)
+        if not is_owed(owed_t, B_t):
+            break
+    return steps, a, symmetric(np.ascontiguousarray(B_t.T) @ B_t), B_t, True
+
+
+class Carried(NamedTuple):
+    """What the way back carries: cotangents of a and P, and the same seen from P's root B."""
+
+    r: np.ndarray  # (m,), the cotangent of a
+    Pi: np.ndarray  # (m, m), that of P
+    Br: np.ndarray  # (k,), B'r
+    BPiB: np.ndarray  # (k, k), B' Pi B
+    BPi: np.ndarray  # (k, m), B' Pi
+
+
+def carry(r, Pi, B_t):
+    """The cotangents r and Pi after the last step of the start, seen from its root."""
+    BPi = B_t @ Pi
+    return Carried(r, Pi, B_t @ r, BPi @ np.ascontiguousarray(B_t.T), BPi)
+
+
+def turn_both(q, X):
+    """q X q' for a symmetric X."""
+    X = np.ascontiguousarray(turn(q, X).T)
+    return symmetric(turn(q, X))
+
+
+def pull_step(step, after, g, T):
+    """The pullback of one step, for the weight g of its log-likelihood: form 1 from the root.
+
+    Returns e (p,), T_bar (m, m), Z_bar (p, m), H_bar (p, p) and what is carried to the step before;
+    d_bar is e, c_bar and W_bar are the r and Pi that came.
+    """
+    p, m, k, narrow = len(step.w), len(step.a_filt), len(step.Bf_t), step.narrow
+    Br, BPiB, BPi = after.Br, after.BPiB, after.BPi
+    if len(narrow.top):
+        rows = narrow.h.shape[1]
+        wide = np.zeros((rows, rows + m + 1), T.dtype)
+        wide[:m, :m], wide[:m, rows : rows + m], wide[:m, rows + m] = BPiB, BPi, Br
+        BPiB = turn_both(narrow, wide[:, :rows].copy())
+        wide = turn(narrow, wide[:, rows:].copy())
+        BPi, Br = wide[:, :m].copy(), wide[:, m].copy()
+    # From here on seen from Bf: T Bf are the first columns of the predicted root.
+    Bs, BPtB, BPt = Br[:k], BPiB[:k, :k], np.ascontiguousarray(BPi[:k]) @ T
+    Bf = np.ascontiguousarray(step.Bf_t.T)
+    PiTP = np.ascontiguousarray(BPi[:k].T) @ step.Bf_t
+    T_bar, s, Pt = pull_predict(after.r, after.Pi, T, step.a_filt, PiTP)
+    e, Z_bar, H_bar, r, Pi = pull_update(
+        s, Pt, g, step.w, step.u, step.C_inv, step.S, step.Kf, step.J, step.a_filt,
+        Bf @ Bs, np.ascontiguousarray(T.T) @ PiTP,
+    )  # fmt: skip
+
+    b, z, w, S = s @ step.J, step.w @ step.S, step.w, step.S
+    both, one = np.zeros((p + k, p + k), T.dtype), np.zeros((p + k, m + 1), T.dtype)
+    both[:p, :p] = g / 2 * (outer(w, w) - np.eye(p).astype(T.dtype))
+    both[:p, p:] = outer(w, Bs) / 2
+    both[p:, :p] = both[:p, p:].T
+    both[p:, p:] = BPtB
+    one[:p, :m] = outer(w, b + g * z) / 2 - g / 2 * S
+    one[p:, :m] = BPt @ step.J + outer(Bs, z) / 2
+    one[:p, m] = g * w
+    one[p:, m] = Bs
+    both, one = turn_both(step.update, both), turn(step.update, one)
+    before = Carried(r, Pi, one[p:, m].copy(), both[p:, p:].copy(), one[p:, :m].copy())
+    return e, T_bar, Z_bar, H_bar, before
+
+
+def at_the_start(carried, P0):
+    """The gradients of a0 and P0: from the root of P0 where that has full rank."""
+    B_t, order = root(P0)
+    if len(B_t) < len(P0):
+        return carried.r, carried.Pi
+    BPi = np.ascontiguousarray(solve_root(B_t, order, carried.BPiB).T)
+    r = solve_root(B_t, order, carried.Br.reshape((-1, 1)))[:, 0].copy()
+    return r, symmetric(solve_root(B_t, order, BPi))

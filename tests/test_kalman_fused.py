@@ -1,0 +1,399 @@
+"""The compiled pass: against the reference on every case, against 80 digits, and at its door.
+
+What its text computes is tested without a compiler in test_kalman_twin.py; here: machine code.
+"""
+
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kalman_models import CASES, NAMES_OF_CASES, make, season
+from kalman_oracle import true_gradient
+from numba import njit
+
+from helpers.checks import relative_error
+from helpers.datasets import local_level_arrays, nile, random_model, simulate
+from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
+from helpers.kalman.fused import entry, outputs, tiles
+from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
+from helpers.statespace import STATIC
+
+ALL = (True, True, True, True)
+
+
+def over_time(model: StateSpace) -> list[np.ndarray]:
+    """a0, P0, c, d, T, Z, H, W with an axis for time."""
+    return fused._arrays(np.zeros((model.n or 1, model.p)), model)[1:]
+
+
+def assert_same(found, expected, rtol):
+    """Value, dy and gradients of two engines."""
+    assert abs(found[0] / expected[0] - 1) < rtol
+    pairs = {"y": (found[1], expected[1])}
+    pairs |= {x: (getattr(found[2], x), X) for x, X in expected[2].asdict().items()}
+    for name, (G, X) in pairs.items():
+        assert G.shape == X.shape
+        assert relative_error(G, X) < rtol if X.any() else np.abs(G).max() < rtol, name
+
+
+@pytest.mark.parametrize("name", NAMES_OF_CASES)
+@pytest.mark.parametrize("tol", [0.0, TOLERANCE])
+def test_both_methods_agree(name, tol):
+    y, model = make(name)
+    expected = loglike_and_grad(y, model, method="reference")
+    # The gradient of H on the Nile is near zero at these values: its terms cancel.
+    assert_same(loglike_and_grad(y, model, tol=tol), expected, 1e-9 if name == "Nile" else 1e-11)
+    assert abs(loglike(y, model, tol=tol) / expected[0] - 1) < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "one step"])
+def test_unequal_weights(name):
+    y, model = make(name)
+    weights = np.random.default_rng(1).standard_normal(len(y))
+    found = fused.loglike_and_grad(y, model, weights=weights)
+    assert_same(found, reference.loglike_and_grad(y, model, weights), 1e-11)
+
+
+def test_equal_weights_other_than_one():
+    y, model = make("gaps")
+    weights = np.full(len(y), -2.5)
+    found = fused.loglike_and_grad(y, model, weights=weights)
+    assert_same(found, reference.loglike_and_grad(y, model, weights), 1e-12)
+
+
+@pytest.mark.parametrize("m", [3, 4, 5, 8, 9, 17, 33])
+@pytest.mark.parametrize("p", [1, 2, 4, 9])
+@pytest.mark.parametrize("r", [1, 9])
+def test_sizes_around_whole_vectors(m, p, r):
+    rng = np.random.default_rng(m * 100 + p * 10 + r)
+    arrays = random_model(m=m, p=p, r=r, rng=rng)
+    y, _ = simulate(15, rng, **arrays)
+    y[3, 0] = np.nan
+    model = StateSpace(**arrays)
+    assert_same(fused.loglike_and_grad(y, model), reference.loglike_and_grad(y, model), 1e-10)
+
+
+@pytest.mark.parametrize("period", [4, 12, 18, 26, 39])
+def test_a_transition_that_is_nearly_empty(period):
+    model = season(period)
+    y, _ = simulate(60, np.random.default_rng(0), **model.asdict())
+    y[20:23] = np.nan
+    assert_same(fused.loglike_and_grad(y, model), reference.loglike_and_grad(y, model), 1e-10)
+
+
+# Vague starts, levels and variances far apart, against 80 digits.
+HARD = {
+    f"m = {m}, p = {p}, kappa = {kappa:.0e}{', level' * level}": (m, p, kappa, level)
+    for m, p in ((3, 2), (5, 2), (5, 3), (3, 1), (2, 4))
+    for kappa, level in ((1e7, 0), (1e10, 0), (1e10, 1))
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_vague_start_against_eighty_digits(case, method):
+    m, p, kappa, level = HARD[case]
+    arrays = random_model(m, p, 2, rng=7)
+    y, _ = simulate(6, 7, **arrays)
+    y[1, 0] = np.nan
+    y = y + level * np.sqrt(kappa)
+    model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
+    truth = true_gradient(y, model)
+    value, dy, gradients = loglike_and_grad(y, model, method=method)
+    assert abs(value / truth["l"] - 1) < 1e-13
+    bound = 1e-9 if level else 1e-11  # eps |y| / sigma remains
+    for name, X in (gradients.asdict() | {"y": dy}).items():
+        assert relative_error(X, truth[name]) < bound, name
+
+
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_vague_start_with_weights(method):
+    engine = fused.loglike_and_grad if method == "fused" else reference.loglike_and_grad
+    arrays = random_model(5, 2, 2, rng=3)
+    y, _ = simulate(7, 3, **arrays)
+    model = StateSpace(**(arrays | {"P0": 1e9 * np.eye(5)}))
+    weights = np.random.default_rng(0).normal(size=7)
+    truth = true_gradient(y, model, weights=weights)
+    _, dy, gradients = engine(y, model, weights=weights)
+    for name, X in (gradients.asdict() | {"y": dy}).items():
+        assert relative_error(X, truth[name]) < 1e-11, name
+
+
+def difficult():
+    """(y, model, bound, names) of starts and scales that are hard in other ways."""
+    y = nile().y[:12]
+    yield "Nile, P0 = 1e15", y, StateSpace(**local_level_arrays(P0=1e15)), 1e-11, ("P0", "H", "Q")
+    arrays = random_model(3, 2, 2, rng=1)
+    apart = arrays | {"H": np.diag([1, 1e-8]), "Q": np.diag([1e-8, 1])}
+    y, _ = simulate(12, 1, **apart)
+    yield "variances 1e8 apart", y, StateSpace(**apart), 1e-11, None
+    yield "a level of a million", y + 1e6, StateSpace(**apart), 1e-11, None
+    gap = random_model(2, 2, 2, rng=1, radius=1.0)
+    y, _ = simulate(310, 1, **gap)
+    y[4:304] = np.nan
+    model = StateSpace(**(gap | {"P0": 1e7 * np.eye(2)}))
+    yield "a gap of 300", y, model, 1e-11, ("T", "P0", "H")
+    y[:304] = np.nan
+    yield "a start without data", y[290:], model, 1e-11, ("T", "Z", "P0")
+    wide = random_model(2, 5, 2, rng=1) | {"H": 1e-6 * np.eye(5)}
+    y, _ = simulate(6, 1, **wide)
+    yield "p > m, small H", y, StateSpace(**wide), 1e-7, None
+
+
+@pytest.mark.parametrize("case", difficult(), ids=lambda case: case[0])
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_hard_scales_against_eighty_digits(case, method):
+    _, y, model, bound, names = case
+    truth = true_gradient(y, model, names=names)
+    value, dy, gradients = loglike_and_grad(y, model, method=method)
+    assert abs(value / truth["l"] - 1) < max(bound, 1e-12)
+    for name in names or ("y", *gradients._fields):
+        X = dy if name == "y" else getattr(gradients, name)
+        assert relative_error(X, truth[name]) < bound, name
+
+
+def test_roots_become_narrow_again():
+    """A vague start that lasts: roots grow by a column for each shock, and are cut back."""
+    arrays = random_model(2, 1, 2, rng=4, radius=1.0)
+    y, _ = simulate(30, 4, **arrays)
+    y[:24] = np.nan
+    model = StateSpace(**(arrays | {"P0": 1e9 * np.eye(2)}))
+    steps = reference._filter_in_parts(y, model)[1][0]
+    assert any(len(step.narrow.top) for step in steps)
+    report = entry.loglike_and_grad(y, *over_time(model), np.ones(30), *ALL, 0.0)[3]
+    assert report[1] == len(steps) > 20
+    truth = true_gradient(y, model, names=["T", "Z", "P0"])
+    _, _, gradients = loglike_and_grad(y, model)
+    for name in ("T", "Z", "P0"):
+        assert relative_error(getattr(gradients, name), truth[name]) < 1e-11, name
+
+
+def test_steady_stretches():
+    rng = np.random.default_rng(5)
+    arrays = random_model(m=4, p=2, r=2, rng=rng)
+    y, _ = simulate(600, rng, **arrays)
+    y[200, 0] = y[590] = np.nan
+    y[400:500, 1] = np.nan
+    model = StateSpace(**arrays)
+    report = entry.loglike_and_grad(y, *over_time(model), np.ones(600), *ALL, TOLERANCE)[3]
+    assert report[2] < 200
+    assert_same(fused.loglike_and_grad(y, model), reference.loglike_and_grad(y, model), 1e-10)
+
+
+@pytest.mark.parametrize("tol", [1e-4, 1e-7, 1e-10])
+def test_tolerance_bounds_the_steady_covariance(tol):
+    """At the first steady step it is within tol of the fixed point, in units of its own."""
+    rng = np.random.default_rng(2)
+    for radius in (0.5, 0.9, 0.99):
+        arrays = random_model(m=4, p=1, r=2, rng=rng, radius=radius)
+        y, _ = simulate(2000, rng, **arrays)
+        model = StateSpace(**arrays)
+        k = entry.loglike_and_grad(y, *over_time(model), np.ones(2000), *ALL, tol)[3][2]
+        assert k < 2000
+        P = kalman_filter(y, model).out.P_pred
+        scale = np.sqrt(np.outer(np.diag(P[-1]), np.diag(P[-1])))
+        assert (np.abs(P[k] - P[-1]) / scale).max() < 2 * tol
+
+
+def test_repeated_calls_agree_to_the_bit():
+    y, model = make("long")
+    first = fused.loglike_and_grad(y, model)
+    assert first[0] == fused.loglike(y, model)
+    for _ in range(3):
+        again = fused.loglike_and_grad(y, model)
+        assert all((a == b).all() for a, b in zip(first[2], again[2], strict=True))
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "H = 0, singular P0 and Q"])
+def test_all_outputs_and_any_cotangents(name):
+    y, model = make(name)
+    filtered = kalman_filter(y, model)
+    found = outputs.filter_outputs(y, *over_time(model))
+    for x, X, expected in zip(FilterOutputs._fields, found, filtered.out, strict=True):
+        assert relative_error(X, expected) < 1e-12, x
+    rng = np.random.default_rng(3)
+    bar = FilterOutputs(*(rng.standard_normal(X.shape) for X in filtered.out))
+    out, y_bar = outputs.reverse(y, *over_time(model), *bar)
+    dy, expected = reverse(model, filtered, bar)
+    assert relative_error(y_bar, dy) < 1e-10
+    for x in ("a0", "P0", "c", "d", "T", "Z", "H"):
+        G = getattr(out, x)
+        G = G if x in (*STATIC, *model.time_varying) else G[0]
+        assert relative_error(G, getattr(expected, x)) < 1e-10, x
+
+
+# At the door.
+
+
+def layouts(X):
+    """The same numbers in other memory orders and types."""
+    yield np.asfortranarray(X)
+    yield np.repeat(X, 2, axis=-1)[..., ::2]
+    yield X[::-1].copy()[::-1]
+    yield X.astype(object).astype(float)
+
+
+def test_any_layout_gives_the_same_answer():
+    y, model = make("gaps")
+    arrays = [y, *over_time(model)]
+    expected = entry.loglike(*arrays, 0.0)
+    for k, X in enumerate(arrays):
+        for other in layouts(X):
+            found = entry.loglike(*arrays[:k], other, *arrays[k + 1 :], 0.0)
+            assert (found == expected).all(), k
+    rounded = [X.astype(np.float32) for X in arrays]
+    again = entry.loglike(*(X.astype(float) for X in rounded), 0.0)
+    assert (entry.loglike(*rounded, 0.0) == again).all()
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (0, 2), "empty"), (2, (1, 3), "P0"), (3, (1, 4), "c does not"),
+        (4, (1, 3), "d does not"),
+        (5, (1, 3, 4), "T does not"), (6, (1, 1, 3), "Z does not"), (7, (1, 3, 3), "H does not"),
+        (8, (1, 2, 2), "R Q R'"), (3, (7, 3), "c or d varies"), (6, (7, 2, 3), "varies over time"),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit(index, shape, message):
+    y, model = make("gaps")
+    arrays = [y, *over_time(model)]
+    arrays[index] = np.zeros(shape)
+    with pytest.raises(ValueError, match=message):
+        entry.loglike(*arrays, 0.0)
+
+
+def test_bad_input_in_the_users_terms():
+    y, model = make("two shocks")
+    with pytest.raises(ValueError, match=r"y has shape \(15,\), expected \(n, p\)"):
+        loglike(y[:, 0], model)
+    with pytest.raises(ValueError, match="masked array"):
+        loglike(np.ma.masked_invalid(y), model)
+    with pytest.raises(ValueError, match="array of object; NaN marks a gap"):
+        loglike([[1.0, None]] * 3, model)
+    with pytest.raises(ValueError, match="method is 'fast', expected 'fused' or 'reference'"):
+        loglike_and_grad(y, model, method="fast")
+    with pytest.raises(ValueError, match="tol is -1, expected"):
+        loglike_and_grad(y, model, tol=-1)
+    with pytest.raises(ValueError, match=r"weights has shape \(3,\), expected \(n,\) = \(15,\)"):
+        fused.loglike_and_grad(y, model, weights=np.ones(3))
+    negative = StateSpace(**(model.asdict() | {"H": -100 * model.H}))
+    for call in (loglike, loglike_and_grad):
+        with pytest.raises(np.linalg.LinAlgError, match=r"not positive definite at step 0"):
+            call(y, negative)
+    l, out, y_bar, _ = entry.loglike_and_grad(y, *over_time(negative), np.ones(15), *ALL, 0.0)
+    assert np.isnan(l).all() and np.isnan(out.a0).all() and np.isnan(y_bar).all()
+
+
+def test_a_gradient_that_overflows_is_not_the_models_fault():
+    y, model = make("two shocks")
+    for method in ("fused", "reference"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            _, _, gradients = loglike_and_grad(1e160 * y, model, method=method)
+        assert not np.isfinite(gradients.P0).all()
+
+
+OUT_OF_MEMORY = """
+import resource, numpy as np
+from helpers.datasets import random_model
+from helpers.kalman import StateSpace, fused
+arrays = random_model(60, 1, rng=0)
+model = StateSpace(**arrays)
+fused.warmup(progress=False)
+y = np.zeros((200_000, 1))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+try:
+    print(fused.loglike_and_grad(y, model)[0])
+except MemoryError as error:
+    print("MemoryError", error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits")
+def test_memory_that_runs_out_is_an_error():
+    found = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith("MemoryError"), found.stdout + found.stderr
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] != 2 << 30
+
+
+def test_every_compiled_source_is_in_the_name_on_disk(tmp_path):
+    """Editing any line of what is compiled changes the name under which machine code is kept."""
+    folder = Path(fused.__file__).parents[1]
+    copy = tmp_path / "kalman"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    files = [*copy.glob("fused/*.py"), copy / "recursions.py", copy / "square_root.py"]
+    assert len(files) > 10
+    before = entry.source_digest(copy / "fused")
+    assert before == entry.DIGEST
+    for path in files:
+        text = path.read_text()
+        path.write_text(text + "\n# another line\n")
+        assert entry.source_digest(copy / "fused") != before, path.name
+        path.write_text(text)
+    (copy / "fused" / "new.py").write_text("")
+    assert entry.source_digest(copy / "fused") != before
+    for function in (entry.loglike, entry.loglike_and_grad, outputs.filter_outputs):
+        assert function.py_func.__qualname__.endswith(before)
+
+
+# The machine code of the tiles, against the Python that stands for it.
+
+
+@njit(error_model="numpy")
+def machine_product(w, out, alpha, A, B, C, rows, inner, cols, lower):
+    tiles.product(w.ctypes.data, out, alpha, A, B, C, rows, inner, cols, lower)
+
+
+@njit(error_model="numpy")
+def machine_rows(w, out, A, B, C, index, start, size):
+    at = w.ctypes.data
+    tiles.row_product(at, out.at, 2.0, A.at, B, C.at, size, size)
+    tiles.sparse_product(at, tiles.below(out, size), A, start, index, B, C, size, False)
+    tiles.transpose(at, tiles.below(out, 2 * size), B, size, size)
+    tiles.symmetrize(at, C, size)
+    tiles.axpy(at, A.at, 0.5, B.at, A.at, size)
+    return tiles.dot(at, B.at, A.at, size)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7, 9])
+def test_machine_code_of_products(rows):
+    rng = np.random.default_rng(rows)
+    for inner in (1, 3, 8):
+        for cols in (1, 4, 5, 9, 13, 17):
+            for lower in (False, True):
+                w = np.zeros(3000)
+                w[: 4 * 28 * 20] = rng.normal(size=4 * 28 * 20)
+                A, B, C, out = (tiles.Mat(560 * k, 20, 1) for k in range(4))
+                w[B.at : B.at + 560].reshape(28, 20)[:, cols:] = 0
+                twin = tiles.Memory(len(w))
+                twin.data[:] = w
+                machine_product(w, out, -0.7, A, B, C, rows, inner, cols, lower)
+                tiles.product(twin, out, -0.7, A, B, C, rows, inner, cols, lower)
+                assert np.abs(w - twin.data).max() < 1e-13
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 9, 17])
+def test_machine_code_of_helpers(size):
+    rng = np.random.default_rng(size)
+    w = np.zeros(6000)
+    A, B, C, out = (tiles.Mat(1000 * k, 20, 1) for k in range(4))
+    for X in (A, B, C):
+        w[X.at : X.at + 400].reshape(20, 20)[:size, :size] = rng.normal(size=(size, size))
+    start, index = np.arange(size + 1), np.arange(size)[::-1].copy()
+    twin = tiles.Memory(len(w))
+    twin.data[:] = w
+    found = machine_rows(w, out, A, B, C, index, start, size)
+    tiles.row_product(twin, out.at, 2.0, A.at, B, C.at, size, size)
+    tiles.sparse_product(twin, tiles.below(out, size), A, start, index, B, C, size, False)
+    tiles.transpose(twin, tiles.below(out, 2 * size), B, size, size)
+    tiles.symmetrize(twin, C, size)
+    tiles.axpy(twin, A.at, 0.5, B.at, A.at, size)
+    assert found == pytest.approx(tiles.dot(twin, B.at, A.at, size))
+    assert np.abs(w - twin.data).max() < 1e-13

@@ -1,0 +1,414 @@
+"""The filter in JAX: under JAX's own transformations, and in PyTensor's JAX mode."""
+
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from kalman_models import NAMES_OF_CASES, make
+from kalman_oracle import true_gradient
+from pytensor.graph.replace import vectorize_graph
+
+from helpers.checks import complex_step, relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import StateSpace, kalman_loglike, reference
+from helpers.kalman.recursions import cholesky, solve
+from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
+from helpers.kalman.scan import symbolic_model
+from helpers.statespace import NAMES
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+import helpers.kalman.jax as closed_form  # noqa: E402
+from helpers.kalman.jax import filter_outputs, loglike  # noqa: E402
+
+ALL = ("y", *NAMES)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def values_of(y, model):
+    return [jnp.asarray(X) for X in (y, *model.asdict().values())]
+
+
+def total(*arrays):
+    return loglike(*arrays).sum()
+
+
+def total_by_autodiff(*arrays):
+    """The same filter, for JAX to differentiate."""
+    return closed_form._filter(closed_form._with_W(*arrays), ("l",))["l"].sum()
+
+
+def gradient(f, *names):
+    return jax.jit(jax.grad(f, argnums=tuple(ALL.index(name) for name in names or ALL)))
+
+
+def assert_close(found, dy, expected, bound):
+    for name, G, X in zip(ALL, found, [dy, *expected.asdict().values()], strict=True):
+        assert G.shape == X.shape, name
+        assert relative_error(np.asarray(G), X) < bound, name
+
+
+@pytest.mark.parametrize("name", NAMES_OF_CASES)
+def test_value_and_gradient_for_any_weights(name):
+    y, model = make(name)
+    # The Nile's start is vague, and the reference starts in square roots.
+    bound = 1e-11 if name == "Nile" else 1e-12
+
+    def weighted(weights, *arrays):
+        return weights @ loglike(*arrays)
+
+    evaluate = jax.jit(jax.value_and_grad(weighted, argnums=tuple(range(1, 11))))
+    for weights in (None, np.random.default_rng(2).standard_normal(len(y))):
+        g = np.ones(len(y)) if weights is None else weights
+        value, found = evaluate(g, *values_of(y, model))
+        expected_value, dy, expected = reference.loglike_and_grad(y, model, weights)
+        l = kalman_filter(y, model).out.l
+        assert abs(value - expected_value) < 1e-13 * np.abs(g * l).sum()
+        assert_close(found, dy, expected, bound)
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+def test_all_outputs_and_cotangents_on_each(name):
+    y, model = make(name)
+    filtered = kalman_filter(y, model)
+    rng = np.random.default_rng(3)
+    bar = FilterOutputs(*(rng.standard_normal(X.shape) for X in filtered.out))
+    out, pullback = jax.vjp(jax.jit(filter_outputs), *values_of(y, model))
+    for x, X, expected in zip(FilterOutputs._fields, out, filtered.out, strict=True):
+        assert relative_error(np.asarray(X), expected) < 1e-13, x
+    found = jax.jit(pullback)(FilterOutputs(*(jnp.asarray(X) for X in bar)))
+    assert_close(found, *reverse(model, filtered, bar), 1e-12)
+
+
+@pytest.mark.parametrize("p", [closed_form.WRITTEN_OUT, closed_form.WRITTEN_OUT + 1])
+def test_factorization_written_out_and_by_lapack(p):
+    rng = np.random.default_rng(p)
+    model = StateSpace(**random_model(3, p, 2, rng=rng))
+    y, _ = simulate(5, rng, **model.asdict())
+    y[rng.random(y.shape) < 0.3] = np.nan
+    found = gradient(total)(*values_of(y, model))
+    assert_close(found, *smoother_form(model, kalman_filter(y, model)), 1e-12)
+
+
+@pytest.mark.parametrize("p", [2, closed_form.WRITTEN_OUT + 1])
+def test_factorization_of_arrays_that_are_not_traced(p):
+    rng = np.random.default_rng(p)
+    A, B = rng.standard_normal((p, p)), rng.standard_normal((p, 3))
+    C, logdet = cholesky(jnp.asarray(A @ A.T))
+    assert relative_error(np.asarray(C), np.linalg.cholesky(A @ A.T)) < 1e-13
+    assert abs(logdet - np.linalg.slogdet(A @ A.T)[1]) < 1e-12
+    assert relative_error(np.asarray(C @ solve(C, jnp.asarray(B))), B) < 1e-13
+    assert jnp.isnan(cholesky(jnp.asarray(A @ A.T) - 100 * jnp.eye(p))[1])  # NumPy would raise
+
+
+@pytest.mark.parametrize("size", [(3, 2), (5, 2), (5, 3)])
+def test_a_vague_start_costs_no_more_than_autodiff(size):
+    """Against 60 digits; a gain from a formed F^-1 would lose eps kappa^2, here all of T."""
+    m, p = size
+    arrays = random_model(m, p, 2, rng=np.random.default_rng(0))
+    y = np.random.default_rng(100).standard_normal((5, p))
+    ours, autodiff = gradient(total, "T"), gradient(total_by_autodiff, "T")
+    for kappa in (1e7, 1e10):
+        model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
+        true = true_gradient(y, model, names=("T",), digits=60)["T"]
+        error, theirs = (
+            relative_error(np.asarray(f(*values_of(y, model))[0]), true) for f in (ours, autodiff)
+        )
+        assert error < np.finfo(float).eps * kappa
+        assert error < 10 * theirs
+
+
+def test_many_series_and_many_models():
+    y, model = make("gaps")
+    arrays = values_of(y, model)
+    series = jnp.stack([arrays[0], arrays[0] + 1, 2 * arrays[0]])
+    Qs = jnp.stack([arrays[-1], 2 * arrays[-1], 3 * arrays[-1]])
+    axes = (0, *[None] * 8, 0)
+    names = ("y", "P0", "T", "Z", "Q")
+    places = tuple(ALL.index(x) for x in names)
+    each = jax.jit(jax.vmap(jax.value_and_grad(total, argnums=places), in_axes=axes))
+    values, found = each(series, *arrays[1:-1], Qs)
+
+    def of_all(*arrays):
+        return jax.vmap(total, in_axes=axes)(*arrays).sum()
+
+    of_sum = gradient(of_all, *names)(series, *arrays[1:-1], Qs)
+    for k in range(3):
+        one = StateSpace(**(model.asdict() | {"Q": np.asarray(Qs[k])}))
+        value, dy, expected = reference.loglike_and_grad(np.asarray(series[k]), one)
+        assert relative_error(np.asarray(values[k]), value) < 1e-13
+        for name, G in zip(names, found, strict=True):
+            X = dy if name == "y" else getattr(expected, name)
+            assert relative_error(np.asarray(G[k]), X) < 1e-12, name
+    for name, G, X in zip(names, of_sum, found, strict=True):
+        X = X if name in ("y", "Q") else X.sum(axis=0)
+        assert relative_error(np.asarray(G), np.asarray(X)) < 1e-12, name
+
+
+def test_parameters_that_reach_the_likelihood_through_a_stationary_start():
+    y, _ = make("one of each")
+
+    def arrays_of(theta, np):
+        T = np.stack([np.stack([theta[0], theta[1]]), np.array([1.0, 0.0]) + 0 * theta])
+        R, Q, I = np.array([[1.0], [0.0]]), theta[:1, None] ** 2 + theta[1], np.eye(4)
+        P0 = np.linalg.solve(I - np.kron(T, T), (R @ Q @ R.T).reshape(4)).reshape(2, 2)
+        zero, Z = np.zeros(2), np.array([[1.0, 0.0]])
+        return zero, P0, zero, np.zeros(1), T, Z, R, np.zeros((1, 1)), Q
+
+    theta = np.array([0.5, 0.3])
+    found = jax.jit(jax.grad(lambda x: total(jnp.asarray(y), *arrays_of(x, jnp))))(theta)
+
+    def exact(x):
+        return reference.loglike(y, StateSpace(*arrays_of(x, np)))
+
+    assert relative_error(np.asarray(found), complex_step(exact, theta)) < 1e-12
+
+
+def names_of_calls(jaxpr):
+    """The primitives of a program and of all programs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from names_of_calls(inner)
+
+
+def test_it_is_the_closed_form_that_jax_runs_backwards(monkeypatch):
+    y, model = make("two shocks")
+    for f in (loglike, jax.jit(loglike), filter_outputs):
+        program = jax.make_jaxpr(f)(*values_of(y, model))
+        assert any("custom_vjp" in name for name in names_of_calls(program.jaxpr))
+    traced = []
+    monkeypatch.setattr(closed_form, "_pull", _spy(closed_form._pull, traced))
+    jax.make_jaxpr(gradient(total, "T"))(*values_of(y, model))
+    jax.make_jaxpr(jax.jit(jax.vmap(jax.grad(total), (0, *[None] * 9))))(
+        jnp.stack([y, y]), *values_of(y, model)[1:]
+    )
+    assert len(traced) == 2
+
+
+def _spy(function, calls):
+    def spied(*args):
+        calls.append(args)
+        return function(*args)
+
+    return spied
+
+
+def test_second_derivatives():
+    """Of both modes of JAX, against complex steps of the closed form in NumPy."""
+    y, model = make("only Z varies")  # and has gaps
+    rng = np.random.default_rng(0)
+    directions = [rng.standard_normal(X.shape) for X in (model.T, model.Z, model.Q)]
+    directions[2] = directions[2] @ directions[2].T
+
+    def moved(theta):
+        changed = zip("TZQ", directions, strict=True)
+        return model.asdict() | {
+            x: getattr(model, x) + theta[k] * D for k, (x, D) in enumerate(changed)
+        }
+
+    def value(theta):
+        return total(jnp.asarray(y), *moved(theta).values())
+
+    def slope(theta):
+        shifted = StateSpace(**moved(theta))
+        G = smoother_form(shifted, kalman_filter(y, shifted))[1]
+        return np.array([(getattr(G, x) * D).sum() for x, D in zip("TZQ", directions, strict=True)])
+
+    theta, h = np.zeros(3), 1e-30
+    expected = np.stack([slope(theta + 1j * h * e).imag / h for e in np.eye(3)])
+    for hessian in (jax.hessian(value), jax.jacrev(jax.grad(value))):
+        assert relative_error(np.asarray(jax.jit(hessian)(theta)), expected) < 1e-11
+
+
+def test_forward_mode_is_refused_in_words():
+    y, model = make("one step")
+    arrays = values_of(y, model)
+    with pytest.raises(TypeError, match="forward-mode autodiff .* custom_vjp"):
+        jax.jvp(total, arrays, arrays)
+
+
+def test_float32():
+    y, model = make("gaps")
+    _, dy, expected = reference.loglike_and_grad(y, model)
+    narrow = [X.astype(jnp.float32) for X in values_of(y, model)]
+    for x64 in (True, False):  # as asked for by the arrays, and as JAX is without x64
+        jax.config.update("jax_enable_x64", x64)
+        value_and_grad = jax.jit(jax.value_and_grad(total, argnums=tuple(range(10))))
+        value, found = value_and_grad(*(narrow if x64 else (y, *model.asdict().values())))
+        assert value.dtype == jnp.float32 and {G.dtype for G in found} == {narrow[0].dtype}
+        assert_close(found, dy, expected, 1e-4)
+
+
+def test_integers_are_computed_with_as_floats():
+    one, zero = np.eye(1, dtype=int), np.zeros(1, dtype=int)
+    l = loglike(np.array([[1], [2]]), zero, one, zero, zero, one, one, one, one, one)
+    model = StateSpace(zero, one, zero, zero, one, one, one, one, one)
+    expected = reference.loglike(np.array([[1.0], [2.0]]), model)
+    assert l.dtype == jnp.float64 and abs(l.sum() - expected) < 1e-14
+
+
+def test_no_half_precision():
+    y, model = make("one step")
+    l = loglike(*(X.astype(jnp.bfloat16) for X in values_of(y, model)))
+    assert l.dtype == jnp.float32 and jnp.isfinite(l).all()
+
+
+@pytest.mark.parametrize("p", [2, closed_form.WRITTEN_OUT + 1])
+def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(p):
+    rng = np.random.default_rng(p)
+    n = 4
+    arrays = random_model(2, p, rng=rng) | {"H": np.repeat(np.eye(p)[None], n, axis=0)}
+    arrays["Z"] = np.repeat(arrays["Z"][None], n, axis=0)
+    arrays["Z"][2] = 0
+    y = rng.standard_normal((n, p))
+
+    @jax.jit
+    def evaluate(*arrays):
+        return loglike(*arrays), jax.grad(total, argnums=tuple(range(10)))(*arrays)
+
+    for variance in (0.0, -1.0):  # a pivot of zero would have an infinite logarithm
+        arrays["H"][2] = variance * np.eye(p)
+        l, found = evaluate(y, *arrays.values())
+        assert jnp.isnan(l).all()
+        assert all(jnp.isnan(G).any() for G in found)
+    y[2] = np.nan  # nothing is observed there: all is well
+    assert all(jnp.isfinite(X).all() for X in jax.tree.leaves(evaluate(y, *arrays.values())))
+
+
+def test_covariances_count_by_their_symmetric_part():
+    y, model = make("two shocks")
+    straight = values_of(y, model)
+    bent = list(straight)
+    for x in ("P0", "H", "Q"):
+        k = ALL.index(x)
+        skew = jnp.triu(jnp.ones(straight[k].shape), 1) * 1e-2
+        bent[k] = straight[k] + skew - skew.T
+    f = gradient(total, "P0", "H", "Q", "T")
+    for G, X in zip(f(*bent), f(*straight), strict=True):
+        assert relative_error(np.asarray(G), np.asarray(X)) < 1e-13
+    for G in f(*bent)[:3]:
+        assert (G == G.T).all()
+
+
+def test_gradient_of_a_covariance_is_symmetric_to_the_last_digit():
+    """With so many series a product X' X is not."""
+    arrays = random_model(4, 40, 2, rng=np.random.default_rng(0))
+    y = np.random.default_rng(1).standard_normal((6, 40))
+    (G,) = gradient(total, "H")(y, *arrays.values())
+    assert (G == G.T).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Z": np.zeros((2, 3))}, r"Z has shape \(2, 3\), expected \(p, m\) = \(2, 4\)"),
+        ({"d": np.zeros(1)}, r"d has shape \(1,\), expected \(p,\) = \(2,\)"),
+        ({"T": np.zeros(4)}, r"T has 1 dimensions, expected 2: \(m, m\) or with a lead"),
+        ({"c": np.zeros((7, 4))}, r"c has shape \(7, 4\), expected \(n, m\) = \(15, 4\)"),
+        ({"P0": np.zeros((4, 4, 4))}, r"P0 has 3 dimensions, expected 2: \(m, m\)"),
+        ({"Q": np.eye(3)}, r"Q has shape \(3, 3\), expected \(r, r\) = \(2, 2\)"),
+        ({"y": np.zeros((0, 2))}, "n = 0: there is no step"),
+        ({"y": np.zeros(15)}, r"y has 1 dimensions, expected 2: \(n, p\)"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_when_the_function_is_traced(change, message):
+    y, model = make("two shocks")
+    arrays = {"y": y} | model.asdict() | change
+    for f in (loglike, jax.jit(loglike), filter_outputs):
+        with pytest.raises(ValueError, match=message):
+            f(**arrays)
+
+
+def test_complex_arguments():
+    y, model = make("two shocks")
+    with pytest.raises(TypeError, match="T, Q complex, expected real arrays"):
+        loglike(y, **(model.asdict() | {"T": 1j * model.T, "Q": 1j * model.Q}))
+
+
+def test_without_jax_the_error_names_the_line_that_installs_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "helpers.kalman.jax")
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(
+        ImportError, match=r"pip install jax .* pip install \"kalman-by-hand\[jax\]"
+    ):
+        importlib.import_module("helpers.kalman.jax")
+
+
+# PyTensor's JAX mode
+
+PROGRAM = """
+import sys
+import numpy as np, pytensor, pytensor.tensor as pt
+from helpers.kalman import kalman_loglike
+import helpers.kalman.op
+assert "jax" not in sys.modules, "JAX was imported for one who does not use it"
+q, one, zero = pt.scalar("q"), np.eye(1), np.zeros(1)
+y = np.array([[1.0], [np.nan], [0.5]])
+l = kalman_loglike(y, zero, one, zero, zero, one, one, one, one, q * one).sum()
+f = pytensor.function([q], [l, pt.grad(l, q)], mode=pytensor.compile.mode.MODE)
+print(*(f"{float(x):.3f}" for x in f(1.0)))
+"""
+
+
+@pytest.mark.parametrize("mode", ["JAX", "Mode('jax', optimizer=None)"])
+def test_pytensor_imports_jax_for_its_jax_mode_alone(mode):
+    """In a process of its own, as another test may have imported JAX here."""
+    command = [sys.executable, "-c", PROGRAM.replace("MODE", mode)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "-3.061 -0.286\n"
+
+
+def test_a_sampler_that_differentiates_the_jaxified_value_gets_the_closed_form():
+    from pymc.sampling.jax import get_jaxified_graph
+
+    y, model = make("only Z varies")
+    symbols = list(symbolic_model(model.time_varying).values())
+    value = get_jaxified_graph(symbols, [kalman_loglike(*symbols).sum()])
+    program = jax.make_jaxpr(value)(*values_of(y, model))
+    assert any("custom_vjp" in name for name in names_of_calls(program.jaxpr))
+    found = gradient(lambda *arrays: value(*arrays)[0])(*values_of(y, model))
+    assert_close(found, *smoother_form(model, kalman_filter(y, model)), 1e-12)
+
+
+def test_pytensor_runs_a_batch_in_jax():
+    y, model = make("gaps")
+    symbols = symbolic_model()
+    batch = pt.tensor("batch", shape=(None, None, None))
+    totals = vectorize_graph(kalman_loglike(*symbols.values()).sum(), {symbols["y"]: batch})
+    others = [X for name, X in symbols.items() if name != "y"]
+    evaluate = pytensor.function(
+        [batch, *others], [totals, *pt.grad(totals.sum(), [batch, symbols["T"]])], mode="JAX"
+    )
+    series = np.stack([y, 2 * y])
+    values, dy, dT = evaluate(series, *model.asdict().values())
+    each = [reference.loglike_and_grad(one, model) for one in series]
+    assert relative_error(np.asarray(values), np.stack([e[0] for e in each])) < 1e-13
+    assert relative_error(np.asarray(dy), np.stack([e[1] for e in each])) < 1e-12
+    assert relative_error(np.asarray(dT), sum(e[2].T for e in each)) < 1e-12
+
+
+def test_pytensor_in_jax_refuses_shapes_that_would_broadcast():
+    y, model = make("two shocks")
+    symbols = list(symbolic_model().values())
+    evaluate = pytensor.function(symbols, kalman_loglike(*symbols), mode="JAX")
+    arrays = {"y": y} | model.asdict() | {"d": np.zeros(1)}
+    with pytest.raises(ValueError, match=r"d has shape \(1,\), expected \(p,\) = \(2,\)"):
+        evaluate(*arrays.values())

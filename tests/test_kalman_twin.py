@@ -1,0 +1,317 @@
+"""The compiled half without a compiler: its text in Python, over memory that checks every access.
+
+Each test here answers in seconds, and tools/plant.py plants the faults that they are there for.
+"""
+
+import numpy as np
+import pytest
+from kalman_models import CASES, make, season
+
+from helpers.checks import relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import reference
+from helpers.kalman.fused import backward, layout, one_pass, tiles
+from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
+from helpers.kalman.fused.inputs import (
+    Arrays,
+    NonZeros,
+    Observed,
+    Wanted,
+    find_non_zeros,
+    look_at,
+    varies,
+)
+from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
+from helpers.kalman.fused.tiles import LANES, Mat, Memory
+from helpers.statespace import STATIC, StateSpace
+
+SIZES = range(1, 18)
+
+
+def run(y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False):
+    """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches."""
+    X = {
+        x: np.array(A if x in (*STATIC, *model.time_varying) else A[np.newaxis])
+        for x, A in model.asdict().items()
+    }
+    W = X.pop("R") @ X.pop("Q") @ np.swapaxes(model.R, -1, -2)
+    arrays = Arrays(**X, W=W)
+    (n, p), m = y.shape, model.m
+    backwards = wanted is not None
+    wanted = Wanted(*(wanted or (False,) * 4))
+    saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
+    w, header = layout.checked_memory(Sizes(n, p, m), saved)
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(y, observed)
+    entries = [NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64)) for _ in "TT"]
+    share = find_non_zeros(arrays.T, False, entries[0]) / m**2
+    find_non_zeros(arrays.T, True, entries[1])
+    g = np.ones(n) if weights is None else weights
+    out, y_bar = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, p))
+    steps = Steps(np.empty(n), np.empty(n, np.int64))
+    how, _ = one_pass.one_pass(
+        w, header, y, arrays, saved, varies(arrays), share < one_pass.SPARSE_BELOW, entries, wanted,
+        g, one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
+    )  # fmt: skip
+    return how, steps, out, y_bar
+
+
+def assert_is_the_reference(y, model, rtol=1e-12, weights=None, **options):
+    how, steps, out, y_bar = run(y, model, weights, **options)
+    assert how == DONE
+    filtered = reference.kalman_filter(y, model)
+    weights = np.ones(len(y)) if weights is None else weights
+    bar = reference.FilterOutputs(l=weights)
+    dy, G = reference.reverse(model, filtered, bar)
+    assert relative_error(steps.l, filtered.out.l) < rtol
+    assert relative_error(y_bar, dy) < rtol
+    for name, X in G.asdict().items():
+        if name in ("R", "Q"):
+            continue
+        found = getattr(out, name)
+        found = found if name in (*STATIC, *model.time_varying) else found[0]
+        assert np.abs(found - X).max() <= rtol * max(np.abs(X).max(), 1e-3), name
+    W_bar = out.W if len(out.W) > 1 or "Q" not in model.time_varying else out.W
+    R = model.over_time("R", len(W_bar))
+    Q_bar = np.swapaxes(R, -1, -2) @ W_bar @ R
+    Q_bar = Q_bar if "Q" in model.time_varying else Q_bar.sum(axis=0)
+    assert np.abs(Q_bar - G.Q).max() <= rtol * max(np.abs(G.Q).max(), 1e-3)
+    return steps
+
+
+@pytest.mark.parametrize("saved", [Saved(False, False), Saved(True, False), Saved(True, True)])
+def test_no_two_matrices_overlap_and_each_has_its_room(saved):
+    letters = {"any": 1, "1": 1, "2p": None, "widest": None}
+    for m in SIZES:
+        for p in SIZES:
+            n = 3
+            header = np.zeros(layout.HEADER, np.int64)
+            total = layout.lay_out(Sizes(n, p, m), saved, header)
+            places = list(header[: 2 * len(LAYOUT) : 2])
+            ends = [*places[1:], total]
+            for k, (name, (rows, cols)) in enumerate(LAYOUT.items()):
+                # What the matrix must hold, counted here from the words of the layout.
+                needed = letters.get(rows) or {"m": m, "p": p, "2p": 2 * p}.get(rows)
+                if needed is None:
+                    kept = n
+                    if "gains" in rows:
+                        kept = n if saved.gains else 1
+                    if "filtered" in rows:
+                        kept = n if saved.filtered else 1
+                    each = p if rows.endswith(" p") else m if rows.endswith(" m") else 1
+                    needed = kept * each + ("+ 1" in rows)
+                width = {"m": m, "p": p, "widest": max(m, p)}[cols]
+                ld = header[2 * k + 1] or width
+                assert places[k] % LANES == 0 and ld >= width and (rows == "any" or ld % LANES == 0)
+                assert ends[k] - places[k] >= needed * ld, (name, m, p)
+                if rows in ("m", "p"):  # whole blocks are read
+                    assert ends[k] - places[k] >= -(-needed // LANES) * LANES * ld, (name, m, p)
+            assert places[0] >= layout.HEADER
+
+
+def matrix(w, at, X):
+    """X in the workspace from ``at`` on, its rows padded to whole vectors with zeros."""
+    rows, cols = X.shape
+    ld = -(-cols // LANES) * LANES
+    padded = np.zeros((-(-rows // LANES) * LANES, ld))
+    padded[:rows, :cols] = X
+    w.data[at : at + padded.size] = padded.ravel()
+    return Mat(at, ld, 1), at + padded.size
+
+
+def read(w, A, rows, cols):
+    return np.array([w.data[A.at + i * A.ld : A.at + i * A.ld + cols] for i in range(rows)])
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_products_of_every_size(rows):
+    rng = np.random.default_rng(rows)
+    for inner in (1, 2, 5):
+        for cols in SIZES:
+            w = Memory(4000)
+            A, B, C = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols)), None
+            C = rng.normal(size=(rows, cols))
+            a, at = matrix(w, 0, A)
+            a_t, at = matrix(w, at, A.T)
+            b, at = matrix(w, at, B)
+            c, at = matrix(w, at, C)
+            out, end = matrix(w, at, np.full((rows, cols), np.nan))
+            w.data[end:] = 7.0
+            for left in (a, tiles.transposed(a_t)):
+                tiles.product(w, out, -0.5, left, b, c, rows, inner, cols)
+                assert np.abs(read(w, out, rows, cols) - (C - 0.5 * A @ B)).max() < 1e-14
+            tiles.row_product(w, out.at, 2.0, a.at, b, c.at, inner, cols)
+            assert np.abs(read(w, out, 1, cols) - (C[:1] + 2 * A[:1] @ B)).max() < 1e-14
+            assert (w.data[end:] == 7.0).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_square_helpers_of_every_size(size):
+    rng = np.random.default_rng(size)
+    A = rng.normal(size=(size, size)) * (rng.random((size, size)) < 0.3)
+    B, C = rng.normal(size=(size, size)), rng.normal(size=(size, size))
+    w = Memory(6000)
+    a, at = matrix(w, 0, A)
+    b, at = matrix(w, at, B)
+    c, at = matrix(w, at, C)
+    out, at = matrix(w, at, np.zeros((size, size)))
+    entries = NonZeros(np.empty(size + 1, np.int64), np.empty(size * size, np.int64))
+    find_non_zeros(A[np.newaxis], False, entries)
+    tiles.sparse_product(w, out, a, entries.start, entries.index, b, c, size, False)
+    assert np.abs(read(w, out, size, size) - (C + A @ B)).max() < 1e-14
+    tiles.transpose(w, out, b, size, size)
+    assert (read(w, out, size, size) == B.T).all()
+    S = A @ A.T
+    s, at = matrix(w, at, np.where(np.tri(size, dtype=bool), S, np.nan))
+    block = np.arange(size) // LANES
+    full = np.where(block[:, None] >= block[None, :], S, np.nan)  # garbage above the blocks
+    s, _ = matrix(w, s.at, full)
+    tiles.symmetrize(w, s, size)
+    assert np.abs(read(w, s, size, size) - S).max() < 1e-14
+    lower, _ = matrix(w, out.at, np.zeros((size, size)))
+    tiles.product(w, lower, 1.0, a, tiles.Mat(b.at, b.ld, 1), c, size, size, size, True)
+    seen = read(w, lower, size, size)
+    assert np.abs(np.tril(seen - (C + A @ B))).max() < 1e-14
+    assert tiles.dot(w, a.at, b.at, size) == pytest.approx(A[0] @ B[0], abs=1e-14)
+
+
+@pytest.mark.parametrize("name", [x for x in CASES if x not in ("long", "near a unit root")])
+def test_every_case(name):
+    y, model = make(name)
+    assert_is_the_reference(y, model)
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "two shocks"])
+def test_unequal_weights(name):
+    y, model = make(name)
+    assert_is_the_reference(y, model, weights=np.random.default_rng(1).normal(size=len(y)))
+
+
+@pytest.mark.parametrize("m", [1, 4, 5, 8, 9])
+@pytest.mark.parametrize("p", [1, 2, 4, 5, 9])
+def test_sizes_around_whole_vectors(m, p):
+    rng = np.random.default_rng(m * 10 + p)
+    arrays = random_model(m=m, p=p, r=min(m, 2), rng=rng)
+    y, _ = simulate(4, rng, **arrays)
+    y[1, 0] = np.nan
+    assert_is_the_reference(y, StateSpace(**arrays), rtol=1e-11)
+
+
+@pytest.mark.parametrize("where", [[0], [7], [3], [6, 7], [0, 1, 4]])
+def test_gaps_wherever_they_are(where):
+    """The first step, the last, both ends of a stretch."""
+    rng = np.random.default_rng(3)
+    arrays = random_model(m=3, p=2, r=2, rng=rng)
+    y, _ = simulate(8, rng, **arrays)
+    y[where, 1] = np.nan
+    assert_is_the_reference(y, StateSpace(**arrays))
+
+
+@pytest.mark.parametrize("period", [4, 9])
+def test_a_transition_that_is_nearly_empty(period):
+    model = season(period)
+    y, _ = simulate(6, np.random.default_rng(0), **model.asdict())
+    y[2] = np.nan
+    assert_is_the_reference(y, model, rtol=1e-10)
+
+
+def test_steady_stretches_between_gaps():
+    """It settles, a gap unsettles it, it settles again: the gradient is the plain one."""
+    rng = np.random.default_rng(5)
+    arrays = random_model(m=2, p=2, r=2, rng=rng, radius=0.5)
+    y, _ = simulate(160, rng, **arrays)
+    y[50, 0] = np.nan
+    y[52] = np.nan
+    y[100:, 1] = np.nan
+    steps = assert_is_the_reference(y, StateSpace(**arrays), rtol=1e-11, tol=1e-13)
+    ends = np.flatnonzero(steps.steady_from >= 0)
+    assert list(ends) == [49, 99, 159]
+
+
+def slow(variance=1e-4, transition=0.99):
+    """A covariance that takes long to settle: hardly any noise, a weak gain."""
+    one = np.eye(1)
+    return StateSpace(
+        [0.0], 0.1 * one, [0.0], [0.0], T=transition * one, Z=one, R=one, H=one, Q=variance * one
+    )
+
+
+def test_tolerance_bounds_what_a_slow_covariance_misses(tol=1e-4):
+    """It changes by little at a step and has far to go: the geometric tail counts it."""
+    model, y = slow(), np.zeros((700, 1))
+    _, steps, _, _ = run(y, model, wanted=None, tol=tol)
+    (end,) = np.flatnonzero(steps.steady_from >= 0)
+    P = reference.kalman_filter(y, model).out.P_pred[:, 0, 0]
+    assert abs(P[steps.steady_from[end]] / P[-1] - 1) < 2 * tol
+
+
+def test_no_steady_state_without_tolerance():
+    model, y = slow(0.1, 0.5), np.zeros((60, 1))
+    assert (run(y, model, wanted=None, tol=1e-13)[1].steady_from >= 0).any()
+    assert (run(y, model, wanted=None, tol=0.0)[1].steady_from == -1).all()
+
+
+def test_small_noise_takes_josephs_form():
+    """H is a ten-thousandth of P: P - G'G alone would lose four digits of P_filt."""
+    rng = np.random.default_rng(1)
+    arrays = random_model(m=3, p=3, rng=rng) | {"H": 1e-4 * np.eye(3), "Q": np.zeros((3, 3))}
+    y, _ = simulate(6, rng, **arrays)
+    model = StateSpace(**arrays)
+    how, _, out, _ = run(y, model)
+    from kalman_oracle import true_gradient
+
+    truth = true_gradient(y, model, names=["T", "Z"])
+    assert how == DONE
+    assert relative_error(out.T[0], truth["T"]) < 1e-12
+    assert relative_error(out.Z[0], truth["Z"]) < 1e-12
+
+
+def test_ends_are_told_apart():
+    y, model = make("two shocks")
+    arrays = model.asdict()
+    assert run(y, StateSpace(**(arrays | {"H": -100 * model.H})))[0] == NOT_POSITIVE_DEFINITE
+    vague = StateSpace(**(arrays | {"P0": 1e8 * np.eye(model.m)}))
+    assert run(y, vague, watch=True)[0] == VAGUE
+    assert run(y, vague, watch=False)[0] == DONE
+    assert run(y, model, watch=True)[0] == DONE
+
+
+def test_only_what_is_wanted():
+    y, model = make("gaps")
+    _, steps, full, y_bar = run(y, model)
+    _, again, vectors, y_again = run(y, model, wanted=(False,) * 4)
+    assert relative_error(again.l, steps.l) == 0 and relative_error(y_again, y_bar) < 1e-14
+    assert relative_error(vectors.d, full.d) < 1e-14 and not vectors.T.any() and not vectors.H.any()
+    _, _, some, _ = run(y, model, wanted=(True, False, True, False))
+    assert relative_error(some.Z, full.Z) < 1e-14 and not some.T.any() and not some.W.any()
+
+
+def test_memory_is_guarded():
+    w, _ = layout.checked_memory(Sizes(2, 1, 3), Saved(True, True))
+    with pytest.raises(IndexError, match="workspace"):
+        tiles.get(w, len(w.data))
+    with pytest.raises(IndexError, match="two matrices"):
+        tiles.axpy(w, w.space.Z.at - LANES, 1.0, w.space.T.at, w.space.T.at, 2 * LANES)
+
+
+def test_lyapunov_sums():
+    """total = sum of L'^i X L^i and the sum of its parts, for every number of steps to 9."""
+    rng = np.random.default_rng(0)
+    m = 3
+    L, X = 0.9 * random_model(m, rng=rng)["T"], np.eye(m)
+    for count in range(1, 10):
+        w, _ = layout.checked_memory(Sizes(1, 1, m), Saved(False, False))
+        one_pass.clean(w)
+        s = w.space
+        for A, place in ((L, s.L), (X, s.X2)):
+            for i in range(m):
+                w.data[place.at + i * place.ld : place.at + i * place.ld + m] = A[i]
+        A = backward.lyapunov(w, s.X2, s.N_k, s.S, True, count)
+        total, totals, power = np.zeros((m, m)), np.zeros((m, m)), np.eye(m)
+        for _ in range(count):
+            totals += total
+            total += power.T @ X @ power
+            power = power @ L
+        assert np.abs(read(w, s.N_k, m, m) - total).max() < 1e-13
+        assert np.abs(read(w, s.S, m, m) - totals).max() < 1e-12
+        assert np.abs(read(w, A, m, m) - power).max() < 1e-14
