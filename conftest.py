@@ -7,5 +7,5 @@ from importlib.util import find_spec
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-# The JAX side of the Ops can be imported only where JAX is.
-collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/dispatch_jax.py"]
+# Its examples can run only where JAX is.
+collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]

@@ -27,13 +27,10 @@ FEWER = 30  # complex steps and differences take a filter each: their line needs
 LENGTHS = (100, 200, 400, 800, 1600)  # for m = 4 and 10 directions
 
 
-def linearised(filtered, model: StateSpace, t: int):
+def linearised(u, F_inv, Kf, Z, T):
     """K, L, gamma and Gamma of one step: what both ways need (def-forward-gamma)."""
-    _, u, F_inv, Kf, Z, _ = filtered
-    K = model.T @ Kf[t]
-    gamma = Z[t].T @ u[t]
-    Gamma = (np.outer(gamma, gamma) - Z[t].T @ F_inv[t] @ Z[t]) / 2
-    return K, model.T - K @ Z[t], gamma, Gamma
+    K, gamma = T @ Kf, Z.T @ u
+    return K, T - K @ Z, gamma, (np.outer(gamma, gamma) - Z.T @ F_inv @ Z) / 2
 
 
 def forward(y, model: StateSpace, dH: np.ndarray, dQ: np.ndarray) -> np.ndarray:
@@ -51,8 +48,9 @@ def forward(y, model: StateSpace, dH: np.ndarray, dQ: np.ndarray) -> np.ndarray:
     k, m = len(dH), model.m
     dW, dH_rows = model.R @ dQ @ model.R.T, dH.reshape(k, -1)
     da, dP, slopes = np.zeros((k, m)), np.zeros((k, m, m)), np.zeros(k)
-    for t, (u, F_inv) in enumerate(zip(filtered.u, filtered.F_inv, strict=True)):
-        K, L, gamma, Gamma = linearised(filtered, model, t)
+    steps = filtered.u, filtered.F_inv, filtered.Kf, filtered.Z
+    for u, F_inv, Kf, Z in zip(*steps, strict=True):
+        K, L, gamma, Gamma = linearised(u, F_inv, Kf, Z, model.T)
         slopes += da @ gamma + dP.reshape(k, -1) @ Gamma.ravel()
         slopes += dH_rows @ (np.outer(u, u) - F_inv).ravel() / 2
         da = (da + dP @ gamma) @ L.T - dH @ u @ K.T
@@ -63,18 +61,19 @@ def forward(y, model: StateSpace, dH: np.ndarray, dQ: np.ndarray) -> np.ndarray:
 def backward(y, model: StateSpace) -> dict[str, np.ndarray]:
     """Gradients of all arrays, by eq-forward-transpose and eq-forward-gradients; as forward."""
     filtered = kalman_filter(y, model)
-    out, T = filtered.out, model.T
+    out, F_inv, T = filtered.out, filtered.F_inv, model.T
     a_bar, P_bar = np.zeros(model.m), np.zeros_like(T)
     total = {name: np.zeros_like(X) for name, X in model.asdict().items()} | {"W": P_bar}
     for t in reversed(range(len(y))):
-        K, L, gamma, Gamma = linearised(filtered, model, t)
-        u, TP, Ka = filtered.u[t], T @ out.P_filt[t], K.T @ a_bar
+        u, Kf = filtered.u[t], filtered.Kf[t]
+        K, L, gamma, Gamma = linearised(u, F_inv[t], Kf, filtered.Z[t], T)
+        TP, Ka = T @ out.P_filt[t], K.T @ a_bar
         e, X = u - Ka, np.outer(a_bar, out.a_filt[t]) + 2 * P_bar @ TP
         total["c"] += a_bar
         total["d"] += e
         total["T"] += X
-        total["Z"] += np.outer(u, out.a_filt[t] + TP.T @ a_bar) - filtered.Kf[t].T - K.T @ X
-        total["H"] += (np.outer(e, e) - filtered.F_inv[t]) / 2
+        total["Z"] += np.outer(u, out.a_filt[t] + TP.T @ a_bar) - Kf.T - K.T @ X
+        total["H"] += (np.outer(e, e) - F_inv[t]) / 2
         total["H"] += K.T @ (P_bar @ K - np.outer(a_bar, Ka) / 2)
         total["W"] = total["W"] + P_bar
         back = L.T @ a_bar

@@ -2,14 +2,14 @@
 
     python benchmarks/kalman_peers.py [--only PART ...] [--quick] [--record FILE]
 
-Contenders take turns in one process, in float64 and on one thread. They are the compiled kernel of
+Contenders take turns in one process, in float64 and on one thread. They are the compiled pass of
 `helpers.kalman` and its PyTensor Op; pymc-extras' StandardFilter and ConvergentFilter in Numba, and
 the former in C; JAX (a scan, and dynamax); PyTorch; statsmodels. What is not installed is named and
 left out (``pip install jax dynamax torch`` adds what the book itself does not need).
 
 Parts: ``random`` (dense models of seven sizes, also without steady state and with a gap), ``real``
 (models that people fit), ``whole`` (log-density and gradient of whole PyMC models), ``scaling``,
-``limits`` (of the machine), ``memory`` and ``compile``. Parts that are not asked for keep their
+``limits`` (of the machine), ``memory`` and ``compile``. Parts that are not named keep their
 place in the record, results/kalman_peers.json, which the chapter "Benchmarks" draws, unless another
 processor made it. All together take about twenty minutes on a quiet machine once PyTensor's caches
 are warm, a third of it ``compile``; the first time, some fifteen more.
@@ -42,7 +42,7 @@ from threadpoolctl import threadpool_limits
 
 from helpers.checks import complex_step, relative_error, symmetrize
 from helpers.kalman import StateSpace, loglike, loglike_and_grad
-from helpers.kalman.model import SYMMETRIC
+from helpers.statespace import SYMMETRIC
 from helpers.timing import Timings, compare, machine, progress, write_record
 
 RECORD = Path(__file__).parent / "results" / "kalman_peers.json"
@@ -50,10 +50,10 @@ OURS = "ours"
 ROUNDS = 7, 101  # a median needs no more, and the record stays small
 BLOCK = 2e-3  # seconds that calls in a row take at least
 
-# Value and gradients: name -> (package that it needs, function of y, model and the names asked).
+# Value and gradients: name -> (package it needs, function of y, model and the requested names).
 # The order is that of the turns. JAX computes in a thread of its own, and who comes next pays for
 # the change: that is Standard, which takes milliseconds and hardly feels it. Ours and its Op stand
-# apart, or the second would find the kernel in the caches.
+# apart, or the second would find the compiled pass in the caches.
 QUICK = {
     OURS: ("numba", ours.contender),
     "JAX": ("jax", jax_filters.contender),
@@ -93,11 +93,11 @@ def available(contenders: dict) -> dict:
 
 
 def alone(y: np.ndarray, model: StateSpace) -> dict[str, Callable]:
-    """The value alone, and what the kernel takes where nothing settles."""
+    """The value alone, and what the pass takes without a steady state."""
     return {
         "ours, value": ours.value_alone(y, model),
-        "ours, value, unsettled": ours.value_alone(y, model, tol=0.0),
-        "ours, unsettled": ours.contender(y, model, tol=0.0),
+        "ours, value, every step": ours.value_alone(y, model, tol=0.0),
+        "ours, every step": ours.contender(y, model, tol=0.0),
         "statsmodels, value": statsmodels_filter.forward(y, model),
     }
 
@@ -195,15 +195,15 @@ def measure_random(options) -> dict:
         errors = errors_of(quick | slow, expected)
 
         gap = y.copy()
-        gap[-3, 0] = np.nan  # so near the end that nothing settles after it
+        gap[-3, 0] = np.nan  # near the end: the steady state ends there
         with_gap = {
             name: QUICK[name][1](gap, model) for name in (OURS, "Standard") if name in quick
         }
-        settled = ours.settled_step(y, model)
+        steady = ours.steady_step(y, model)
         turns = race(quick, options.seconds, label)
         found[label] = {
             "size": [m, p, r, n],
-            "settled": settled,
+            "steady": steady,
             "against": against,
             "errors": errors,
             "turns": turns,
@@ -212,11 +212,11 @@ def measure_random(options) -> dict:
                 {OURS: quick[OURS]} | slow, options.seconds / 2, f"{label}, slow ones", BLOCK
             ),
             "gap": race(with_gap, options.seconds / 2, f"{label}, a gap"),
-            "counts": ours.counts(y, model, settled=settled),
-            "counts, unsettled": ours.counts(y, model, settled=n),
+            "counts": ours.counts(y, model, steady=steady),
+            "counts, every step": ours.counts(y, model, steady=n),
         }
         print(
-            f"{label:18} settled at {settled}; over ours: Standard {ratio(turns, 'Standard')}, "
+            f"{label:18} steady at {steady}; over ours: Standard {ratio(turns, 'Standard')}, "
             f"Convergent {ratio(turns, 'Convergent')}, JAX {ratio(turns, 'JAX')}",
             flush=True,
         )
@@ -224,16 +224,16 @@ def measure_random(options) -> dict:
 
 
 def measure_real(options) -> dict:
-    """Value and the gradients that the model's parameters need, kernel against kernel."""
+    """Value and the gradients that the model's parameters need, filter against filter."""
     found = {}
     problems = models.real_problems()
     for label in progress(list(problems)[:2] if options.quick else problems, "real models"):
-        y, model, asked = problems[label]
+        y, model, requested = problems[label]
         _, expected = truth(y, model)
         chosen = {name: QUICK[name] for name in (OURS, "JAX", "dynamax")} | {
             "PyTorch": SLOW["PyTorch"]
         }
-        calls = {name: make(y, model, asked) for name, make in available(chosen).items()}
+        calls = {name: make(y, model, requested) for name, make in available(chosen).items()}
         errors = errors_of(calls, expected)
         torch = calls.pop("PyTorch", None)
         slow = {"PyTorch": torch} if torch else {}
@@ -242,21 +242,21 @@ def measure_real(options) -> dict:
         forwards = {"statsmodels, value": statsmodels_filter.forward(y, model)}
         turns = race(calls | forwards, options.seconds, label)
         everything = {"ours, all": ours.contender(y, model)} | alone(y, model)
-        settled = ours.settled_step(y, model)
+        steady = ours.steady_step(y, model)
         found[label] = {
             "size": [model.m, model.p, model.r, len(y)],
-            "asked": list(asked),
-            "settled": settled,
+            "requested": list(requested),
+            "steady": steady,
             "errors": errors,
             "turns": turns,
             "rows": race(calls | everything, options.seconds, f"{label}, in a row", BLOCK),
             "slow": race(
                 {OURS: calls[OURS]} | slow, options.seconds / 2, f"{label}, slow ones", BLOCK
             ),
-            "counts": ours.counts(y, model, asked, settled=settled),
+            "counts": ours.counts(y, model, requested, steady=steady),
         }
         print(
-            f"{label:22} settled at {settled}; over ours: JAX {ratio(turns, 'JAX')}; "
+            f"{label:22} steady at {steady}; over ours: JAX {ratio(turns, 'JAX')}; "
             f"ours over statsmodels' value {ratio(turns, OURS, 'statsmodels, value')}",
             flush=True,
         )
@@ -349,9 +349,9 @@ def peak_of_a_call(name: str) -> list[float]:
     """Bytes that a call needs beyond what was there before it, for each length (Linux only)."""
     makers = QUICK | SLOW | {
         "ours, value": ("numba", ours.value_alone),
-        "ours, unsettled": ("numba", partial(ours.contender, tol=0.0)),
+        "ours, every step": ("numba", partial(ours.contender, tol=0.0)),
         "ours, without T and Z": (
-            "numba", partial(ours.contender, asked=("a0", "P0", "H", "Q"), tol=0.0)
+            "numba", partial(ours.contender, requested=("a0", "P0", "H", "Q"), tol=0.0)
         ),
         "statsmodels, value": ("statsmodels", statsmodels_filter.forward),
     }  # fmt: skip
@@ -374,7 +374,7 @@ def peak_of_a_call(name: str) -> list[float]:
 
 
 def measure_memory(options) -> dict:
-    names = [*available(QUICK), "ours, unsettled", "ours, without T and Z", "ours, value"]
+    names = [*available(QUICK), "ours, every step", "ours, without T and Z", "ours, value"]
     names += ["statsmodels, value"]
     names += ["PyTorch"] if find_spec("torch") else []
     if not Path("/proc/self/clear_refs").exists():

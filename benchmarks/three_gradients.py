@@ -29,21 +29,18 @@ from time import perf_counter
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 
 from helpers.checks import complex_step, relative_error, symmetrize
 from helpers.datasets import local_level_arrays, nile, random_model, simulate, structural_example
 from helpers.kalman import StateSpace, loglike
-from helpers.kalman.graph import closed_form_step, filter_graph, kalman_step, symbolic_model
-from helpers.kalman.model import NAMES, SYMMETRIC
+from helpers.kalman.recursions import LOG_2PI, mask
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
+from helpers.kalman.scan import filter_graph, step_pullback, symbolic_model
+from helpers.statespace import NAMES, SYMMETRIC, Gradients
 from helpers.timing import Timings, compare, machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "three_gradients.json"
-METHODS = {
-    "autodiff": kalman_step,
-    "step Op": closed_form_step(),
-    "step Op, inlined": closed_form_step(inline=True),
-}
 BACKENDS = {"Numba": "NUMBA", "C": "CVM"}
 WITH_RESPECT_TO = {"a0 alone": ("a0",), "all arrays": ("y", *NAMES)}
 SIZES = (1, 3, 10, 30, 60)
@@ -55,6 +52,38 @@ logging.getLogger("pytensor.tensor.blas").setLevel(logging.ERROR)
 
 
 # --- the contenders -------------------------------------------------------------------------------
+
+
+def joseph_step(y, a, P, c, d, T, Z, H, W):
+    """The step as chapter 4 writes it: Joseph's form by its two large products.
+
+    The package's own :func:`helpers.kalman.scan.kalman_step` returns the same and spares them.
+    """
+    missing = pt.isnan(y)
+    o = 1.0 - missing
+    y, (d, Z, H) = pt.switch(missing, 0.0, y), mask(o, d, Z, H)
+    y_hat, F = Z @ a + d, Z @ P @ Z.T + H
+    v, C = y - y_hat, pt.linalg.cholesky(F + pt.diag(1.0 - o))
+    u = pt.linalg.cho_solve((C, True), v)
+    Kf = pt.linalg.cho_solve((C, True), Z @ P.T).T
+    J = pt.eye(a.shape[0]) - Kf @ Z
+    a_filt, P_filt = a + Kf @ v, J @ P @ J.T + Kf @ H @ Kf.T
+    l = -(o.sum() * LOG_2PI + 2 * pt.log(pt.diag(C)).sum() + v @ u) / 2
+    return [a_filt, T @ a_filt + c, y_hat, P_filt, T @ P_filt @ T.T + W, F, l]
+
+
+def sealed(inline: bool = False) -> OpFromGraph:
+    """:func:`joseph_step` as an Op with the closed-form pullback."""
+    ndims = {"y": 1, "a": 1, "P": 2, "c": 1, "d": 1, "T": 2, "Z": 2, "H": 2, "W": 2}
+    inputs = [pt.tensor(name, shape=(None,) * ndim) for name, ndim in ndims.items()]
+    return OpFromGraph(inputs, joseph_step(*inputs), pullback=step_pullback, inline=inline)
+
+
+METHODS = {
+    "autodiff": joseph_step,
+    "step Op": sealed(),
+    "step Op, inlined": sealed(inline=True),
+}
 
 
 def compile_gradient(method: str, backend: str, names: tuple[str, ...]):
@@ -70,7 +99,7 @@ def compile_gradient(method: str, backend: str, names: tuple[str, ...]):
 def compile_forward(backend: str):
     """Function of y and the nine arrays: the log-likelihood, and what the moments were."""
     inputs = symbolic_model()
-    out = filter_graph(*inputs.values())
+    out = filter_graph(*inputs.values(), step=joseph_step)
     return pytensor.function(
         list(inputs.values()),
         [out.l.sum(), out.a_pred, out.P_pred, out.a_filt, out.P_filt],
@@ -101,7 +130,7 @@ def vector_recursion(y, model: StateSpace, out: FilterOutputs) -> np.ndarray:
     return r
 
 
-def batched_smoother(y, model: StateSpace, out: FilterOutputs) -> tuple[np.ndarray, StateSpace]:
+def batched_smoother(y, model: StateSpace, out: FilterOutputs) -> tuple[np.ndarray, Gradients]:
     """All gradients by `smoother_form`'s formulas: two recursions in the loop, all else in batches.
 
     No gaps, no array that varies with time.  Of the filter's outputs only the moments.
@@ -120,7 +149,7 @@ def batched_smoother(y, model: StateSpace, out: FilterOutputs) -> tuple[np.ndarr
     e = u - (K_T @ r[..., np.newaxis])[..., 0]
     a_smooth = out.a_filt + (out.P_filt @ (r @ T)[..., np.newaxis])[..., 0]
     W_bar = (r.T @ r - N.sum(axis=0)) / 2
-    return -e, StateSpace(
+    return -e, Gradients(
         a0=r0,
         P0=(np.outer(r0, r0) - N0) / 2,
         c=r.sum(axis=0),

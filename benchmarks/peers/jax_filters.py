@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from helpers.kalman import StateSpace
-from helpers.kalman.model import NAMES
+from helpers.statespace import NAMES
 
 # One thread, as for everyone. It must be said before JAX starts.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -59,15 +59,15 @@ def dynamax_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
 
 
 def contender(
-    y: np.ndarray, model: StateSpace, asked: tuple[str, ...] = NAMES, *, loglike=scan_loglike
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, loglike=scan_loglike
 ) -> Callable:
     jax = start()
-    places = tuple(1 + NAMES.index(name) for name in asked)
+    places = tuple(1 + NAMES.index(name) for name in requested)
     function = jax.jit(jax.value_and_grad(loglike, argnums=places))
     arguments = [jax.numpy.asarray(X) for X in (y, *model.asdict().values())]
 
     def call():
         value, gradients = jax.block_until_ready(function(*arguments))
-        return value, dict(zip(asked, gradients, strict=True))
+        return value, dict(zip(requested, gradients, strict=True))
 
     return call

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
-from helpers.kalman.products import LANES, Mat, product
+from helpers.kalman.fused.tiles import LANES, Mat, padded, product
 
 SIZES = (4, 8, 16, 24, 32, 48, 64)
 
@@ -16,7 +16,7 @@ SIZES = (4, 8, 16, 24, 32, 48, 64)
 @njit
 def many_products(w, size, times):
     """`times` products C += tiny A B of square matrices that lie at the address w."""
-    ld = (size + LANES - 1) // LANES * LANES
+    ld = padded(size)
     A, B, C = Mat(0, ld, 1), Mat(size * ld, ld, 1), Mat(2 * size * ld, ld, 1)
     for _ in range(times):
         product(w, C, 1e-300, A, B, C, size, size, size)
@@ -33,7 +33,7 @@ def best_of(function, rounds: int = 7) -> float:
 
 
 def product_rates() -> dict[int, float]:
-    """Multiply-adds in a second by size, of products in registers as the kernel uses them."""
+    """Multiply-adds in a second by size, of products in registers as the pass uses them."""
     rates = {}
     for size in SIZES:
         memory = np.random.default_rng(0).standard_normal(3 * size * (size + LANES))

@@ -10,7 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from helpers.kalman import StateSpace
-from helpers.kalman.model import NAMES, SHAPES
+from helpers.statespace import NAMES, SHAPES
 
 # A PyTensor from pip has no BLAS to link C code to: say so beforehand, and it neither looks for
 # one nor warns.
@@ -34,24 +34,24 @@ def loglikelihoods(kind: str, arguments: list) -> pt.TensorVariable:
 
 
 @cache
-def compiled(kind: str, backend: str, asked: tuple[str, ...]) -> Callable:
-    """Function of y and the nine arrays, of any size: the value, then the gradients of `asked`."""
+def compiled(kind: str, backend: str, requested: tuple[str, ...]) -> Callable:
+    """Function of y and the nine arrays, of any size: the value, then the `requested` gradients."""
     y = pt.matrix("y")
     model = {name: pt.tensor(name, shape=(None,) * len(dims)) for name, dims in SHAPES.items()}
     value = loglikelihoods(kind, [y, *model.values()]).sum()
-    gradients = pt.grad(value, [model[name] for name in asked]) if asked else []
+    gradients = pt.grad(value, [model[name] for name in requested]) if requested else []
     return pytensor.function(
         [y, *model.values()], [value, *gradients], mode=MODES[backend], trust_input=True
     )
 
 
 def contender(
-    y: np.ndarray, model: StateSpace, asked: tuple[str, ...] = NAMES, *, kind: str, backend: str
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, kind: str, backend: str
 ) -> Callable:
-    function, arguments = compiled(kind, backend, asked), [y, *model.asdict().values()]
+    function, arguments = compiled(kind, backend, requested), [y, *model.asdict().values()]
 
     def call():
         value, *gradients = function(*arguments)
-        return value, dict(zip(asked, gradients, strict=True))
+        return value, dict(zip(requested, gradients, strict=True))
 
     return call

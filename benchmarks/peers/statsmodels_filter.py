@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from helpers.kalman import StateSpace
-from helpers.kalman.model import NAMES
+from helpers.statespace import NAMES
 
 LONG_NAMES = {
     "c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import numpy as np
 
 from helpers.kalman import StateSpace
-from helpers.kalman.model import NAMES
+from helpers.statespace import NAMES
 
 
-def contender(y: np.ndarray, model: StateSpace, asked: tuple[str, ...] = NAMES) -> Callable:
+def contender(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
     import torch
 
     torch.set_num_threads(1)
     y = torch.tensor(y)
     tensors = {
-        name: torch.tensor(X, requires_grad=name in asked) for name, X in model.asdict().items()
+        name: torch.tensor(X, requires_grad=name in requested) for name, X in model.asdict().items()
     }
     p = y.shape[1]
 
@@ -35,7 +35,7 @@ def contender(y: np.ndarray, model: StateSpace, asked: tuple[str, ...] = NAMES) 
 
     def call():
         value = loglike(*tensors.values())
-        gradients = torch.autograd.grad(value, [tensors[name] for name in asked])
-        return value.detach(), dict(zip(asked, gradients, strict=True))
+        gradients = torch.autograd.grad(value, [tensors[name] for name in requested])
+        return value.detach(), dict(zip(requested, gradients, strict=True))
 
     return call

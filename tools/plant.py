@@ -1,0 +1,160 @@
+"""Plant faults in the compiled half, one at a time, and see a unit test catch each.
+
+``python -m tools.plant`` copies the sources, changes one place, and runs the tests of the checked
+Python twin (no compiler) against the copy, a few seconds each. It fails if a fault goes unseen.
+``python -m tools.plant joseph`` plants those whose name contains a word.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# name: (file, what stands there, what is planted)
+FAULTS = {
+    "room for a matrix without its last columns": (
+        "layout.py",
+        "total += padded(rows * ld)",
+        "total += padded(rows * ld - LANES)",
+    ),
+    "gains kept for one series only": (
+        "layout.py",
+        "gains * p + LANES",
+        "gains + LANES",
+    ),
+    "Joseph's form never used": (
+        "forward.py",
+        "if shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
+        "if False and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
+    ),
+    "Joseph's form without Kf H Kf'": (
+        "forward.py",
+        "product(w, s.Y, -1.0, s.H, Kf, s.zero, p, p, m)",
+        "product(w, s.Y, 0.0, s.H, Kf, s.zero, p, p, m)",
+    ),
+    "steady without the geometric tail": (
+        "forward.py",
+        "now * rate / (1.0 - rate) <= tol",
+        "now <= tol",
+    ),
+    "rows of padding not cleared": (
+        "one_pass.py",
+        "for k in range(HEADER, s.a.at + s.a.ld):",
+        "for k in range(HEADER, s.a.at):",
+    ),
+    "workspace not cleared": ("one_pass.py", "    clean(w)\n", ""),
+    "a wrong block mirrored": (
+        "tiles.py",
+        "_transposed_block(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld)",
+        "_transposed_block(w, A.at + i * A.ld + j, A.ld, A.at + j * A.ld + i, A.ld)",
+    ),
+    "the last tile one column short": (
+        "tiles.py",
+        "            if height == 4:\n                if j + WIDEST - LANES < stop:",
+        "            if height == 4:\n                if j + WIDEST < stop + LANES - 1:",
+    ),
+    "a product that leaves out its last row": (
+        "tiles.py",
+        "while i < rows:",
+        "while i < rows - 1:",
+    ),
+    "the last inner term left out": (
+        "tiles.py",
+        "for q in index[start:stop]:",
+        "for q in index[start : stop - 1]:",
+    ),
+    "the last gap ignored": (
+        "inputs.py",
+        "same = t < n - 1\n",
+        "same = t < n - 1\n        if t == n - 2:\n            observed.entries[t + 1] = 1\n",
+    ),
+    "a gap does not end a steady state": (
+        "inputs.py",
+        "observed.same_until[t + 1] if same else t + 1",
+        "n",
+    ),
+    "the gain from F^-1 of the step before": (
+        "forward.py",
+        "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)\n        kept",
+        "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, max(gain - 1, 0) * p)\n        kept",
+    ),
+    "weights taken for equal": ("one_pass.py", "if x[t] != x[0]:", "if False:"),
+    "N of the later steps forgotten": (
+        "backward.py",
+        "if end < sizes(w).n:",
+        "if end < 0:",
+    ),
+    "the sums of N one step off": (
+        "backward.py",
+        "add(w, totals, size, total, m)",
+        "add(w, totals, size + 1.0, total, m)",
+    ),
+    "a vague start not noticed": ("forward.py", "if watch and has_shrunk(w, P_next):", "if False:"),
+    "what is not wanted is computed": (
+        "backward.py",
+        "if wanted.T and t < n - 1:",
+        "if t < n - 1:",
+    ),
+    "P0's gradient twice too large": (
+        "backward.py",
+        "out.P0[i, j] = 0.5 * weight * x",
+        "out.P0[i, j] = weight * x",
+    ),
+}
+
+
+def plant(name: str) -> tuple[bool, float, str]:
+    """Whether a test fails with this fault in place, the seconds that took, and which one."""
+    file, there, planted = FAULTS[name]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("src", "tests"):
+            shutil.copytree(
+                ROOT / part,
+                f"{folder}/{part}",
+                ignore=shutil.ignore_patterns("__pycache__", "data"),
+            )
+        path = Path(folder, "src/helpers/kalman/fused", file)
+        text = path.read_text()
+        if text.count(there) != 1:
+            raise ValueError(f"{name}: {there!r} stands {text.count(there)} times in {file}")
+        path.write_text(text.replace(there, planted))
+        paths = f"{folder}/src{os.pathsep}{folder}/tests{os.pathsep}{folder}"
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
+            "-c", os.devnull, "--rootdir", folder, f"{folder}/tests/test_kalman_twin.py",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+    seen = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    which = seen[0].split("::")[-1].split(" - ")[0] if seen else ""
+    return done.returncode == 1 and bool(which), time.perf_counter() - start, which
+
+
+def main() -> None:
+    """Plant the faults that the command line names, all of them if it names none."""
+    words = sys.argv[1:]
+    unseen = []
+    for name in FAULTS:
+        if words and not any(word in name for word in words):
+            continue
+        caught, seconds, which = plant(name)
+        print(f"{'caught' if caught else 'UNSEEN'} {seconds:5.1f} s  {name}: {which}", flush=True)
+        if not caught:
+            unseen.append(name)
+    if unseen:
+        sys.exit(f"{len(unseen)} faults went unseen")
+
+
+if __name__ == "__main__":
+    main()
