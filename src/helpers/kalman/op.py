@@ -29,6 +29,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.fused.building import load
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
@@ -244,9 +245,10 @@ class _KalmanOp(Op):
 
     def _numba_function(self, node, call: str, extra: tuple[str, ...], results: list[str]):
         """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
-        # What is called compiles itself when this is imported, once for each machine.
-        from helpers.kalman.fused import entry, outputs
-
+        # What is called compiles itself when it is imported, once for each machine.
+        known = {"np": np, "entry": load("entry")}
+        if "outputs." in call:
+            known["outputs"] = load("outputs")
         cast = "" if node.inputs[0].dtype == "float64" else f".astype(np.{node.inputs[0].dtype})"
         fixed = [x for x in INPUTS if x not in ("y", *STATIC, *self.varying)]
         name = type(self).__name__
@@ -258,8 +260,7 @@ class _KalmanOp(Op):
                 f"    return {', '.join(f'{x}{cast}' for x in results)}",
             ]
         )
-        known = {"np": np, "entry": entry, "outputs": outputs}
-        key = sha256(f"{source} {entry.DIGEST}".encode()).hexdigest()
+        key = sha256(f"{source} {known['entry'].DIGEST}".encode()).hexdigest()
         return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
 
     def _numba_results(self, names) -> list[str]:
@@ -285,9 +286,7 @@ class KalmanLoglike(_KalmanOp):
         return Apply(self, inputs, [self._output("n", inputs)])
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman.fused import entry
-
-        l = entry.loglike(*self._over_time(inputs), self.tol)
+        l = load("entry").loglike(*self._over_time(inputs), self.tol)
         self._store(output_storage, [l], node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -335,13 +334,11 @@ class KalmanLoglikeGrad(_KalmanOp):
         return T or Z or W or "P0" in self.requested or "H" in self.requested, T, Z, W
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman.fused import entry
-
         *model, l_bar = inputs
         model = self._over_time(model)
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
-        l, out, y_bar, _ = entry.loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
+        l, out, y_bar, _ = load("entry").loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
         values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
         self._store(output_storage, values, node.outputs[0].dtype)
 
@@ -376,9 +373,7 @@ class KalmanFilter(_KalmanOp):
         return Apply(self, inputs, [self._output(x, inputs) for x in OUTPUTS.values()])
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman.fused import outputs
-
-        values = outputs.filter_outputs(*self._over_time(inputs))
+        values = load("outputs").filter_outputs(*self._over_time(inputs))
         self._store(output_storage, values, node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -419,15 +414,13 @@ class KalmanFilterGrad(_KalmanOp):
         return Apply(self, [*model, *bars], outputs)
 
     def perform(self, node, inputs, output_storage):
-        from helpers.kalman.fused import outputs
-
         model = self._over_time(inputs[: len(INPUTS)])
         given = dict(zip(self.given, inputs[len(INPUTS) :], strict=True))
         bars = [
             np.ascontiguousarray(given.get(x, np.zeros((0,) * len(letters))), dtype=np.float64)
             for x, letters in OUTPUTS.items()
         ]
-        out, y_bar = outputs.reverse(*model, *bars)
+        out, y_bar = load("outputs").reverse(*model, *bars)
         values = [self._gradient(x, out, y_bar) for x in INPUTS]
         self._store(output_storage, values, node.outputs[0].dtype)
 

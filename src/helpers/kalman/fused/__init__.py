@@ -16,7 +16,6 @@ what compiled code calls. Importing this package compiles nothing; the first cal
 each machine and version, and says so: :func:`warmup` does it at a time of one's own choosing.
 """
 
-import sys
 import time
 
 import numpy as np
@@ -138,7 +137,7 @@ def warmup(progress: bool = True) -> float:
     loglike(one, model)
     loglike_and_grad(one, model)
     for name in ("roots", "outputs"):
-        building.load(f"helpers.kalman.fused.{name}", progress)
+        building.load(name, progress)
     return time.perf_counter() - start
 
 
@@ -165,7 +164,4 @@ def _tolerance(tol) -> float:
 
 def _entry(announce: bool | None = None):
     """The compiled functions. Compiling takes half a minute: whoever waits for it is told why."""
-    name = "helpers.kalman.fused.entry"
-    if name in sys.modules:
-        return sys.modules[name]
-    return building.load(name, announce)
+    return building.load("entry", announce)

@@ -15,12 +15,16 @@ SILENT = 3  # seconds that need no word
 
 
 def load(name: str, announce: bool | None = None):
-    """Import the module ``name``, whose import compiles, one process at a time.
+    """Import the module ``name`` of this package, whose import compiles, one process at a time.
 
     A process that finds another one at it waits, and then finds the machine code on disk. A line on
     stderr says what takes so long, unless ``announce`` is False; None says so only where somebody
     may read it, on a terminal.
     """
+    name = f"{__package__}.{name}"
+    there = sys.modules.get(name)
+    if there is not None and not getattr(there.__spec__, "_initializing", False):
+        return there
     if announce is None:
         announce = sys.stderr is not None and sys.stderr.isatty()
     start = time.perf_counter()

@@ -6,7 +6,6 @@ kept on disk under a name that changes with every line of its sources.
 """
 
 import ctypes
-import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -53,18 +52,18 @@ def kept_on_disk(compile):
     return decorate
 
 
-_REALS, _INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
+REALS, INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
 PASS = types.int64(
-    types.intp, _INTEGERS, types.CPointer(types.uint8), _INTEGERS, _INTEGERS, _INTEGERS,
-    types.float64, *[_REALS] * 20,
+    types.intp, INTEGERS, types.CPointer(types.uint8), INTEGERS, INTEGERS, INTEGERS,
+    types.float64, *[REALS] * 20,
 )  # fmt: skip
 
 
-def compiled_once(function):
-    """A function of :data:`PASS` as machine code, and what calls it by its address."""
-    code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(function)
-    llvmlite.binding.add_symbol("helpers_kalman_pass", code.address)
-    return types.ExternalFunction("helpers_kalman_pass", PASS)
+def compiled_once(function, signature, symbol):
+    """A function of addresses as machine code, and what calls it by its own address."""
+    code = kept_on_disk(cfunc(signature, cache=True, error_model="numpy"))(function)
+    llvmlite.binding.add_symbol(symbol, code.address)
+    return types.ExternalFunction(symbol, signature)
 
 
 @jitable
@@ -120,15 +119,14 @@ def _pass(
     return how
 
 
-call_pass = compiled_once(_pass)
+call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
 
 
 def _pass_from_roots(*arguments):
     """`_pass` with its first steps in roots, for a vague P0: compiled when it is first needed."""
     from helpers.kalman.fused.building import load
 
-    module = __name__.replace("entry", "roots")
-    return (sys.modules.get(module) or load(module)).pass_from_roots(*arguments)
+    return load("roots").pass_from_roots(*arguments)
 
 
 _ARGUMENTS = [
@@ -150,6 +148,16 @@ def contiguous(x):
     for i, value in np.ndenumerate(x):
         out[i] = value
     return out
+
+
+@jitable
+def zeros_like(model):
+    """A gradient of zeros."""
+    return Arrays(
+        np.zeros(model.a0.shape), np.zeros(model.P0.shape), np.zeros(model.c.shape),
+        np.zeros(model.d.shape), np.zeros(model.T.shape), np.zeros(model.Z.shape),
+        np.zeros(model.H.shape), np.zeros(model.W.shape),
+    )  # fmt: skip
 
 
 @jitable
@@ -263,11 +271,7 @@ def loglike_and_grad(
     )  # fmt: skip
     check(y, model, l_bar)
     l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
-    out = Arrays(
-        np.zeros(model.a0.shape), np.zeros(model.P0.shape), np.zeros(model.c.shape),
-        np.zeros(model.d.shape), np.zeros(model.T.shape), np.zeros(model.Z.shape),
-        np.zeros(model.H.shape), np.zeros(model.W.shape),
-    )  # fmt: skip
+    out = zeros_like(model)
     wanted = Wanted(want_matrices, want_T, want_Z, want_W)
     if call(y, model, out, l, l_bar, y_bar, True, wanted, tol, report) != DONE:
         l[:], y_bar[:] = np.nan, np.nan

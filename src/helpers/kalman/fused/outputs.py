@@ -2,14 +2,27 @@
 
 Form 1 of the book with a cotangent on every output. The steps are those of
 :mod:`helpers.kalman.recursions`, as in :mod:`helpers.kalman.reference`; only the loop is written
-again, for arrays of a shape that compiled code likes.
+again, for arrays of a shape that compiled code likes. Like the pass of
+:mod:`helpers.kalman.fused.entry` it is called by its address, and compiled when this module is
+imported: a function of PyTensor that calls it does not carry it.
 """
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.entry import check, contiguous, kept_on_disk
+from helpers.kalman.fused.entry import (
+    INTEGERS,
+    OUT_OF_MEMORY,
+    REALS,
+    bundle,
+    check,
+    compiled_once,
+    contiguous,
+    kept_on_disk,
+    zeros_like,
+)
+from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import Arrays
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import (
@@ -24,8 +37,11 @@ from helpers.kalman.recursions import (
     symmetric,
     update,
 )
+from helpers.kalman.reference import FilterOutputs
 
-compiled = njit(cache=True, error_model="numpy", nogil=True)
+# Addresses of the sizes, of y and the model, and of the outputs; of their cotangents, the gradient.
+FILTER = types.int64(INTEGERS, *[REALS] * 16)
+REVERSE = types.int64(INTEGERS, *[REALS] * 25)
 
 
 @jitable
@@ -40,35 +56,113 @@ def gaps(y):
 
 
 @jitable
-def run(y, model):
-    """The seven outputs, and w, u, C^-1, S, Kf and J of each step."""
-    y, o = gaps(y)
+def run(y, o, model, out):
+    """Write the seven outputs; returns w, u, C^-1, S, Kf and J of each step."""
     n, p = y.shape
     m = len(model.a0)
     I_p, I_m = np.eye(p), np.eye(m)
-    a_filt, a_pred = np.full((n, m), np.nan), np.full((n, m), np.nan)
-    P_filt, P_pred = np.full((n, m, m), np.nan), np.full((n, m, m), np.nan)
-    y_hat, w, u = np.full((n, p), np.nan), np.full((n, p), np.nan), np.full((n, p), np.nan)
-    F, C_inv, l = np.full((n, p, p), np.nan), np.full((n, p, p), np.nan), np.full(n, np.nan)
-    S, Kf, J = np.full((n, p, m), np.nan), np.full((n, m, p), np.nan), np.full((n, m, m), np.nan)
+    w, u, C_inv = np.empty((n, p)), np.empty((n, p)), np.empty((n, p, p))
+    S, Kf, J = np.empty((n, p, m)), np.empty((n, m, p)), np.empty((n, m, m))
     a, P = model.a0.copy(), symmetric(model.P0)
     for t in range(n):
-        a_pred[t], P_pred[t] = a, P
+        out.a_pred[t], out.P_pred[t] = a, P
         d, Z, H = mask(o[t], at_step(model.d, t), at_step(model.Z, t), at_step(model.H, t))
-        F[t], logdet, C_inv[t], S[t], Kf[t], J[t], P_filt[t], G = factor(o[t], P, Z, H, I_p, I_m)
-        y_hat[t], w[t], u[t], a_filt[t], l[t] = update(y[t], o[t], a, d, Z, logdet, C_inv[t], G)
+        out.F[t], logdet, C_inv[t], S[t], Kf[t], J[t], P_filt, G = factor(o[t], P, Z, H, I_p, I_m)
+        out.y_hat[t], w[t], u[t], a_filt, out.l[t] = update(
+            y[t], o[t], a, d, Z, logdet, C_inv[t], G
+        )
+        out.a_filt[t], out.P_filt[t] = a_filt, P_filt
         W = symmetric(at_step(model.W, t))
-        a, P = predict(a_filt[t], P_filt[t], at_step(model.c, t), at_step(model.T, t), W)
-    return (a_filt, a_pred, y_hat, P_filt, P_pred, F, l), (w, u, C_inv, S, Kf, J)
+        a, P = predict(a_filt, P_filt, at_step(model.c, t), at_step(model.T, t), W)
+    return w, u, C_inv, S, Kf, J
 
 
-@kept_on_disk(compiled)
+@jitable
+def outputs_of(sizes, a_filt, a_pred, y_hat, P_filt, P_pred, F, l):
+    """The seven outputs, or their cotangents, by their addresses."""
+    n, p, m = sizes[0], sizes[1], sizes[2]
+    return FilterOutputs(
+        carray(a_filt, (n, m)), carray(a_pred, (n, m)), carray(y_hat, (n, p)),
+        carray(P_filt, (n, m, m)), carray(P_pred, (n, m, m)), carray(F, (n, p, p)), carray(l, n),
+    )  # fmt: skip
+
+
+def _filter_outputs(
+    sizes, y, a0, P0, c, d, T, Z, H, W, a_filt, a_pred, y_hat, P_filt, P_pred, F, l
+):  # fmt: skip
+    """``sizes`` are n, p, m and the lengths over time of c, d, T, Z, H, W. Returns DONE."""
+    num = carray(sizes, 9)
+    ys, o = gaps(carray(y, (num[0], num[1])))
+    out = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
+    run(ys, o, bundle(num, a0, P0, c, d, T, Z, H, W), out)
+    return DONE
+
+
+_call_filter_outputs = compiled_once(_filter_outputs, FILTER, "helpers_kalman_outputs")
+
+
+def _reverse(
+    sizes, y, a0, P0, c, d, T, Z, H, W, a_filt, a_pred, y_hat, P_filt, P_pred, F, l,
+    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar, y_bar,
+):  # fmt: skip
+    """As `_filter_outputs`, with the cotangents for the outputs; and ``sizes`` says which there
+    are (0 for none, seven more entries). The gradients are given as zeros."""
+    num = carray(sizes, 16)
+    n, p, m = num[0], num[1], num[2]
+    model = bundle(num, a0, P0, c, d, T, Z, H, W)
+    bar = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
+    gradient = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+    dy = carray(y_bar, (n, p))
+    out = FilterOutputs(
+        np.empty((n, m)), np.empty((n, m)), np.empty((n, p)), np.empty((n, m, m)),
+        np.empty((n, m, m)), np.empty((n, p, p)), np.empty(n),
+    )  # fmt: skip
+    ys, o = gaps(carray(y, (n, p)))
+    ws, us, C_invs, Ss, Kfs, Js = run(ys, o, model, out)
+    r, Pi, no_y_hat, no_F = np.zeros(m), np.zeros((m, m)), np.zeros(p), np.zeros((p, p))
+    for t in range(n - 1, -1, -1):
+        T_t, P_filt_t, o_t = at_step(model.T, t), out.P_filt[t], o[t]
+        _, Z_t, _ = mask(o_t, at_step(model.d, t), at_step(model.Z, t), at_step(model.H, t))
+        at_step(gradient.c, t)[:] += r
+        at_step(gradient.W, t)[:] += Pi
+        more_T, s, Pt = pull_predict(r, Pi, T_t, out.a_filt[t], Pi @ T_t @ P_filt_t)
+        at_step(gradient.T, t)[:] += more_T
+        if num[9]:
+            s = s + bar.a_filt[t]
+        if num[12]:
+            Pt = Pt + symmetric(bar.P_filt[t])
+        e, more_Z, more_H, r, Pi = pull_update(
+            s, Pt, bar.l[t] if num[15] else 0.0, ws[t], us[t], C_invs[t], Ss[t], Kfs[t], Js[t],
+            out.a_filt[t], P_filt_t @ s, Pt @ P_filt_t,
+        )  # fmt: skip
+        d_seen, Z_seen, H_seen, r_seen, Pi_seen = pull_observed(
+            bar.y_hat[t] * o_t if num[11] else no_y_hat,
+            symmetric(bar.F[t]) if num[14] else no_F, out.a_pred[t], out.P_pred[t], Z_t,
+        )  # fmt: skip
+        dy[t] = -e * o_t
+        at_step(gradient.d, t)[:] += (e + d_seen) * o_t
+        at_step(gradient.Z, t)[:] += (more_Z + Z_seen) * o_t[:, None]
+        at_step(gradient.H, t)[:] += (more_H + H_seen) * outer(o_t, o_t)
+        r, Pi = r + r_seen, Pi + Pi_seen
+        if num[10]:
+            r = r + bar.a_pred[t]
+        if num[13]:
+            Pi = Pi + symmetric(bar.P_pred[t])
+    gradient.a0[:] = r
+    gradient.P0[:] = Pi
+    return DONE
+
+
+_call_reverse = compiled_once(_reverse, REVERSE, "helpers_kalman_outputs_reverse")
+
+
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     """a_filt, a_pred, y_hat, P_filt, P_pred, F, l.
 
     y (n, p), NaN for a gap; c, d, T, Z, H, W with an axis of length 1 or n in front, of any real
     type and layout. Where F is not positive definite, everything is NaN from there on. ValueError
-    if shapes do not fit.
+    if shapes do not fit, MemoryError if there is not enough.
     """
     y = contiguous(y)
     model = Arrays(
@@ -76,10 +170,26 @@ def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
         contiguous(H), contiguous(W),
     )  # fmt: skip
     check(y, model, y[:, 0])
-    return run(y, model)[0]
+    n, p = y.shape
+    m = len(model.a0)
+    sizes = np.array(
+        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W)]
+    )  # fmt: skip
+    a_filt, a_pred, y_hat = np.empty((n, m)), np.empty((n, m)), np.empty((n, p))
+    P_filt, P_pred = np.empty((n, m, m)), np.empty((n, m, m))
+    F, l = np.empty((n, p, p)), np.empty(n)
+    how = _call_filter_outputs(
+        sizes.ctypes, y.ctypes, model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes,
+        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, a_filt.ctypes,
+        a_pred.ctypes, y_hat.ctypes, P_filt.ctypes, P_pred.ctypes, F.ctypes, l.ctypes,
+    )  # fmt: skip
+    if how != DONE:
+        raise MemoryError(OUT_OF_MEMORY)
+    return a_filt, a_pred, y_hat, P_filt, P_pred, F, l
 
 
-@kept_on_disk(compiled)
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def reverse(
     y, a0, P0, c, d, T, Z, H, W,
     a_filt_bars, a_pred_bars, y_hat_bars, P_filt_bars, P_pred_bars, F_bars, l_bars,
@@ -95,46 +205,20 @@ def reverse(
         contiguous(H), contiguous(W),
     )  # fmt: skip
     check(y, model, y[:, 0])
-    (a_filt, a_pred, _, P_filt, P_pred, _, _), (ws, us, C_invs, Ss, Kfs, Js) = run(y, model)
-    _, o = gaps(y)
     n, p = y.shape
-    m = len(model.a0)
-    out = Arrays(
-        np.zeros(model.a0.shape), np.zeros(model.P0.shape), np.zeros(model.c.shape),
-        np.zeros(model.d.shape), np.zeros(model.T.shape), np.zeros(model.Z.shape),
-        np.zeros(model.H.shape), np.zeros(model.W.shape),
+    sizes = np.array(
+        [n, p, len(model.a0), len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W), len(a_filt_bars), len(a_pred_bars), len(y_hat_bars), len(P_filt_bars),
+         len(P_pred_bars), len(F_bars), len(l_bars)]
     )  # fmt: skip
-    y_bar = np.zeros((n, p))
-    a_bar, P_bar, no_y_hat, no_F = np.zeros(m), np.zeros((m, m)), np.zeros(p), np.zeros((p, p))
-    for t in range(n - 1, -1, -1):
-        T = at_step(model.T, t)
-        _, Z, _ = mask(o[t], at_step(model.d, t), at_step(model.Z, t), at_step(model.H, t))
-        at_step(out.c, t)[:] += a_bar
-        at_step(out.W, t)[:] += P_bar
-        T_bar, s, Pt = pull_predict(a_bar, P_bar, T, a_filt[t], P_bar @ T @ P_filt[t])
-        at_step(out.T, t)[:] += T_bar
-        if len(a_filt_bars):
-            s = s + a_filt_bars[t]
-        if len(P_filt_bars):
-            Pt = Pt + symmetric(P_filt_bars[t])
-        g = l_bars[t] if len(l_bars) else 0.0
-        e, Z_bar, H_bar, a_bar, P_bar = pull_update(
-            s, Pt, g, ws[t], us[t], C_invs[t], Ss[t], Kfs[t], Js[t], a_filt[t], P_filt[t] @ s,
-            Pt @ P_filt[t],
-        )  # fmt: skip
-        d_more, Z_more, H_more, a_more, P_more = pull_observed(
-            y_hat_bars[t] * o[t] if len(y_hat_bars) else no_y_hat,
-            symmetric(F_bars[t]) if len(F_bars) else no_F, a_pred[t], P_pred[t], Z,
-        )  # fmt: skip
-        y_bar[t] = -e * o[t]
-        at_step(out.d, t)[:] += (e + d_more) * o[t]
-        at_step(out.Z, t)[:] += (Z_bar + Z_more) * o[t][:, None]
-        at_step(out.H, t)[:] += (H_bar + H_more) * outer(o[t], o[t])
-        a_bar, P_bar = a_bar + a_more, P_bar + P_more
-        if len(a_pred_bars):
-            a_bar = a_bar + a_pred_bars[t]
-        if len(P_pred_bars):
-            P_bar = P_bar + symmetric(P_pred_bars[t])
-    out.a0[:] = a_bar
-    out.P0[:] = P_bar
+    out, y_bar = zeros_like(model), np.zeros((n, p))
+    how = _call_reverse(
+        sizes.ctypes, y.ctypes, model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes,
+        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, a_filt_bars.ctypes,
+        a_pred_bars.ctypes, y_hat_bars.ctypes, P_filt_bars.ctypes, P_pred_bars.ctypes,
+        F_bars.ctypes, l_bars.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes,
+        out.T.ctypes, out.Z.ctypes, out.H.ctypes, out.W.ctypes, y_bar.ctypes,
+    )  # fmt: skip
+    if how != DONE:
+        raise MemoryError(OUT_OF_MEMORY)
     return out, y_bar
