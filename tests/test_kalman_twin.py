@@ -40,7 +40,7 @@ def run(y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=
     backwards = wanted is not None
     wanted = Wanted(*(wanted or (False,) * 4))
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
-    w, header = layout.checked_memory(Sizes(n, p, m), saved)
+    w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
     entries = [NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64)) for _ in "TT"]
@@ -50,7 +50,7 @@ def run(y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=
     out, y_bar = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, p))
     steps = Steps(np.empty(n), np.empty(n, np.int64))
     how, _ = one_pass.one_pass(
-        w, header, y, arrays, saved, varies(arrays), share < one_pass.SPARSE_BELOW, entries, wanted,
+        w, y, arrays, saved, varies(arrays), share < one_pass.SPARSE_BELOW, entries, wanted,
         g, one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
     )  # fmt: skip
     return how, steps, out, y_bar

@@ -285,13 +285,14 @@ def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
     """Add the gradients with respect to c and d, and write that of y."""
     s = space(w)
     n, p, m = sizes(w)
-    for t in range(n):
-        c_t, d_t = at_step(c_bar, t), at_step(d_bar, t)
+    for t in range(n):  # without views of the rows, which would take longer than what is added
+        row = t if len(c_bar) > 1 else 0
         for j in range(m):
-            c_t[j] += weight * entry(w, s.r, t + 1, j)
+            c_bar[row, j] += weight * entry(w, s.r, t + 1, j)
+        row = t if len(d_bar) > 1 else 0
         for i in range(p):
             x = weight * entry(w, s.e, t, i)
-            d_t[i] += x
+            d_bar[row, i] += x
             y_bar[t, i] = -x
 
 

@@ -81,7 +81,7 @@ def _pass(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
-    """`one_pass` with arrays by their addresses.
+    """`one_pass` with arrays by their addresses, in memory that is laid out, ``header`` its plan.
 
     ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then 0 or 1: whether there is
     a way back, the four of `Wanted`, whether to watch for a vague P0. ``report`` receives the step
@@ -106,7 +106,7 @@ def _pass(
     sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
     find_non_zeros(model.T, True, columns)
     how, t = one_pass(
-        w, carray(header, HEADER), ys, model, saved, varying, sparse, (rows, columns), wanted,
+        w, ys, model, saved, varying, sparse, (rows, columns), wanted,
         weights, equal, tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)),
         out,
     )  # fmt: skip
@@ -197,11 +197,14 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     n, p = y.shape
     m = len(model.a0)
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
-    header = np.empty(HEADER, np.int64)
+    plan = np.empty(HEADER, np.int64)
     # From the start of a cache line on, so that no vector lies in two.
-    memory = np.empty(lay_out(Sizes(n, p, m), saved, header) + 8)
+    memory = np.empty(lay_out(Sizes(n, p, m), saved, plan) + 8)
     w = (memory.ctypes.data + 63) // 64 * 64
-    header = memory.view(np.int64)[(w - memory.ctypes.data) // 8 :]
+    at = (w - memory.ctypes.data) // 8
+    header = memory.view(np.int64)[at:]
+    for k in range(HEADER):
+        header[k] = plan[k]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     sizes = np.array(

@@ -79,8 +79,8 @@ def invert_factor(w, F, C_inv, p):
 
 
 @jitable
-def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
-    """The update with the observations y (p,) of one step, ``present`` (p,) where there are any.
+def update(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
+    """The update with the observations of step t: y (n, p), ``present`` (n, p) where there are any.
 
     Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt and P_filt = P - G'G. Returns
     log|F| + p log(2 pi), counting what is observed, and v' F^-1 v; NaN if F is not positive
@@ -89,7 +89,7 @@ def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
     s = space(w)
     _, p, m = sizes(w)
     if p == 1:
-        return update_one(w, y, present, a, P, v, u, Kf, F_inv, a_filt)
+        return update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt)
     product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
     product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
     const = invert_factor(w, s.F, s.C_inv, p)
@@ -97,9 +97,9 @@ def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
         return const, const
     row_product(w, v.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
     for i in range(p):
-        if present[i]:
+        if present[t, i]:
             const += LOG_2PI
-            put(w, v.at + i, y[i] - get(w, s.d.at + i) + get(w, v.at + i))
+            put(w, v.at + i, y[t, i] - get(w, s.d.at + i) + get(w, v.at + i))
         else:
             put(w, v.at + i, 0.0)
     square = 0.0
@@ -110,7 +110,7 @@ def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
     row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
     product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
     for i in range(p):
-        if not present[i]:
+        if not present[t, i]:
             put(w, F_inv.at + i * F_inv.ld + i, 0.0)
     # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
     product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
@@ -121,7 +121,7 @@ def update(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
 
 
 @jitable
-def update_one(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
+def update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
     """`update` where p = 1: F, v and u are numbers."""
     s = space(w)
     m = sizes(w).m
@@ -133,8 +133,8 @@ def update_one(w, y, present, a, P, v, u, Kf, F_inv, a_filt):
     if not F > 0.0:
         return np.nan, np.nan
     v_t, const = 0.0, 0.0
-    if present[0]:
-        v_t = y[0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+    if present[t, 0]:
+        v_t = y[t, 0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
         const = np.log(F) + LOG_2PI
         put(w, F_inv.at, 1.0 / F)
     put(w, v.at, v_t)
@@ -251,22 +251,23 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        present = observed.entries[t]
-        const, square = update(w, y[t], present, a, P, v, u, Kf, F_inv, a_filt)
+        const, square = update(w, t, y, observed.entries, a, P, v, u, Kf, F_inv, a_filt)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
         steps.l[t] = -0.5 * (const + square)
         steps.steady_from[t] = -1
         if watch and taken < WATCHED * m:
             for i in range(p):
-                taken += present[i]
+                taken += observed.entries[t, i]
             for i in range(m):
                 put(w, s.most.at + i, max(get(w, s.most.at + i), entry(w, P, i, i)))
         else:
             watch = False
         if t == n - 1:
             return (VAGUE if watch and has_shrunk(w, s.P_filt) else DONE), n
-        if shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
+        # Where p = 1, a variance keeps at least the share H / F of what it was (Cauchy, Schwarz).
+        sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
+        if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
             joseph(w, Kf)
         predict(w, P_next, TP, sparse, T_entries)
         if steady:

@@ -132,7 +132,10 @@ def lay_out(sizes, saved, header):
 def _read(w, builder, index):
     """The integer ``index`` of the header."""
     data = builder.inttoptr(w, ir.IntType(64).as_pointer())
-    return builder.load(builder.gep(data, [ir.IntType(64)(index)]))
+    read = builder.load(builder.gep(data, [ir.IntType(64)(index)]))
+    # It stays as it is for the whole pass: once read, it need not be read again after a write.
+    read.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return read
 
 
 @intrinsic

@@ -2,7 +2,7 @@
 
 from helpers.kalman.fused.backward import accumulate_vectors, backward
 from helpers.kalman.fused.forward import DONE, forward
-from helpers.kalman.fused.layout import HEADER, Sizes, lay_out, space
+from helpers.kalman.fused.layout import HEADER, space
 from helpers.kalman.fused.tiles import jitable, put
 
 SPARSE_BELOW = 0.4  # share of non-zeros in T; near it two dense products begin to take less time
@@ -27,15 +27,15 @@ def clean(w):
 
 @jitable
 def one_pass(
-    w, header, y, model, saved, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
+    w, y, model, saved, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
     watch, steps, y_bar, out,
 ):  # fmt: skip
     """Filter and, where gains are saved, add the gradient to `out` and write y_bar.
 
+    The memory w is laid out for these sizes and ``saved``.
+
     Returns how it ended and at which step.
     """
-    n, p = y.shape
-    lay_out(Sizes(n, p, len(model.a0)), saved, header)
     clean(w)
     rows, columns = entries
     how, t = forward(w, y, observed, model, varying, sparse, rows, saved, watch, tol, steps)

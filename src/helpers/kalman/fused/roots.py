@@ -15,6 +15,7 @@ from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the
 from helpers.kalman.fused.entry import PASS, bundle, call_pass, kept_on_disk
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
 from helpers.kalman.fused.inputs import Arrays, Observed, look_at
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
@@ -83,7 +84,7 @@ def _pass_from_roots(
 ):  # fmt: skip
     """`_pass` with its first steps in roots: for a vague P0."""
     num = carray(sizes, 15)
-    n, p = num[0], num[1]
+    n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     ys, y_bars, ls, weights = (
@@ -107,6 +108,8 @@ def _pass_from_roots(
         for i in range(3, 9):
             if rest[i] > 1:
                 rest[i] -= k
+        saved = Saved(num[9] != 0, num[9] != 0 and (num[11] != 0 or num[12] != 0))
+        lay_out(Sizes(n - k, p, m), saved, carray(header, HEADER))
         from_k, out_k = model_later(model, k), model_later(out, k)
         how = call_pass(
             w, header, entries, indices, rest.ctypes, report, tol, ls[k:].ctypes,

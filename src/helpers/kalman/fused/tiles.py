@@ -22,11 +22,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
-# Rows are padded to a multiple of LANES doubles. A tile is at most WIDEST columns wide: four rows
-# of it are eight registers, which leaves room for the factors on every kind of processor.
-LANES = 4
+# Rows are padded to a multiple of LANES doubles, one vector of this processor. A tile is at most
+# WIDEST columns wide: four rows of it are eight registers, which leaves room for the factors.
 _AVX512 = not numba.config.CPU_NAME and llvmlite.binding.get_host_cpu_features().get("avx512f")
-WIDEST = 16 if _AVX512 else 8
+LANES = 8 if _AVX512 else 4
+WIDEST = 2 * LANES
 
 _OPTIONS = {"error_model": "numpy", "nogil": True}
 
@@ -96,7 +96,8 @@ def compiled_as(machine):
         text = f"def typed({names}):\n    def call({names}):\n        return machine({names})\n"
         scope = {"machine": machine}
         exec(text + "    return call", scope)
-        overload(function, jit_options=_OPTIONS)(scope["typed"])
+        # Part of its caller: a call with a dozen arguments takes as long as a small tile.
+        overload(function, jit_options=_OPTIONS | {"forceinline": True})(scope["typed"])
         return function
 
     return decorate
