@@ -1,0 +1,260 @@
+"""helpers.kalman.statsmodels: likelihood and score of statsmodels' models, and what it refuses.
+
+The reference is a complex step through everything: the model's update, its initial distribution
+(solved here) and the NumPy filter.  statsmodels' own score has the noise of its step, about 1e-8.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from helpers.checks import relative_error
+from helpers.kalman import StateSpace, reference
+from helpers.kalman import statsmodels as ours
+
+sm = pytest.importorskip("statsmodels.api")
+from statsmodels.tsa.statespace import (  # noqa: E402
+    dynamic_factor,
+    dynamic_factor_mq,
+    exponential_smoothing,
+    sarimax,
+    structural,
+    varmax,
+)
+from statsmodels.tsa.statespace.mlemodel import MLEModel  # noqa: E402
+
+STEP = 1e-30
+
+
+def nile(gaps=False):
+    y = sm.datasets.nile.data.load_pandas().data.volume.to_numpy(float).copy()
+    if gaps:
+        y[0], y[20:30] = np.nan, np.nan
+    return y
+
+
+def co2():
+    months = sm.datasets.co2.load_pandas().data.co2.resample("MS").mean()
+    return months.iloc[:120].to_numpy()  # with its gaps
+
+
+def macro(n=60):
+    levels = sm.datasets.macrodata.load_pandas().data[["realgdp", "realcons", "realinv"]]
+    return 100 * np.diff(np.log(levels.to_numpy(float)), axis=0)[:n]
+
+
+def regressors(n, k=2):
+    return np.random.default_rng(0).normal(size=(n, k))
+
+
+MODELS = {
+    "SARIMA with integration": lambda: sarimax.SARIMAX(
+        co2(), order=(1, 1, 1), seasonal_order=(1, 1, 1, 4)
+    ),
+    "SARIMA with trend and gaps": lambda: sarimax.SARIMAX(
+        co2(), order=(2, 0, 1), seasonal_order=(1, 0, 0, 4), trend="ct"
+    ),
+    "SARIMAX with measurement error": lambda: sarimax.SARIMAX(
+        nile(), order=(1, 0, 1), exog=regressors(100), measurement_error=True
+    ),
+    "SARIMAX, coefficients that vary": lambda: sarimax.SARIMAX(
+        nile(), order=(1, 0, 0), exog=regressors(100), mle_regression=False,
+        time_varying_regression=True,
+    ),
+    "ARMA, scale concentrated, gaps": lambda: sarimax.SARIMAX(
+        nile(gaps=True), order=(1, 0, 1), trend="c", concentrate_scale=True
+    ),
+    "ARMA, differenced beforehand": lambda: sarimax.SARIMAX(
+        nile(), order=(2, 1, 1), simple_differencing=True
+    ),
+    "trend and season": lambda: structural.UnobservedComponents(co2(), "lltrend", seasonal=12),
+    "level, cycle, autoregression": lambda: structural.UnobservedComponents(
+        nile(gaps=True), "llevel", cycle=True, stochastic_cycle=True, damped_cycle=True,
+        autoregressive=1,
+    ),
+    "VAR": lambda: varmax.VARMAX(macro(), order=(2, 0)),
+    "VAR with regressors": lambda: varmax.VARMAX(macro(), order=(1, 0), exog=regressors(60, 1)),
+    "VARMA with measurement error": lambda: varmax.VARMAX(
+        macro(), order=(1, 1), measurement_error=True
+    ),
+    "dynamic factor": lambda: dynamic_factor.DynamicFactor(
+        macro(), k_factors=1, factor_order=2, error_order=1
+    ),
+    "dynamic factor, mixed-frequency class": lambda: dynamic_factor_mq.DynamicFactorMQ(
+        macro(), factors=1, factor_orders=1
+    ),
+    "exponential smoothing": lambda: exponential_smoothing.ExponentialSmoothing(
+        nile(), trend=True, damped_trend=True
+    ),
+    "exponential smoothing, scale concentrated": lambda: (
+        exponential_smoothing.ExponentialSmoothing(nile(), trend=True, concentrate_scale=True)
+    ),
+}  # fmt: skip
+
+
+def build(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about starting values
+        mod = MODELS[name]()
+        params = np.asarray(mod.start_params, float)
+    mod.ssm.tolerance = 0  # its own steady state costs digits
+    # Not at the start, where gradients of some parameters vanish.
+    return mod, params * (1 + 0.02 * np.sin(np.arange(len(params)) + 1))
+
+
+def stationary(start, T, W, c):
+    """The mean and the covariance of a stationary part, complex ones too."""
+    eye = np.eye(len(T))
+    P = np.linalg.solve(np.eye(len(T) ** 2) - np.kron(T, T), W.ravel()).reshape(T.shape)
+    return np.linalg.solve(eye - T, c), P
+
+
+def whole_likelihood(mod, params):
+    """The log-likelihood for complex parameters, by the filter in NumPy."""
+    mod.update(params, transformed=True, includes_fixed=True, complex_step=True)
+    names = {"c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",
+             "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
+    X = {x: np.moveaxis(getattr(mod.ssm, name), -1, 0).astype(complex) for x, name in names.items()}
+    m = mod.ssm.k_states
+    a0, P0 = np.zeros(m, complex), np.zeros((m, m), complex)
+
+    def fill(start, states):
+        block, kind = np.ix_(states, states), start.initialization_type
+        if kind == "known":
+            a0[states], P0[block] = start.constant, start.stationary_cov
+        elif kind == "approximate_diffuse":
+            P0[block] = start.approximate_diffuse_variance * np.eye(len(states))
+            a0[states] = start.constant
+        elif kind == "stationary":
+            R = X["R"][0][states]
+            a0[states], P0[block] = stationary(
+                start, X["T"][0][block], R @ X["Q"][0] @ R.T, X["c"][0][states]
+            )
+        for inside, part in start.blocks.items():
+            fill(part, states[list(inside)])
+
+    fill(mod.ssm.initialization, np.arange(m))
+    X["c"][~np.isfinite(X["c"])] = 0
+    arrays = {x: A[0] if len(A) == 1 else A for x, A in X.items()} | {"a0": a0, "P0": P0}
+    y = mod.ssm.endog.T
+    burn = mod.loglikelihood_burn
+    filtered = reference.kalman_filter(y, StateSpace(**arrays))
+    l = filtered.out.l[burn:]
+    if not mod.ssm.filter_concentrated:
+        return l.sum()
+    seen = np.isfinite(y[burn:]).sum()
+    # One series: l = -(log 2 pi + log F + v^2 / F) / 2, and the scale is the mean of v^2 / F.
+    F = filtered.out.F[burn:, 0, 0][np.isfinite(y[burn:, 0])]
+    squares = -2 * l.sum() - seen * np.log(2 * np.pi) - np.log(F).sum()
+    return -0.5 * (
+        seen * np.log(2 * np.pi) + np.log(F).sum() + seen * np.log(squares / seen) + seen
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_likelihood_and_score(name):
+    mod, params = build(name)
+    value, found = ours.loglike(mod, params), ours.score(mod, params)
+    assert relative_error(value, mod.loglike(params)) < 1e-9
+    expected = np.array(
+        [
+            whole_likelihood(mod, params + 1j * STEP * unit).imag / STEP
+            for unit in np.eye(len(params))
+        ]
+    )
+    assert relative_error(found, expected) < 1e-8
+    assert relative_error(found, mod.score(params, approx_complex_step=True)) < 1e-6
+
+
+@pytest.mark.parametrize("name", [x for x in MODELS if not x.startswith("exponential")])
+def test_as_the_optimiser_sees_them(name):
+    """Against differences of the fourth order: statsmodels 0.14 and 0.15 multiply by J, not J'."""
+    mod, params = build(name)
+    free = mod.untransform_params(params)
+    found = ours.score(mod, free, transformed=False)
+    value = ours.loglike(mod, free, transformed=False)
+    assert relative_error(value, mod.loglike(free, transformed=False)) < 1e-9
+
+    def along(h):
+        return ours.loglike(mod, free + h * direction, transformed=False)
+
+    direction = np.random.default_rng(1).normal(size=len(free))
+    h = 1e-3
+    expected = (8 * (along(h) - along(-h)) - along(2 * h) + along(-2 * h)) / (12 * h)
+    assert abs(found @ direction - expected) < 1e-6 * np.abs(found * direction).sum()
+
+
+def test_fixed_parameters():
+    mod, params = build("SARIMAX with measurement error")
+    with mod.fix_params({mod.param_names[1]: params[1]}):
+        free = np.delete(params, 1)
+        found = ours.score(mod, free)
+        assert relative_error(found, mod.score(free, approx_complex_step=True)) < 1e-6
+    assert relative_error(found, np.delete(ours.score(mod, params), 1)) < 1e-12
+
+
+def test_the_model_is_left_as_it_was():
+    mod, params = build("VAR")
+    before, loglike = mod.loglike(params), mod.loglike
+    with ours.using(mod):
+        assert mod.loglike(params) == pytest.approx(before, rel=1e-12)
+        mod.score(params)
+    assert mod.loglike == loglike and "loglike" not in vars(mod)
+    assert not np.iscomplexobj(mod.ssm["transition"])
+    assert mod.loglike(params) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["VAR", "trend and season", "ARMA, scale concentrated, gaps", "dynamic factor"]
+)
+@pytest.mark.parametrize("method", ["lbfgs", "bfgs"])
+def test_fit(name, method):
+    mod, _ = build(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about convergence
+        theirs = mod.fit(method=method, disp=False, maxiter=300, cov_type="none")
+        results = ours.fit(mod, method=method, disp=False, maxiter=300, cov_type="none")
+    assert results.llf > theirs.llf - 1e-4
+    assert type(results) is type(theirs)
+
+
+def test_standard_errors_are_statsmodels_own():
+    mod, _ = build("ARMA, differenced beforehand")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = ours.fit(mod, disp=False, maxiter=200)
+    assert np.isfinite(results.bse).all() and "coef" in str(results.summary())
+
+
+def exact_diffuse():
+    return structural.UnobservedComponents(nile(), "llevel", use_exact_diffuse=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "params", "message"),
+    [
+        (MODELS["VAR"], np.ones(3), r"params has shape \(3,\), expected \(k,\) = \(27,\)"),
+        (MODELS["exponential smoothing"], [0.1, np.nan, 0.9, 1000, 0], "no number for "),
+        (exact_diffuse, np.ones(2), "the states 0 of this UnobservedComponents have an exact"),
+        (lambda: MLEModel(nile(), k_states=1), np.ones(0), "this MLEModel has no initial"),
+    ],
+)
+def test_what_is_refused(make, params, message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = make()
+    with pytest.raises(ValueError, match=message):
+        ours.score(mod, params)
+
+
+def test_an_optimiser_may_step_out_of_bounds():
+    """Where F is not positive definite the likelihood is -inf for an optimiser, an error for us."""
+    mod, params = build("VARMA with measurement error")
+    names = list(mod.param_names)
+    bad = params.copy()
+    bad[[k for k, name in enumerate(names) if name.startswith("measurement_variance")]] = -1e3
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        ours.loglike(mod, bad)
+    with ours.using(mod):
+        assert mod.loglike(bad) == -np.inf
