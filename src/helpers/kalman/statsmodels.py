@@ -208,8 +208,8 @@ def _check_supported(mod: MLEModel) -> None:
 
 
 def _arrays(mod: MLEModel, params: np.ndarray) -> dict:
-    """c, d, T, Z, R, H, Q for all parameters, real or complex; time comes first where they vary."""
-    mod.update(params, transformed=True, includes_fixed=True, complex_step=np.iscomplexobj(params))
+    """c, d, T, Z, R, H, Q for all parameters; time comes first where they vary."""
+    mod.update(params, transformed=True, includes_fixed=True)
     found = {}
     for name, theirs in ARRAYS.items():
         X = np.moveaxis(getattr(mod.ssm, theirs), -1, 0)
@@ -237,16 +237,6 @@ def _parts(start, states: np.ndarray) -> Iterator:
         yield start, states
     for block, part in start.blocks.items():
         yield from _parts(part, states[list(block)])
-
-
-def _given_start(mod: MLEModel) -> dict:
-    """What `mod.update` wrote into a0 and P0 itself: all but stationary parts, which are zeros."""
-    m = mod.ssm.k_states
-    a0, P0 = np.zeros(m, complex), np.zeros((m, m), complex)
-    for part, states in _parts(mod.ssm.initialization, np.arange(m)):
-        if part.initialization_type == "known":
-            a0[states], P0[np.ix_(states, states)] = part.constant, part.stationary_cov
-    return {"a0": a0, "P0": P0}
 
 
 def _through_stationary_start(mod: MLEModel, arrays: dict, gradient) -> None:
@@ -321,13 +311,23 @@ def _jacobian(function, x: np.ndarray) -> np.ndarray:
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    found = np.empty(len(params))
+    bars = {}  # as statsmodels has the arrays: time last
+    for x, theirs in ARRAYS.items():
+        G = getattr(gradient, x)
+        bars[theirs] = np.moveaxis(G, 0, -1) if G.ndim > len(SHAPES[x]) else G[..., np.newaxis]
+    given = [  # the parts of a0 and P0 that `mod.update` may write
+        (part, gradient.a0[states], gradient.P0[np.ix_(states, states)])
+        for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
+        if part.initialization_type == "known"
+    ]
+    found = np.zeros(len(params))
     for j in range(len(params)):
         shifted = params.astype(complex)
         shifted[j] += 1j * STEP
-        arrays = _arrays(mod, shifted) | _given_start(mod)
-        found[j] = sum(
-            np.vdot(getattr(gradient, x), X.imag) for x, X in arrays.items() if np.iscomplexobj(X)
-        )
+        mod.update(shifted, transformed=True, includes_fixed=True, complex_step=True)
+        pairs = [(bar, getattr(mod.ssm, theirs)) for theirs, bar in bars.items()]
+        for part, a0_bar, P0_bar in given:
+            pairs += [(a0_bar, part.constant), (P0_bar, part.stationary_cov)]
+        found[j] = sum(np.vdot(bar, X.imag) for bar, X in pairs if np.iscomplexobj(X))
     _arrays(mod, params)  # leaves the model real
     return found / STEP
