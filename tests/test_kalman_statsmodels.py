@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.checks import relative_error
-from helpers.kalman import StateSpace, reference
+from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
 
 sm = pytest.importorskip("statsmodels.api")
@@ -73,6 +73,15 @@ MODELS = {
         nile(gaps=True), "llevel", cycle=True, stochastic_cycle=True, damped_cycle=True,
         autoregressive=1,
     ),
+    "exact diffuse trend and season": lambda: structural.UnobservedComponents(
+        co2(), "lltrend", seasonal=4, use_exact_diffuse=True
+    ),
+    "exact diffuse SARIMA": lambda: sarimax.SARIMAX(
+        co2(), order=(1, 1, 1), seasonal_order=(0, 1, 1, 4), use_exact_diffuse=True
+    ),
+    "exact diffuse level and autoregression": lambda: structural.UnobservedComponents(
+        nile(gaps=True), "llevel", autoregressive=2, use_exact_diffuse=True
+    ),
     "VAR": lambda: varmax.VARMAX(macro(), order=(2, 0)),
     "VAR with regressors": lambda: varmax.VARMAX(macro(), order=(1, 0), exog=regressors(60, 1)),
     "VARMA with measurement error": lambda: varmax.VARMAX(
@@ -117,12 +126,14 @@ def whole_likelihood(mod, params):
              "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
     X = {x: np.moveaxis(getattr(mod.ssm, name), -1, 0).astype(complex) for x, name in names.items()}
     m = mod.ssm.k_states
-    a0, P0 = np.zeros(m, complex), np.zeros((m, m), complex)
+    a0, P0, flat = np.zeros(m, complex), np.zeros((m, m), complex), []
 
     def fill(start, states):
         block, kind = np.ix_(states, states), start.initialization_type
         if kind == "known":
             a0[states], P0[block] = start.constant, start.stationary_cov
+        elif kind == "diffuse":
+            flat.extend(states)
         elif kind == "approximate_diffuse":
             P0[block] = start.approximate_diffuse_variance * np.eye(len(states))
             a0[states] = start.constant
@@ -139,6 +150,8 @@ def whole_likelihood(mod, params):
     arrays = {x: A[0] if len(A) == 1 else A for x, A in X.items()} | {"a0": a0, "P0": P0}
     y = mod.ssm.endog.T
     burn = mod.loglikelihood_burn
+    if flat:
+        return diffuse.loglike(y, StateSpace(**arrays), np.eye(m)[:, flat])
     filtered = reference.kalman_filter(y, StateSpace(**arrays))
     l = filtered.out.l[burn:]
     if not mod.ssm.filter_concentrated:
@@ -227,8 +240,10 @@ def test_standard_errors_are_statsmodels_own():
     assert np.isfinite(results.bse).all() and "coef" in str(results.summary())
 
 
-def exact_diffuse():
-    return structural.UnobservedComponents(nile(), "llevel", use_exact_diffuse=True)
+def diffuse_with_a_burn_in():
+    mod = structural.UnobservedComponents(nile(), "llevel", use_exact_diffuse=True)
+    mod.loglikelihood_burn = 3
+    return mod
 
 
 @pytest.mark.parametrize(
@@ -236,7 +251,7 @@ def exact_diffuse():
     [
         (MODELS["VAR"], np.ones(3), r"params has shape \(3,\), expected \(k,\) = \(27,\)"),
         (MODELS["exponential smoothing"], [0.1, np.nan, 0.9, 1000, 0], "no number for "),
-        (exact_diffuse, np.ones(2), "the states 0 of this UnobservedComponents have an exact"),
+        (diffuse_with_a_burn_in, np.ones(2), "the states 0 of this Unobserved.* or a burn-in"),
         (lambda: MLEModel(nile(), k_states=1), np.ones(0), "this MLEModel has no initial"),
     ],
 )

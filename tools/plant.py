@@ -27,9 +27,14 @@ FAULTS = {
         "gains * p + LANES",
         "gains + LANES",
     ),
+    "Joseph's form ruled out by one series where there are several": (
+        "forward.py",
+        "sure = p == 1 and",
+        "sure = p > 0 and",
+    ),
     "Joseph's form never used": (
         "forward.py",
-        "if shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
+        "if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
         "if False and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
     ),
     "Joseph's form without Kf H Kf'": (

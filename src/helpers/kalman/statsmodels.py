@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from helpers.kalman import fused
+from helpers.kalman import diffuse, fused
 from helpers.statespace import SHAPES, StateSpace
 
 try:
@@ -71,7 +71,8 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
     ------
     ValueError
         If the number of parameters is wrong, or one of them is not a number; if the model has no
-        initial distribution, exact diffuse initial states, or filtered timing.
+        initial distribution, filtered timing, or an exact diffuse start together with a
+        concentrated scale or a burn-in.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -219,16 +220,16 @@ def _arrays(mod: MLEModel, params: np.ndarray) -> dict:
     return found
 
 
-def _start(mod: MLEModel) -> dict:
-    """a0 and P0 for the parameters that the model was updated with."""
-    a0, diffuse, P0 = mod.ssm.initialization(model=mod.ssm)
-    if np.any(diffuse):
-        states = ", ".join(str(i) for i in np.flatnonzero(np.diag(diffuse)))
+def _start(mod: MLEModel):
+    """a0 and P0 for the parameters that the model was updated with, and A (m, q) where diffuse."""
+    a0, P_inf, P0 = mod.ssm.initialization(model=mod.ssm)
+    states = np.flatnonzero(np.diag(P_inf))
+    if len(states) and (mod.ssm.filter_concentrated or mod.loglikelihood_burn):
         raise ValueError(
-            f"the states {states} of this {type(mod).__name__} have an exact diffuse start, which "
-            "is not supported: use_exact_diffuse=False, or mod.ssm.initialize_approximate_diffuse()"
+            f"the states {', '.join(map(str, states))} of this {type(mod).__name__} have an exact "
+            "diffuse start, which is not supported with a concentrated scale or a burn-in"
         )
-    return {"a0": a0, "P0": P0}
+    return {"a0": a0, "P0": P0}, np.eye(len(a0))[:, states]
 
 
 def _parts(start, states: np.ndarray) -> Iterator:
@@ -265,11 +266,15 @@ def _value_and_gradient(mod: MLEModel, params: np.ndarray):
     """The log-likelihood and its gradient for the model's arrays, all parameters given."""
     _check_supported(mod)
     arrays = _arrays(mod, params)
-    arrays |= _start(mod)
+    start, A = _start(mod)
+    arrays |= start
     y = np.ascontiguousarray(mod.ssm.endog.T)
     burn = mod.loglikelihood_burn
     weights = (np.arange(len(y)) >= burn).astype(float) if burn else None
-    value, _, gradient = fused.loglike_and_grad(y, StateSpace(**arrays), weights=weights)
+    if A.size:
+        value, _, gradient, *_ = diffuse.loglike_and_grad(y, StateSpace(**arrays), A)
+    else:
+        value, _, gradient = fused.loglike_and_grad(y, StateSpace(**arrays), weights=weights)
     if mod.ssm.filter_concentrated:
         # The scale that maximises the likelihood: all covariances times 1 + x add
         # x/2 (sum v' F^-1 v - number of observations) to it. There its own derivative is zero.

@@ -1,0 +1,267 @@
+r"""The start that nobody has to guess: likelihood and gradient with an exact diffuse initial state.
+
+The first state is :math:`\alpha_1 = a_0 + A \delta + N(0, P_0)` with a :math:`\delta` (q,) of which
+nothing is known.  For each :math:`\delta` the model is an ordinary one, and its likelihood is
+quadratic in :math:`\delta`: so :math:`\delta` can be integrated out, exactly, and nothing is ever
+large.  The columns of A go through the same covariance recursion as the state,
+
+.. math::
+
+   E_t = Z A_t , \quad A_{t+1} = T (A_t - K^f_t E_t) , \quad
+   S = \sum_t E_t^\top F_t^{-1} E_t , \quad s = \sum_t E_t^\top u_t , \quad \hat\delta = S^{-1} s ,
+
+and with :math:`\mathcal L` the likelihood that starts from :math:`a_0`,
+
+.. math::
+
+   \mathcal L_\text{diffuse} = \mathcal L + \tfrac12 s^\top \hat\delta - \tfrac12 \log |S| .
+
+The gradient is the ordinary one, averaged over :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`:
+that of the pass which starts from :math:`a_0 + A \hat\delta`, and a rank-q term for each array.
+No P0 is asked for on the diffuse states: any :math:`P_0 + A M A^\top` gives the same likelihood.
+The variances there are put at the size of the model's others, so that F is never singular.
+
+De Jong 1991 (The diffuse Kalman filter, Annals of Statistics 19, 1073-1083); Durbin and Koopman
+2012 (Time Series Analysis by State Space Methods, 2nd ed.), sections 5.2 and 5.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.kalman import loglike_and_grad as with_known_start
+from helpers.kalman import reference
+from helpers.kalman.recursions import symmetric
+from helpers.statespace import Gradients, StateSpace
+
+__all__ = ["Estimate", "loglike", "loglike_and_grad"]
+
+# The pass begins again from a new centre until delta moves by less than this, in its own standard
+# deviations; the distance to the data costs digits with its square.
+CENTRED, PASSES = 1e-9, 4
+
+
+class Estimate(NamedTuple):
+    """What the data say about delta: its posterior under a flat prior.
+
+    Parameters
+    ----------
+    mean : array (q,)
+    covariance : array (q, q)
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+class _Column(NamedTuple):
+    """What the way back needs of one step's columns."""
+
+    w: np.ndarray  # (p, q), C^-1 Z A_t
+    filtered: np.ndarray  # (m, q), A_t - Kf Z A_t
+
+
+def loglike(y, model: StateSpace, A, method: str = "fused"):  # noqa: N803
+    """Log-likelihood with the first state diffuse in the directions A.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+        Its a0 and P0 are those of the first state without delta; what they are on the span of A
+        makes no difference.
+    A : array (m, q)
+        What delta adds to the first state: of full rank, and seen by the data. Columns of the
+        identity where single states are diffuse. The value depends on its scale.
+    method : "fused" or "reference"
+        As :func:`helpers.kalman.loglike`; complex arrays take the reference.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        If A does not fit the model, or the data leave a direction of delta open: the message says
+        which.
+    numpy.linalg.LinAlgError
+        If F is not positive definite at some step.
+    """
+    return _Integrated(y, model, A, method).value
+
+
+def loglike_and_grad(
+    y,
+    model: StateSpace,
+    A,  # noqa: N803
+    method: str = "fused",
+) -> tuple[float, np.ndarray, Gradients, np.ndarray, Estimate]:
+    """Log-likelihood, and its gradient with respect to everything.
+
+    Parameters
+    ----------
+    y, model, A, method
+        As :func:`loglike`; real.
+
+    Returns
+    -------
+    value : float
+    dy : array (n, p)
+    gradients : Gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
+    A_bar : array (m, q)
+        The gradient with respect to A.
+    estimate : Estimate
+        The mean and the covariance of delta given the data.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    at = _Integrated(y, model, A, method)
+    rho, P0_bar, per_step = _pull_columns(at)
+    more, spread = reference._accumulate(
+        at.model, -rho @ at.left, P0_bar, per_step, at.filtered.observed
+    )
+    gradients = Gradients(*(G + X for G, X in zip(at.gradients, spread, strict=True)))
+    A_bar = np.outer(gradients.a0, at.delta) - rho @ at.root.T
+    return at.value, at.dy + more, gradients, A_bar, at.estimate()
+
+
+class _Integrated:
+    """The columns forwards, and the ordinary pass that starts where delta is most likely."""
+
+    def __init__(self, y, model: StateSpace, A, method):  # noqa: N803
+        A = _checked(A, model)
+        self.room = _room(model)
+        self.model = model = replace(model, P0=symmetric(model.P0) + self.room * A @ A.T)
+        self.filtered = reference.kalman_filter(y, model)
+        self.T = model.over_time("T", len(self.filtered.u))
+        self.columns, S = _columns(self.T, self.filtered, A)
+        _refuse_unidentified(S.real, A.real)
+        s = self._seen(self.filtered)
+        if np.iscomplexobj(S):
+            self.value = self._complex_value(y, A, S, s)
+            return
+        C = np.linalg.cholesky(S)
+        self.root = np.linalg.inv(C).T  # S^-1 = root root'
+        self.delta = self.root @ (self.root.T @ s)
+        for k in range(PASSES):
+            centre = replace(model, a0=model.a0 + A @ self.delta)
+            l, self.dy, self.gradients = with_known_start(y, centre, method, tol=0.0)
+            # How far delta is from its mean, in standard deviations.
+            self.left = left = self.root.T @ (A.T @ self.gradients.a0)
+            if k == PASSES - 1 or not np.abs(left).max() > CENTRED:
+                break
+            self.delta = self.delta + self.root @ left
+        self.value = float(l + left @ left / 2 - np.log(np.diag(C)).sum())
+
+    def estimate(self) -> Estimate:
+        """Without the room that P0 was given on the span of A, which is taken for noise in S."""
+        return Estimate(self.delta, self.root @ self.root.T - self.room * np.eye(len(self.root)))
+
+    def _seen(self, filtered):
+        """s (q,): what the data say of delta, seen from where the filter started."""
+        return sum(column.w.T @ w for column, w in zip(self.columns, filtered.w, strict=True))
+
+    def _complex_value(self, y, A, S, s):  # noqa: N803
+        """The value for a complex step: symmetric, not Hermitian; and the centre is held fixed."""
+        delta = np.zeros(len(s))
+        for _ in range(2):
+            delta = delta + np.linalg.solve(S, s).real
+            filtered = reference.kalman_filter(y, replace(self.model, a0=self.model.a0 + A @ delta))
+            s = self._seen(filtered)
+        sign, logdet = np.linalg.slogdet(S)
+        return filtered.out.l.sum() + s @ np.linalg.solve(S, s) / 2 - (np.log(sign) + logdet) / 2
+
+
+def _columns(T, filtered, A):  # noqa: N803
+    """The columns of A through the filter, and S (q, q)."""
+    columns, S = [], np.zeros((A.shape[1], A.shape[1]), np.result_type(T, A, filtered.w))
+    for t in range(len(T)):
+        w = filtered.S[t] @ A
+        columns.append(_Column(w, filtered.J[t] @ A))
+        S = S + w.T @ w
+        A = T[t] @ columns[t].filtered
+    return columns, S
+
+
+def _pull_columns(at: _Integrated):
+    """What the spread of delta around the centre adds to the gradients, from the last step back.
+
+    Returns rho_0 times the root of S^-1 (m, q), the part of P0_bar and those of the steps.
+    """
+    filtered, root = at.filtered, at.root
+    rho = np.zeros((at.model.m, len(root)))
+    per_step = []
+    for t in reversed(range(len(at.T))):
+        w, A_filt = at.columns[t].w @ root, at.columns[t].filtered @ root
+        s = at.T[t].T @ rho
+        eE = filtered.C_inv[t].T @ w - filtered.Kf[t].T @ s
+        aE = filtered.out.P_filt[t] @ s - A_filt
+        # What is left between delta and its mean: rounding, which a high level would magnify.
+        move, back = rho @ at.left, eE @ at.left
+        a_filt = filtered.out.a_filt[t] + at.columns[t].filtered @ at.delta
+        per_step.append(
+            reference.StepGradients(
+                back, -move, -back, rho @ aE.T - np.outer(move, a_filt),
+                eE @ aE.T - np.outer(back, a_filt), eE @ eE.T / 2, rho @ rho.T / 2,
+            )
+        )  # fmt: skip
+        rho = filtered.J[t].T @ s + filtered.S[t].T @ w
+    return rho, rho @ rho.T / 2, per_step[::-1]
+
+
+def _room(model: StateSpace) -> float:
+    """A variance of the size of the model's others, for the diffuse states."""
+    first = {x: X[0] if x in model.time_varying else X for x, X in model.asdict().items()}
+    W = first["R"] @ first["Q"] @ first["R"].T
+    variances = np.concatenate([np.diag(first["H"]), np.diag(W)]).real
+    variances = variances[variances > 0]
+    return float(variances.mean()) if len(variances) else 1.0
+
+
+def _checked(A, model: StateSpace) -> np.ndarray:  # noqa: N803
+    A = np.asarray(A)
+    if A.dtype.kind not in "fciu":
+        raise ValueError(f"A has type {A.dtype}, expected numbers")
+    A = A.astype(np.result_type(A, float))
+    if A.ndim != 2 or len(A) != model.m or not 0 < A.shape[1] <= model.m:
+        raise ValueError(
+            f"A has shape {A.shape}, expected (m, q) = ({model.m}, q) with q from 1 to {model.m}"
+        )
+    if not np.isfinite(A).all():
+        raise ValueError("A is not finite")
+    return A
+
+
+def _refuse_unidentified(S, A) -> None:  # noqa: N803
+    """S is singular exactly where the data say nothing about a direction of delta."""
+    size = np.sqrt(np.diag(S))
+    blind = np.flatnonzero(~(size > 0))
+    if len(blind):
+        raise ValueError(
+            f"the data say nothing about delta[{blind[0]}]: column {blind[0]} of A, "
+            f"{_told(A[:, blind[0]])}, reaches no observation"
+        )
+    values, vectors = np.linalg.eigh(S / size / size[:, np.newaxis])
+    if values[0] <= len(S) * 1e-12:
+        direction = vectors[:, 0] / size
+        direction = direction / np.abs(direction).max()
+        raise ValueError(
+            "the data say nothing about one direction of delta, "
+            f"({', '.join(f'{x:.2g}' for x in direction)}): of the first state, "
+            f"{_told(A @ direction)}"
+        )
+
+
+def _told(x) -> str:
+    """A direction of the state in words."""
+    named = [f"{x[i]:.2g} of state {i}" for i in np.flatnonzero(np.abs(x) > 1e-6 * np.abs(x).max())]
+    return ", ".join(named[:6]) + (", ..." if len(named) > 6 else "")

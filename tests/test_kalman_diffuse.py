@@ -1,0 +1,222 @@
+"""helpers.kalman.diffuse: against statsmodels' exact diffuse filter, against the dense formula of
+generalised least squares, and the gradient against a complex step of the value."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.checks import complex_step, relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import StateSpace, diffuse
+from helpers.statespace import NAMES, SYMMETRIC
+
+sm = pytest.importorskip("statsmodels.api")
+
+N = 50
+THEIRS = {"c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",
+          "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
+
+
+def series(gaps):
+    rng = np.random.default_rng(3)
+    y = np.cumsum(np.cumsum(rng.normal(size=N)) * 0.1) + rng.normal(size=N)
+    y += 2 * np.sin(np.arange(N) * np.pi / 2)
+    if gaps:
+        y[[0, 1, 17, 18, 30]] = np.nan
+    return y
+
+
+def regressors():
+    return np.random.default_rng(5).normal(size=(N, 2))
+
+
+def components(*args, **kwargs):
+    return lambda y: sm.tsa.UnobservedComponents(y, *args, use_exact_diffuse=True, **kwargs)
+
+
+def arima(**kwargs):
+    return lambda y: sm.tsa.SARIMAX(y, use_exact_diffuse=True, **kwargs)
+
+
+MODELS = {
+    "level": (components("llevel"), [0.7, 0.3]),
+    "trend": (components("lltrend"), [0.7, 0.3, 0.05]),
+    "smooth trend": (components("strend"), [0.7, 0.05]),
+    "trend, season 4": (components("lltrend", seasonal=4), [0.7, 0.3, 0.05, 0.2]),
+    "trend, season 4, H = 0": (components("lltrend", seasonal=4), [0.0, 0.3, 0.05, 0.2]),
+    "level, season 12": (components("llevel", seasonal=12), [0.7, 0.3, 0.05]),
+    "level, cycle": (
+        components("llevel", cycle=True, stochastic_cycle=True, damped_cycle=True),
+        [0.7, 0.3, 0.2, 0.5, 0.9],
+    ),
+    "level, autoregression": (components("llevel", autoregressive=1), [0.7, 0.3, 0.2, 0.5]),
+    "level, coefficients as states": (
+        lambda y: components("llevel", exog=regressors(), mle_regression=False)(y), [0.7, 0.3],
+    ),
+    "ARIMA": (arima(order=(1, 1, 1)), [0.5, 0.3, 0.9]),
+    "ARIMA, twice integrated": (arima(order=(1, 2, 1)), [0.5, 0.3, 0.9]),
+    "seasonal ARIMA": (
+        arima(order=(1, 1, 1), seasonal_order=(0, 1, 1, 4)), [0.5, 0.3, -0.4, 0.9],
+    ),
+    "ARIMA with regressors": (arima(order=(1, 1, 0), exog=regressors()), [1.0, -0.5, 0.5, 0.9]),
+}  # fmt: skip
+
+
+def build(name, y):
+    make, params = MODELS[name]
+    mod = make(y)
+    mod.update(np.array(params))
+    mod.ssm.tolerance = 0  # its own steady state costs digits
+    a0, P_inf, P0 = mod.ssm.initialization(model=mod.ssm)
+    A = np.eye(len(a0))[:, np.diag(P_inf) > 0]
+    arrays = {x: np.moveaxis(getattr(mod.ssm, X), -1, 0) for x, X in THEIRS.items()}
+    arrays = {x: X[0] if len(X) == 1 else X for x, X in arrays.items()}
+    return mod, StateSpace(a0=a0, P0=P0, **arrays), A
+
+
+def assert_gradients(y, model, A, bound, method="fused"):
+    """All eleven gradients against complex steps of the value, relative to the largest entry."""
+    _, dy, gradients, A_bar, _ = diffuse.loglike_and_grad(y, model, A, method)
+    arrays = model.asdict()
+    found = gradients.asdict() | {"A": A_bar, "y": dy}
+    steps = {
+        x: lambda X, x=x: diffuse.loglike(y, StateSpace(**(arrays | {x: X})), A) for x in NAMES
+    }
+    steps["A"] = lambda X: diffuse.loglike(y, model, X)
+    steps["y"] = lambda X: diffuse.loglike(np.where(np.isnan(y), np.nan, X), model, A)
+    at = arrays | {"A": A, "y": np.where(np.isnan(y), 0, y)}
+    for x, step in steps.items():
+        expected = complex_step(step, at[x], symmetric=x in SYMMETRIC)
+        error = np.abs(found[x] - expected).max() / max(1, np.abs(expected).max())
+        assert error < bound, x
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_statsmodels_models(name, gaps):
+    y = series(gaps)
+    mod, model, A = build(name, y)
+    for method in ("fused", "reference"):
+        value = diffuse.loglike(y[:, None], model, A, method)
+        assert relative_error(value, mod.ssm.loglike()) < 1e-10
+    if name not in ("level, season 12", "ARIMA with regressors"):  # slow here, and no other case
+        assert_gradients(y[:, None], model, A, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["level", "trend, season 4, H = 0", "seasonal ARIMA"])
+def test_a_level_of_a_million(name):
+    y = series(True) + 1e6
+    mod, model, A = build(name, y)
+    assert relative_error(diffuse.loglike(y[:, None], model, A), mod.ssm.loglike()) < 1e-10
+    assert_gradients(y[:, None], model, A, 5e-9)
+
+
+def several(seed=0):
+    """Several series, three directions that are no single states, gaps, time-varying Z."""
+    rng = np.random.default_rng(seed)
+    arrays = random_model(4, 2, 2, rng=rng)
+    y, _ = simulate(12, rng, **arrays)
+    y[2, 0], y[5], y[8, 1] = np.nan, np.nan, np.nan
+    arrays["Z"] = arrays["Z"] * (1 + 0.1 * rng.normal(size=(12, 1, 1)))
+    return y, StateSpace(**arrays), rng.normal(size=(4, 3))
+
+
+def dense(y, model, A):
+    """Log-likelihood, mean and covariance of delta by generalised least squares on all of y."""
+    n, m = len(y), model.m
+    c, d, T, Z, R, H, Q = (model.over_time(x, n) for x in NAMES[2:])
+    mean, paths = model.a0, A
+    mu, X = [], []
+    sigma_states = np.zeros((n, n, m, m))
+    P = model.P0
+    for t in range(n):
+        mu.append(Z[t] @ mean + d[t])
+        X.append(Z[t] @ paths)
+        sigma_states[t, t] = P
+        for s in range(t):
+            sigma_states[t, s] = T[t - 1] @ sigma_states[t - 1, s]
+        mean, paths = T[t] @ mean + c[t], T[t] @ paths
+        P = T[t] @ P @ T[t].T + R[t] @ Q[t] @ R[t].T
+    blocks = [
+        [
+            Z[t] @ (sigma_states[t, s] if t >= s else sigma_states[s, t].T) @ Z[s].T
+            + (H[t] if t == s else 0)
+            for s in range(n)
+        ]
+        for t in range(n)
+    ]
+    seen = ~np.isnan(y).ravel()
+    sigma = np.block(blocks)[np.ix_(seen, seen)]
+    v, X = (y.ravel() - np.concatenate(mu))[seen], np.concatenate(X)[seen]
+    inverse = np.linalg.inv(sigma)
+    covariance = np.linalg.inv(X.T @ inverse @ X)
+    delta = covariance @ X.T @ inverse @ v
+    rest = v - X @ delta
+    value = -0.5 * (
+        seen.sum() * np.log(2 * np.pi)
+        + np.linalg.slogdet(sigma)[1]
+        + np.linalg.slogdet(X.T @ inverse @ X)[1]
+        + rest @ inverse @ rest
+    )
+    return value, delta, covariance
+
+
+def test_several_series_against_least_squares():
+    y, model, A = several()
+    value, delta, covariance = dense(y, model, A)
+    for method in ("fused", "reference"):
+        found, *_, estimate = diffuse.loglike_and_grad(y, model, A, method)
+        assert relative_error(found, value) < 1e-11
+        assert relative_error(estimate.mean, delta) < 1e-10
+        assert relative_error(estimate.covariance, covariance) < 1e-10
+        assert_gradients(y, model, A, 1e-10, method)
+
+
+def test_the_covariance_on_diffuse_states_makes_no_difference():
+    y, model, A = several(1)
+    value = diffuse.loglike(y, model, A)
+    moved = [replace(model, P0=model.P0 + M * A @ A.T) for M in (0.01, 100.0)]
+    moved.append(replace(model, a0=model.a0 + A @ [3.0, -5, 2]))
+    for other in moved:
+        assert relative_error(diffuse.loglike(y, other, A), value) < 1e-11
+
+
+def test_the_scale_of_the_columns():
+    """A C lowers the likelihood by log |det C|."""
+    y, model, A = several(2)
+    C = np.random.default_rng(0).normal(size=(3, 3))
+    lower = diffuse.loglike(y, model, A) - np.linalg.slogdet(C)[1]
+    assert relative_error(diffuse.loglike(y, model, A @ C), lower) < 1e-11
+
+
+def test_a_quarter_that_was_never_observed():
+    y = series(False)
+    y[2::4] = np.nan
+    _, model, A = build("trend, season 4", y)
+    with pytest.raises(ValueError, match=r"the data say nothing about one direction of delta, \("):
+        diffuse.loglike(y[:, None], model, A)
+
+
+@pytest.mark.parametrize(
+    ("A", "message"),
+    [
+        (np.ones((3, 1)), r"A has shape \(3, 1\), expected \(m, q\) = \(4, q\)"),
+        (np.ones(4), r"A has shape \(4,\), expected"),
+        (np.ones((4, 5)), r"q from 1 to 4"),
+        (np.full((4, 1), np.nan), "A is not finite"),
+        (np.array([["a"]] * 4), "expected numbers"),
+        (np.eye(4)[:, :2] * [1, 0], r"nothing about delta\[1\]: column 1 of A"),
+        (np.ones((4, 2)), "nothing about one direction of delta"),
+    ],
+)
+def test_bad_columns(A, message):
+    y, model, _ = several()
+    with pytest.raises(ValueError, match=message):
+        diffuse.loglike(y, model, A)
+
+
+def test_all_missing():
+    y, model, A = several()
+    with pytest.raises(ValueError, match="nothing about delta"):
+        diffuse.loglike(np.full_like(y, np.nan), model, A)
