@@ -58,10 +58,10 @@ FAULTS = {
         "_transposed_block(w, A.at + j * A.ld + i, A.ld, A.at + i * A.ld + j, A.ld)",
         "_transposed_block(w, A.at + i * A.ld + j, A.ld, A.at + j * A.ld + i, A.ld)",
     ),
-    "the last tile one column short": (
+    "a wide tile where a narrow one is left": (
         "tiles.py",
         "            if height == 4:\n                if j + WIDEST - LANES < stop:",
-        "            if height == 4:\n                if j + WIDEST < stop + LANES - 1:",
+        "            if height == 4:\n                if j + WIDEST - 2 * LANES < stop:",
     ),
     "a product that leaves out its last row": (
         "tiles.py",
@@ -100,10 +100,10 @@ FAULTS = {
         "add(w, totals, size + 1.0, total, m)",
     ),
     "a vague start not noticed": ("forward.py", "if watch and has_shrunk(w, P_next):", "if False:"),
-    "what is not wanted is computed": (
+    "what is not wanted is added": (
         "backward.py",
-        "if wanted.T and t < n - 1:",
-        "if t < n - 1:",
+        "            if wanted.W:\n                accumulate_W(w, first, n,",
+        "            if True:\n                accumulate_W(w, first, n,",
     ),
     "P0's gradient twice too large": (
         "backward.py",
