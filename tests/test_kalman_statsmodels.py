@@ -213,6 +213,10 @@ def test_the_model_is_left_as_it_was():
     with ours.using(mod):
         assert mod.loglike(params) == pytest.approx(before, rel=1e-12)
         mod.score(params)
+        outer = mod.score
+        with ours.using(mod):
+            mod.score(params)
+        assert mod.score is outer
     assert mod.loglike == loglike and "loglike" not in vars(mod)
     assert not np.iscomplexobj(mod.ssm["transition"])
     assert mod.loglike(params) == before

@@ -13,9 +13,9 @@ HEAD = """\
 
 % Made by `make notebooks` from the executed notebooks, not by hand.
 
-Every result of this book is executed: a cell of its chapter evaluates it and holds it against an
-independent reference, and the book's tests fail when a result has no such check. Here are the
-{results} results with their {checks} checks. The error is the largest difference relative to the
+Every labelled result of this book is executed: a cell of its chapter evaluates it and holds it
+against an independent reference, and the book's tests fail when a result has no such check. Here
+are the {results} results with their {checks} checks. The error is the largest difference relative to the
 largest entry of the reference, rounded up to a power of ten; where a result was held against one
 reference several times (on different models, say), it is the worst of them.
 """

@@ -150,11 +150,13 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
             mod, params, transformed, includes_fixed, lambda full: _score(mod, full, at(full)[1])
         )
 
+    own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
     mod.loglike, mod.score = value, slope
     try:
         yield mod
     finally:
         del mod.loglike, mod.score
+        vars(mod).update(own)  # a context around this one
 
 
 def fit(mod: MLEModel, start_params=None, **kwargs):
