@@ -15,9 +15,9 @@ HEAD = """\
 
 Every labelled result of this book is executed: a cell of its chapter evaluates it and holds it
 against an independent reference, and the book's tests fail when a result has no such check. Here
-are the {results} results with their {checks} checks. The error is the largest difference relative to the
-largest entry of the reference, rounded up to a power of ten; where a result was held against one
-reference several times (on different models, say), it is the worst of them.
+are the {results} results with their {checks} checks. The error is the largest difference relative
+to the largest entry of the reference, rounded up to a power of ten; where a result was held
+against one reference several times (on different models, say), it is the worst of them.
 """
 
 TABLE = """\
