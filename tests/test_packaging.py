@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PROJECT = "packaging/kalman"
 README = (ROOT / PROJECT / "README.md").read_text(encoding="utf-8")
-WITH_PYMC, WITH_NUMPY = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+WITH_PYMC, WITH_NUMPY, WITH_STATSMODELS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 NO_NETWORK = re.compile(
     "NewConnectionError|ConnectTimeoutError|ProxyError|name resolution|dns error"
     "|error sending request"
@@ -315,6 +315,16 @@ assert statespace.FILTER_FACTORY["closed_form"].__module__ == "kalman_by_hand.py
 sigma = draws.posterior["sigma_noise"].values
 assert sigma.shape == (1, 5) and np.isfinite(sigma).all() and np.ptp(sigma) > 0, sigma
 """
+
+
+def test_the_lines_for_statsmodels():
+    """Under the package's name in this repository: what they call is the same text."""
+    import statsmodels.api as sm
+
+    y = sm.datasets.nile.data.load_pandas().data["volume"]
+    scope = {"mod": sm.tsa.SARIMAX(y, order=(1, 0, 1))}
+    exec(WITH_STATSMODELS.replace("kalman_by_hand", "helpers.kalman"), scope)
+    assert scope["exact"].shape == (3,) and scope["results"].mle_retvals["converged"]
 
 
 def versions_here():

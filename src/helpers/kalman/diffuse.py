@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import loglike_and_grad as with_known_start
-from helpers.kalman import reference
 from helpers.kalman.recursions import symmetric
 from helpers.statespace import Gradients, StateSpace
 
@@ -125,10 +125,7 @@ def loglike_and_grad(
         As :func:`loglike`.
     """
     at = _Integrated(y, model, A, method)
-    rho, P0_bar, per_step = _pull_columns(at)
-    more, spread = reference._accumulate(
-        at.model, -rho @ at.left, P0_bar, per_step, at.filtered.observed
-    )
+    more, spread, rho = at.columns.pull(at.root, at.left, at.delta)
     gradients = Gradients(*(G + X for G, X in zip(at.gradients, spread, strict=True)))
     A_bar = np.outer(gradients.a0, at.delta) - rho @ at.root.T
     return at.value, at.dy + more, gradients, A_bar, at.estimate()
@@ -140,18 +137,16 @@ class _Integrated:
     def __init__(self, y, model: StateSpace, A, method):  # noqa: N803
         A = _checked(A, model)
         self.room = _room(model)
-        self.model = model = replace(model, P0=symmetric(model.P0) + self.room * A @ A.T)
-        self.filtered = reference.kalman_filter(y, model)
-        self.T = model.over_time("T", len(self.filtered.u))
-        self.columns, S = _columns(self.T, self.filtered, A)
-        _refuse_unidentified(S.real, A.real)
-        s = self._seen(self.filtered)
-        if np.iscomplexobj(S):
-            self.value = self._complex_value(y, A, S, s)
+        model = replace(model, P0=symmetric(model.P0) + self.room * A @ A.T)
+        loop = _takes_reference(y, model, method) or np.iscomplexobj(A)
+        self.columns = columns = (_ColumnsInNumPy if loop else _Columns)(y, model, A)
+        _refuse_unidentified(columns.S.real, A.real)
+        if np.iscomplexobj(columns.S):
+            self.value = columns.complex_value(y)
             return
-        C = np.linalg.cholesky(S)
+        C = np.linalg.cholesky(columns.S)
         self.root = np.linalg.inv(C).T  # S^-1 = root root'
-        self.delta = self.root @ (self.root.T @ s)
+        self.delta = self.root @ (self.root.T @ columns.s)
         for k in range(PASSES):
             centre = replace(model, a0=model.a0 + A @ self.delta)
             l, self.dy, self.gradients = with_known_start(y, centre, method, tol=0.0)
@@ -166,56 +161,81 @@ class _Integrated:
         """Without the room that P0 was given on the span of A, which is taken for noise in S."""
         return Estimate(self.delta, self.root @ self.root.T - self.room * np.eye(len(self.root)))
 
-    def _seen(self, filtered):
-        """s (q,): what the data say of delta, seen from where the filter started."""
-        return sum(column.w.T @ w for column, w in zip(self.columns, filtered.w, strict=True))
 
-    def _complex_value(self, y, A, S, s):  # noqa: N803
+class _ColumnsInNumPy:
+    """The columns of A through the filter and back, step by step: S (q, q) and s (q,)."""
+
+    def __init__(self, y, model: StateSpace, A):  # noqa: N803
+        self.model, self.A = model, A
+        self.filtered = filtered = reference.kalman_filter(y, model)
+        self.T = model.over_time("T", len(filtered.u))
+        self.steps, self.S = [], np.zeros((A.shape[1], A.shape[1]))
+        for t in range(len(self.T)):
+            step = _Column(filtered.S[t] @ A, filtered.J[t] @ A)
+            self.steps.append(step)
+            self.S = self.S + step.w.T @ step.w
+            A = self.T[t] @ step.filtered  # noqa: N806
+        self.s = self.seen(filtered)
+
+    def seen(self, filtered):
+        """s: what the data say of delta, seen from where the filter started."""
+        return sum(step.w.T @ w for step, w in zip(self.steps, filtered.w, strict=True))
+
+    def complex_value(self, y):
         """The value for a complex step: symmetric, not Hermitian; and the centre is held fixed."""
-        delta = np.zeros(len(s))
+        s, delta = self.s, np.zeros(len(self.s))
         for _ in range(2):
-            delta = delta + np.linalg.solve(S, s).real
-            filtered = reference.kalman_filter(y, replace(self.model, a0=self.model.a0 + A @ delta))
-            s = self._seen(filtered)
-        sign, logdet = np.linalg.slogdet(S)
-        return filtered.out.l.sum() + s @ np.linalg.solve(S, s) / 2 - (np.log(sign) + logdet) / 2
+            delta = delta + np.linalg.solve(self.S, s).real
+            centre = replace(self.model, a0=self.model.a0 + self.A @ delta)
+            filtered = reference.kalman_filter(y, centre)
+            s = self.seen(filtered)
+        sign, logdet = np.linalg.slogdet(self.S)
+        more = s @ np.linalg.solve(self.S, s) - np.log(sign) - logdet
+        return filtered.out.l.sum() + more / 2
+
+    def pull(self, root, left, delta):
+        """What the spread of delta around the centre adds to the gradients, from the last step on.
+
+        And what is `left` between the centre and the mean of delta: rounding, which a high level
+        would magnify. Returns the parts of dy and of the model's gradients, and rho_0 times the
+        root of S^-1 (m, q).
+        """
+        filtered, per_step = self.filtered, []
+        rho = np.zeros((self.model.m, len(root)))
+        for t in reversed(range(len(self.T))):
+            w, A_filt = self.steps[t].w @ root, self.steps[t].filtered @ root
+            s = self.T[t].T @ rho
+            eE = filtered.C_inv[t].T @ w - filtered.Kf[t].T @ s
+            aE = filtered.out.P_filt[t] @ s - A_filt
+            move, back = rho @ left, eE @ left
+            a_filt = filtered.out.a_filt[t] + self.steps[t].filtered @ delta
+            per_step.append(
+                reference.StepGradients(
+                    back, -move, -back, rho @ aE.T - np.outer(move, a_filt),
+                    eE @ aE.T - np.outer(back, a_filt), eE @ eE.T / 2, rho @ rho.T / 2,
+                )
+            )  # fmt: skip
+            rho = filtered.J[t].T @ s + filtered.S[t].T @ w
+        more, spread = reference._accumulate(
+            self.model, -rho @ left, rho @ rho.T / 2, per_step[::-1], filtered.observed
+        )
+        return more, spread, rho
 
 
-def _columns(T, filtered, A):  # noqa: N803
-    """The columns of A through the filter, and S (q, q)."""
-    columns, S = [], np.zeros((A.shape[1], A.shape[1]), np.result_type(T, A, filtered.w))
-    for t in range(len(T)):
-        w = filtered.S[t] @ A
-        columns.append(_Column(w, filtered.J[t] @ A))
-        S = S + w.T @ w
-        A = T[t] @ columns[t].filtered
-    return columns, S
+class _Columns:
+    """The same, compiled."""
 
+    def __init__(self, y, model: StateSpace, A):  # noqa: N803
+        self.model, self.fused = model, _fused()
+        self.arrays, self.code = self.fused.arrays_of(y, model), self.fused.building.load("columns")
+        self.S, self.s, l, self.kept = self.code.forward(*self.arrays, A)
+        if np.isnan(l).any():
+            raise reference._not_positive_definite(int(np.isnan(l).argmax()))
 
-def _pull_columns(at: _Integrated):
-    """What the spread of delta around the centre adds to the gradients, from the last step back.
-
-    Returns rho_0 times the root of S^-1 (m, q), the part of P0_bar and those of the steps.
-    """
-    filtered, root = at.filtered, at.root
-    rho = np.zeros((at.model.m, len(root)))
-    per_step = []
-    for t in reversed(range(len(at.T))):
-        w, A_filt = at.columns[t].w @ root, at.columns[t].filtered @ root
-        s = at.T[t].T @ rho
-        eE = filtered.C_inv[t].T @ w - filtered.Kf[t].T @ s
-        aE = filtered.out.P_filt[t] @ s - A_filt
-        # What is left between delta and its mean: rounding, which a high level would magnify.
-        move, back = rho @ at.left, eE @ at.left
-        a_filt = filtered.out.a_filt[t] + at.columns[t].filtered @ at.delta
-        per_step.append(
-            reference.StepGradients(
-                back, -move, -back, rho @ aE.T - np.outer(move, a_filt),
-                eE @ aE.T - np.outer(back, a_filt), eE @ eE.T / 2, rho @ rho.T / 2,
-            )
-        )  # fmt: skip
-        rho = filtered.J[t].T @ s + filtered.S[t].T @ w
-    return rho, rho @ rho.T / 2, per_step[::-1]
+    def pull(self, root, left, delta):
+        """As :meth:`_ColumnsInNumPy.pull`."""
+        out, more, rho = self.code.backward(*self.arrays[1:], self.kept, root, left, delta)
+        return more, self.fused.gradients_of(self.model, out, len(more)), rho
 
 
 def _room(model: StateSpace) -> float:

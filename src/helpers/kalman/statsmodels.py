@@ -117,8 +117,10 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
 
     Examples
     --------
+    >>> import statsmodels.api as sm
+    >>> mod = sm.tsa.SARIMAX(sm.datasets.nile.data.load_pandas().data["volume"], order=(1, 0, 1))
     >>> with using(mod):
-    ...     results = mod.fit(optim_score="approx", method="bfgs")
+    ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
     """
     _check_supported(mod)
     theirs, kept = mod.loglike, {}

@@ -53,7 +53,7 @@ def loglike(y, model: StateSpace, tol: float = TOLERANCE) -> float:
         If F is not positive definite at some step, which the message names.
     MemoryError
     """
-    l = _entry().loglike(*_arrays(y, model), _tolerance(tol))
+    l = _entry().loglike(*arrays_of(y, model), _tolerance(tol))
     if np.isnan(l).any():
         loglike_and_grad(y, model, tol)  # raises, and names the step
     return float(l.sum())
@@ -85,7 +85,7 @@ def loglike_and_grad(
     ValueError, numpy.linalg.LinAlgError, MemoryError
         As :func:`loglike`.
     """
-    arrays = _arrays(y, model)
+    arrays = arrays_of(y, model)
     n = len(arrays[0])
     plain = weights is None
     weights = np.ones(n) if plain else np.asarray(weights, dtype=float)
@@ -96,6 +96,11 @@ def loglike_and_grad(
     )
     if report[0] < n and np.isnan(l).all():
         raise _not_positive_definite(int(report[0]))
+    return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out, n)
+
+
+def gradients_of(model: StateSpace, out, n: int) -> Gradients:
+    """The gradients of the model's arrays, from what a compiled pass over n steps writes."""
     R, Q, W = model.over_time("R", n), model.over_time("Q", n), out.W
     if len(W) == 1 and "R" not in model.time_varying and "Q" not in model.time_varying:
         R, Q = R[:1], Q[:1]
@@ -104,16 +109,9 @@ def loglike_and_grad(
         "R": 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2),
         "Q": (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2,
     }
-    varying = model.time_varying
-    return (
-        float(l.sum() if plain else weights @ l),
-        dy,
-        Gradients(
-            **{
-                x: bars[x] if x in (*STATIC, *varying) else bars[x].sum(axis=0)
-                for x in Gradients._fields
-            }
-        ),
+    kept = (*STATIC, *model.time_varying)
+    return Gradients(
+        **{x: bars[x] if x in kept else bars[x].sum(axis=0) for x in Gradients._fields}
     )
 
 
@@ -141,7 +139,7 @@ def warmup(progress: bool = True) -> float:
     return time.perf_counter() - start
 
 
-def _arrays(y, model: StateSpace) -> list[np.ndarray]:
+def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
     """y, a0, P0, c, d, T, Z, H and W = R Q R', the last six with a time axis of length 1 or n."""
     if np.iscomplexobj(y) or np.iscomplexobj(model.a0):
         raise TypeError(
