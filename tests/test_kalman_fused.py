@@ -28,7 +28,7 @@ ALL = (True, True, True, True)
 
 def over_time(model: StateSpace) -> list[np.ndarray]:
     """a0, P0, c, d, T, Z, H, W with an axis for time."""
-    return fused._arrays(np.zeros((model.n or 1, model.p)), model)[1:]
+    return fused.arrays_of(np.zeros((model.n or 1, model.p)), model)[1:]
 
 
 def assert_same(found, expected, rtol):
