@@ -110,6 +110,8 @@ def test_a_level_of_a_million(name):
     mod, model, A = build(name, y)
     assert relative_error(diffuse.loglike(y[:, None], model, A), mod.ssm.loglike()) < 1e-10
     assert_gradients(y[:, None], model, A, 5e-9)
+    _, dy, gradients, *_ = diffuse.loglike_and_grad(y[:, None], model, A)
+    assert abs(dy.sum() + gradients.d.item()) < 1e-12  # d is subtracted from each y
 
 
 def several(seed=0):

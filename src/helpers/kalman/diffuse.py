@@ -34,14 +34,10 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import loglike_and_grad as with_known_start
-from helpers.kalman.recursions import symmetric
+from helpers.kalman.recursions import pull_columns, pull_spread, symmetric
 from helpers.statespace import Gradients, StateSpace
 
 __all__ = ["Estimate", "loglike", "loglike_and_grad"]
-
-# The pass begins again from a new centre until delta moves by less than this, in its own standard
-# deviations; the distance to the data costs digits with its square.
-CENTRED, PASSES = 1e-9, 4
 
 
 class Estimate(NamedTuple):
@@ -147,14 +143,11 @@ class _Integrated:
         C = np.linalg.cholesky(columns.S)
         self.root = np.linalg.inv(C).T  # S^-1 = root root'
         self.delta = self.root @ (self.root.T @ columns.s)
-        for k in range(PASSES):
-            centre = replace(model, a0=model.a0 + A @ self.delta)
-            l, self.dy, self.gradients = with_known_start(y, centre, method, tol=0.0)
-            # How far delta is from its mean, in standard deviations.
-            self.left = left = self.root.T @ (A.T @ self.gradients.a0)
-            if k == PASSES - 1 or not np.abs(left).max() > CENTRED:
-                break
-            self.delta = self.delta + self.root @ left
+        # From there: the distance between the start and the data costs digits with its square.
+        centre = replace(model, a0=model.a0 + A @ self.delta)
+        l, self.dy, self.gradients = with_known_start(y, centre, method, tol=0.0)
+        # How far delta is from its mean, in standard deviations: rounding.
+        self.left = left = self.root.T @ (A.T @ self.gradients.a0)
         self.value = float(l + left @ left / 2 - np.log(np.diag(C)).sum())
 
     def estimate(self) -> Estimate:
@@ -183,12 +176,10 @@ class _ColumnsInNumPy:
 
     def complex_value(self, y):
         """The value for a complex step: symmetric, not Hermitian; and the centre is held fixed."""
-        s, delta = self.s, np.zeros(len(self.s))
-        for _ in range(2):
-            delta = delta + np.linalg.solve(self.S, s).real
-            centre = replace(self.model, a0=self.model.a0 + self.A @ delta)
-            filtered = reference.kalman_filter(y, centre)
-            s = self.seen(filtered)
+        delta = np.linalg.solve(self.S, self.s).real
+        centre = replace(self.model, a0=self.model.a0 + self.A @ delta)
+        filtered = reference.kalman_filter(y, centre)
+        s = self.seen(filtered)
         sign, logdet = np.linalg.slogdet(self.S)
         more = s @ np.linalg.solve(self.S, s) - np.log(sign) - logdet
         return filtered.out.l.sum() + more / 2
@@ -203,19 +194,14 @@ class _ColumnsInNumPy:
         filtered, per_step = self.filtered, []
         rho = np.zeros((self.model.m, len(root)))
         for t in reversed(range(len(self.T))):
-            w, A_filt = self.steps[t].w @ root, self.steps[t].filtered @ root
-            s = self.T[t].T @ rho
-            eE = filtered.C_inv[t].T @ w - filtered.Kf[t].T @ s
-            aE = filtered.out.P_filt[t] @ s - A_filt
-            move, back = rho @ left, eE @ left
-            a_filt = filtered.out.a_filt[t] + self.steps[t].filtered @ delta
-            per_step.append(
-                reference.StepGradients(
-                    back, -move, -back, rho @ aE.T - np.outer(move, a_filt),
-                    eE @ aE.T - np.outer(back, a_filt), eE @ eE.T / 2, rho @ rho.T / 2,
-                )
+            w, A_filt = self.steps[t]
+            eE, aE, rho_before = pull_columns(
+                rho, self.T[t], w @ root, filtered.C_inv[t], filtered.S[t], filtered.Kf[t],
+                filtered.J[t], filtered.out.P_filt[t], A_filt @ root,
             )  # fmt: skip
-            rho = filtered.J[t].T @ s + filtered.S[t].T @ w
+            a_filt = filtered.out.a_filt[t] + A_filt @ delta
+            per_step.append(reference.StepGradients(*pull_spread(rho, eE, aE, a_filt, left)))
+            rho = rho_before
         more, spread = reference._accumulate(
             self.model, -rho @ left, rho @ rho.T / 2, per_step[::-1], filtered.observed
         )

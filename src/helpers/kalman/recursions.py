@@ -160,6 +160,34 @@ def pull_observed(yhat_bar, F_bar, a, P, Z):
     return yhat_bar, Z_bar, F_bar, yhat_bar @ Z, Z.T @ F_bar @ Z
 
 
+def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
+    """One step back for columns of the start that are integrated out.
+
+    From rho (m, q) after the step, the columns' w = C^-1 Z A (p, q) and A_filt (m, q). Returns
+    eE (p, q), aE (m, q) and rho before the step: what e, the smoothed mean and r are to a series.
+    """
+    s = T.T @ rho
+    return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w
+
+
+def pull_spread(rho, eE, aE, a, left):
+    """What columns with the identity for a covariance add to the gradients of one step.
+
+    rho, eE and aE as in :func:`pull_columns`, a (m,) the state's mean, `left` (q,) what is left
+    between the centre and the columns' mean. Returns the parts of y, c, d, T, Z, H and W.
+    """
+    move, back = rho @ left, eE @ left
+    return (
+        back,
+        -move,
+        -back,
+        rho @ aE.T - outer(move, a),
+        eE @ aE.T - outer(back, a),
+        eE @ eE.T / 2,
+        rho @ rho.T / 2,
+    )
+
+
 def pull_smooth(r, N, T, w, u, C_inv, S, Kf, J, a_filt, P_filt):
     """One step back of the disturbance smoother: the gradient of the plain log-likelihood.
 

@@ -297,6 +297,16 @@ def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
 
 
 @jitable
+def hand_over(w, A, weight, out):
+    """Add weight A to `out` (rows, cols) and leave zeros in A."""
+    rows, cols = out.shape
+    for i in range(rows):
+        for j in range(cols):
+            out[i, j] += weight * entry(w, A, i, j)
+    clear(w, A, rows)
+
+
+@jitable
 def accumulate(w, first, stop, wanted, equal, weight, out):
     """Those of T, Z and H from the steps first to stop - 1: outer products as one product."""
     s = space(w)
@@ -314,19 +324,11 @@ def accumulate(w, first, stop, wanted, equal, weight, out):
     if wanted.T:
         ahat = below(s.ahat, first)
         product(w, s.T_bar, 1.0, transposed(r_next), ahat, s.T_bar, m, steps, m)
-        T_bar = at_step(out.T, first)
-        for i in range(m):
-            for j in range(m):
-                T_bar[i, j] += weight * entry(w, s.T_bar, i, j)
-        clear(w, s.T_bar, m)
+        hand_over(w, s.T_bar, weight, at_step(out.T, first))
     if wanted.Z:
         ahat = below(s.ahat, first)
         product(w, s.Z_bar, 1.0, transposed(e), ahat, s.Z_bar, p, steps, m)
-        Z_bar = at_step(out.Z, first)
-        for i in range(p):
-            for j in range(m):
-                Z_bar[i, j] += weight * entry(w, s.Z_bar, i, j)
-        clear(w, s.Z_bar, p)
+        hand_over(w, s.Z_bar, weight, at_step(out.Z, first))
 
 
 @jitable

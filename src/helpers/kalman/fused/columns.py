@@ -1,16 +1,15 @@
 """Columns through the filter and back, compiled: what an exact diffuse start adds to a pass.
 
-The lines are those of :mod:`helpers.kalman.diffuse`, which runs them in NumPy where ``method`` is
-"reference"; tests hold the two together.
+The steps are those of :mod:`helpers.kalman.recursions`, as in :mod:`helpers.kalman.diffuse`, whose
+loop runs where ``method`` is "reference"; tests hold the two together.
 """
 
 import numpy as np
 from numba import njit
 
-from helpers.kalman.fused.entry import check, contiguous, kept_on_disk, zeros_like
-from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.fused.entry import check, contiguous, copied, kept_on_disk, zeros_like
 from helpers.kalman.fused.steps import gaps, run
-from helpers.kalman.recursions import at_step, outer
+from helpers.kalman.recursions import at_step, pull_columns, pull_spread
 from helpers.kalman.reference import FilterOutputs
 
 compiled = njit(cache=True, error_model="numpy", nogil=True)
@@ -24,10 +23,7 @@ def forward(y, a0, P0, c, d, T, Z, H, W, A):
     C^-1 Z, Kf, J, and of each step's columns C^-1 Z A_t (p, q) and A_t - Kf Z A_t (m, q).
     """
     y, A = contiguous(y), contiguous(A)
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     check(y, model, y[:, 0])
     n, p = y.shape
     m, q = A.shape
@@ -50,30 +46,25 @@ def forward(y, a0, P0, c, d, T, Z, H, W, A):
 @kept_on_disk(compiled)
 def backward(a0, P0, c, d, T, Z, H, W, kept, root, left, delta):
     """What the spread of delta adds to the gradients: the model's, that of y, and rho_0 root."""
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     a_filt, P_filt, C_inv, C_inv_Z, Kf, J, seen, filtered = kept
     n, p, q = seen.shape
     m = len(model.a0)
     out, y_bar, rho = zeros_like(model), np.zeros((n, p)), np.zeros((m, q))
     for t in range(n - 1, -1, -1):
-        w = seen[t] @ root
-        s = np.ascontiguousarray(at_step(model.T, t).T) @ rho
-        eE = np.ascontiguousarray(C_inv[t].T) @ w - np.ascontiguousarray(Kf[t].T) @ s
-        aE = P_filt[t] @ s - filtered[t] @ root
-        move, back = rho @ left, eE @ left
+        eE, aE, rho_before = pull_columns(
+            rho, at_step(model.T, t), seen[t] @ root, C_inv[t], C_inv_Z[t], Kf[t], J[t], P_filt[t],
+            filtered[t] @ root,
+        )  # fmt: skip
         a = a_filt[t] + filtered[t] @ delta
-        y_bar[t] = back
-        at_step(out.c, t)[:] -= move
-        at_step(out.d, t)[:] -= back
-        aE_t = np.ascontiguousarray(aE.T)
-        at_step(out.T, t)[:] += rho @ aE_t - outer(move, a)
-        at_step(out.Z, t)[:] += eE @ aE_t - outer(back, a)
-        at_step(out.H, t)[:] += eE @ np.ascontiguousarray(eE.T) / 2
-        at_step(out.W, t)[:] += rho @ np.ascontiguousarray(rho.T) / 2
-        rho = np.ascontiguousarray(J[t].T) @ s + np.ascontiguousarray(C_inv_Z[t].T) @ w
+        y_bar[t], c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar = pull_spread(rho, eE, aE, a, left)
+        at_step(out.c, t)[:] += c_bar
+        at_step(out.d, t)[:] += d_bar
+        at_step(out.T, t)[:] += T_bar
+        at_step(out.Z, t)[:] += Z_bar
+        at_step(out.H, t)[:] += H_bar
+        at_step(out.W, t)[:] += W_bar
+        rho = rho_before
     out.a0[:] = -(rho @ left)
-    out.P0[:] = rho @ np.ascontiguousarray(rho.T) / 2
+    out.P0[:] = rho @ rho.T / 2
     return out, y_bar, rho

@@ -129,10 +129,11 @@ def _pass_from_roots(*arguments):
     return load("roots").pass_from_roots(*arguments)
 
 
-_ARGUMENTS = [
-    *[ctypes.c_void_p] * 6, ctypes.c_double, *[ctypes.c_void_p] * 20
-]  # fmt: skip
-_python_pass_from_roots = ctypes.CFUNCTYPE(ctypes.c_int64, *_ARGUMENTS)(_pass_from_roots)
+# PASS for Python.
+PYTHON_PASS = ctypes.CFUNCTYPE(
+    ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_double, *[ctypes.c_void_p] * 20
+)
+_python_pass_from_roots = PYTHON_PASS(_pass_from_roots)
 _address = ctypes.cast(_python_pass_from_roots, ctypes.c_void_p).value
 llvmlite.binding.add_symbol("helpers_kalman_pass_from_roots", _address)
 _call_pass_from_roots = types.ExternalFunction("helpers_kalman_pass_from_roots", PASS)
@@ -148,6 +149,15 @@ def contiguous(x):
     for i, value in np.ndenumerate(x):
         out[i] = value
     return out
+
+
+@jitable
+def copied(a0, P0, c, d, T, Z, H, W):
+    """The model's arrays, contiguous."""
+    return Arrays(
+        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
+        contiguous(H), contiguous(W),
+    )  # fmt: skip
 
 
 @jitable
@@ -243,10 +253,7 @@ def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     state misses: max |P - P*|_ij / sqrt(P_ii P_jj); 0 for none. MemoryError if there is not enough.
     """
     y = contiguous(y)
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     l, report = np.empty(len(y)), np.empty(3, np.int64)
     check(y, model, l)
     wanted = Wanted(False, False, False, False)
@@ -268,10 +275,7 @@ def loglike_and_grad(
     coordinates, and the first step of the first steady state, n if there is none.
     """
     y, l_bar = contiguous(y), contiguous(l_bar)
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     check(y, model, l_bar)
     l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
     out = zeros_like(model)

@@ -18,11 +18,11 @@ from helpers.kalman.fused.entry import (
     check,
     compiled_once,
     contiguous,
+    copied,
     kept_on_disk,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import Arrays
 from helpers.kalman.fused.steps import gaps, run
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import (
@@ -129,10 +129,7 @@ def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     if shapes do not fit, MemoryError if there is not enough.
     """
     y = contiguous(y)
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     check(y, model, y[:, 0])
     n, p = y.shape
     m = len(model.a0)
@@ -164,10 +161,7 @@ def reverse(
     counts as zero.
     """
     y = contiguous(y)
-    model = Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
+    model = copied(a0, P0, c, d, T, Z, H, W)
     check(y, model, y[:, 0])
     n, p = y.shape
     sizes = np.array(

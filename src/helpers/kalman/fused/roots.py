@@ -5,14 +5,12 @@ any other, called by its address. This module is imported, and its code compiled
 met for the first time.
 """
 
-import ctypes
-
 import numpy as np
 from numba import carray, cfunc
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.entry import PASS, bundle, call_pass, kept_on_disk
+from helpers.kalman.fused.entry import PASS, PYTHON_PASS, bundle, call_pass, kept_on_disk
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
 from helpers.kalman.fused.inputs import Arrays, Observed, look_at
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
@@ -128,5 +126,4 @@ def _pass_from_roots(
 
 
 _code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(_pass_from_roots)
-_arguments = [*[ctypes.c_void_p] * 6, ctypes.c_double, *[ctypes.c_void_p] * 20]
-pass_from_roots = ctypes.CFUNCTYPE(ctypes.c_int64, *_arguments)(_code.address)
+pass_from_roots = PYTHON_PASS(_code.address)
