@@ -174,7 +174,8 @@ def pull_spread(rho, eE, aE, a, left):
     """What columns with the identity for a covariance add to the gradients of one step.
 
     rho, eE and aE as in :func:`pull_columns`, a (m,) the state's mean, `left` (q,) what is left
-    between the centre and the columns' mean. Returns the parts of y, c, d, T, Z, H and W.
+    between the centre and the columns' mean: of its effect, the part that a high level magnifies
+    is put right. Returns the parts of y, c, d, T, Z, H and W.
     """
     move, back = rho @ left, eE @ left
     return (
