@@ -24,7 +24,7 @@ import numpy as np
 
 from helpers.kalman import recursions, square_root
 from helpers.kalman.recursions import mask, symmetric
-from helpers.statespace import NAMES, SYMMETRIC, Gradients, StateSpace, check_data
+from helpers.statespace import NAMES, STATIC, SYMMETRIC, Gradients, StateSpace, check_data
 
 
 class FilterOutputs(NamedTuple):
@@ -489,10 +489,9 @@ def _accumulate(
     return y_bar * observed, Gradients(a0=a0_bar, P0=P0_bar, **sums)
 
 
-def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions with a time axis (k, n, ...), those of a0 and P0 always there (k, ...)."""
-    y = check_data(y, model)
-    arrays, dot = {"y": y, **model.asdict()}, {}
+def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict:
+    """Directions as arrays (k, ...) of the shapes of y and the model's arrays, or a ValueError."""
+    arrays, found = {"y": check_data(y, model), **model.asdict()}, {}
     k = len(next(iter(directions.values()), ()))
     for name, X_dot in directions.items():
         if name not in arrays:
@@ -500,10 +499,17 @@ def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, 
         X_dot, shape = np.asarray(X_dot), (k, *arrays[name].shape)
         if X_dot.shape != shape:
             raise ValueError(f"directions of {name} have shape {X_dot.shape}, expected {shape}")
-        if name in ("y", "a0", "P0") or name in model.time_varying:
-            dot[name] = X_dot
-        else:
-            dot[name] = np.broadcast_to(X_dot[:, np.newaxis], (k, len(y), *shape[1:]))
+        found[name] = X_dot
+    return found
+
+
+def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Directions with a time axis (k, n, ...), those of a0 and P0 always there (k, ...)."""
+    dot = check_directions(y, model, directions)
+    k, n = len(next(iter(dot.values()), ())), len(y)
+    for name, X in dot.items():
+        if name not in ("y", *STATIC, *model.time_varying):
+            dot[name] = np.broadcast_to(X[:, np.newaxis], (k, n, *X.shape[1:]))
     dot.setdefault("a0", np.zeros((k, model.m)))
     dot.setdefault("P0", np.zeros((k, model.m, model.m)))
     return dot

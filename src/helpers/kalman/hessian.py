@@ -1,0 +1,221 @@
+r"""Second derivatives of the log-likelihood in closed form: the Hessian times any directions.
+
+The gradient comes from the filter and a recursion backwards.  When the model moves along a
+direction V, every quantity in both moves too, by its tangent; and the tangent of the gradient is
+:math:`\nabla^2 \mathcal L \, V`, for y and all nine arrays at once.  One more pass forwards and one
+backwards give it, whatever the number of parameters: no step size, no autodiff.
+
+>>> import numpy as np
+>>> from helpers.kalman import StateSpace
+>>> from helpers.kalman.hessian import hessian
+>>> one, y = np.eye(1), np.array([[1.0], [2.0]])
+>>> walk = StateSpace([0.0], one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=one)
+>>> units = np.array([[[1.0]], [[0.0]]]), np.array([[[0.0]], [[1.0]]])
+>>> print(hessian(y, walk, {"H": units[0], "Q": units[1]}))
+[[0.0716 0.0512]
+ [0.0512 -0.0112]]
+
+The lines of one step and their source stand in :mod:`helpers.kalman.tangents`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helpers.kalman import _fused, _takes_reference, recursions, reference, tangents
+from helpers.kalman.reference import _symmetric as symmetric
+from helpers.statespace import STATIC, SYMMETRIC, Gradients, StateSpace
+
+__all__ = ["hessian", "hessian_vector"]
+
+
+def hessian_vector(
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None
+) -> tuple[np.ndarray, np.ndarray, Gradients]:
+    """The Hessian of the log-likelihood times several directions.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+    directions : dict of arrays (k, ...)
+        For ``"y"`` and each of the model's arrays that moves, k changes of it, each of its shape;
+        what is not named stays as it is. Those of P0, H and Q count by their symmetric part.
+    method : "fused" or "reference"
+        The compiled pass, or the readable loop over the lines of
+        :mod:`helpers.kalman.tangents`, which takes complex arrays too.
+    weights : array (n,), optional
+        Weights of the steps in the log-likelihood; ones if None.
+
+    Returns
+    -------
+    slopes : array (k, n)
+        The derivative of each step's log-likelihood along each direction.
+    dy : array (k, n, p)
+        What the gradient of y moves by; zero in the gaps.
+    gradients : Gradients
+        What the other gradients move by, each of shape (k, ...).
+
+    Raises
+    ------
+    ValueError
+        If a direction has an unknown name or a wrong shape, ``weights`` a wrong one, or ``y`` does
+        not fit the model.
+    numpy.linalg.LinAlgError
+        If F is not positive definite at some step, which the message names.
+    MemoryError
+        If memory runs out.
+    """
+    dot = _checked(y, model, directions)
+    n = len(dot["y"][0])
+    weights = np.ones(n) if weights is None else np.asarray(weights)
+    if weights.shape != (n,):
+        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
+    loop = _takes_reference(y, model, method) or any(np.iscomplexobj(X) for X in dot.values())
+    along = _one_by_one if loop else _compiled
+    W_bar, slopes, dy, gradients = along(y, model, dot, weights)
+    R, Q = model.over_time("R", len(W_bar)), symmetric(model.over_time("Q", len(W_bar)))
+    dR, dQ, dW_bar = dot["R"], dot["Q"], gradients.pop("W")
+    gradients["R"] = 2 * (dW_bar @ R @ Q + W_bar @ dR @ Q + W_bar @ R @ dQ)
+    turned = np.swapaxes(R, -1, -2)
+    gradients["Q"] = symmetric(
+        turned @ dW_bar @ R + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
+    )
+    kept = (*STATIC, *model.time_varying)
+    return (
+        slopes,
+        dy,
+        Gradients(**{x: X if x in kept else X.sum(axis=1) for x, X in gradients.items()}),
+    )
+
+
+def hessian(
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused"
+) -> np.ndarray:
+    """The second derivatives of the log-likelihood along pairs of directions.
+
+    Parameters
+    ----------
+    y, model, directions, method
+        As :func:`hessian_vector`.
+
+    Returns
+    -------
+    array (k, k)
+        Symmetric.  Where the model's arrays are functions of parameters, this is the Hessian in the
+        parameters less what the arrays' own second derivatives add.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError
+        As :func:`hessian_vector`.
+    """
+    _, dy, gradients = hessian_vector(y, model, directions, method)
+    moved = gradients.asdict() | {"y": dy}
+    return symmetric(
+        sum(
+            np.tensordot(X.reshape(len(X), -1), moved[name].reshape(len(X), -1), (1, 1))
+            for name, X in ((name, np.asarray(X)) for name, X in directions.items())
+        )
+    )
+
+
+def _checked(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Directions of all ten (k, ...), with a time axis of length 1 or n, symmetric; and of W."""
+    given = reference.check_directions(y, model, directions)
+    k = len(next(iter(given.values()), ()))
+    if not k:
+        raise ValueError("directions is empty: there is nothing to move along")
+    n, dot = len(y), {}
+    for name, X in {"y": np.zeros((n, model.p)), **model.asdict()}.items():
+        dX = given.get(name, np.zeros((k, *X.shape)))
+        dX = symmetric(dX) if name in SYMMETRIC else dX
+        fixed = name not in ("y", *STATIC, *model.time_varying)
+        dot[name] = dX[:, np.newaxis] if fixed else dX
+    R, Q = (
+        getattr(model, x) if x in model.time_varying else getattr(model, x)[np.newaxis]
+        for x in "RQ"
+    )
+    turned = np.swapaxes(R, -1, -2)
+    dot["W"] = 2 * symmetric(dot["R"] @ symmetric(Q) @ turned) + R @ dot["Q"] @ turned
+    return dot
+
+
+def _one_by_one(y, model: StateSpace, dot: dict, weights):
+    """The readable loop: W_bar, the slopes, and the tangents of the gradients of y, a0, ..., W.
+
+    Those that may vary over time come with a time axis of length n.
+    """
+    filtered = reference.kalman_filter(y, model)
+    k, n = len(dot["y"]), len(filtered.u)
+    found = [
+        _along(model, filtered, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)
+    ]
+    slopes, gradients = zip(*((slopes, dict(zip(_PULLED, G, strict=True))) for slopes, G in found))
+    bars = {x: np.stack([G[x] for G in gradients]) for x in _PULLED}
+    observed = filtered.observed
+    bars["y"], bars["d"] = bars["y"] * observed, bars["d"] * observed
+    bars["Z"] = bars["Z"] * observed[:, :, np.newaxis]
+    bars["H"] = bars["H"] * reference._pairs(observed)
+    bar = reference._complete(reference.FilterOutputs(l=weights), filtered.out)
+    _, _, steps = reference._pull_outputs(model.over_time("T", n), filtered, bar)
+    W_bar = np.stack([step.W for step in steps])
+    return W_bar, np.stack(slopes), bars.pop("y"), bars
+
+
+_PULLED = ("a0", "P0", "y", "c", "d", "T", "Z", "H", "W")
+
+
+def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
+    """The slope of each step, and the tangents of the gradients, along one direction."""
+    out, n = filtered.out, len(filtered.u)
+    T = model.over_time("T", n)
+    o = filtered.observed.astype(float)
+    at = recursions.at_step
+    da, dP, steps, slopes = dot["a0"], dot["P0"], [], []
+    for t in range(n):
+        # What is missing does not move either.
+        dd, dZ, dH = recursions.mask(o[t], at(dot["d"], t), at(dot["Z"], t), at(dot["H"], t))
+        dE, du, dKf, da_filt, dP_filt, dl = tangents.push_update(
+            dot["y"][t] * o[t], da, dP, dd, dZ, dH, filtered.u[t], filtered.C_inv[t],
+            filtered.Kf[t], out.a_pred[t], out.P_pred[t], filtered.Z[t],
+        )  # fmt: skip
+        steps.append((dE, du, dKf, da_filt, dP_filt, dZ))
+        slopes.append(dl)
+        da, dP = tangents.push_predict(
+            da_filt, dP_filt, at(dot["c"], t), at(dot["T"], t), at(dot["W"], t), out.a_filt[t],
+            out.P_filt[t], T[t],
+        )  # fmt: skip
+    r, Pi = np.zeros(model.m, T.dtype), np.zeros((model.m, model.m), T.dtype)
+    dr, dPi, per_step = r, Pi, []
+    for t in reversed(range(n)):
+        dE, du, dKf, da_filt, dP_filt, dZ = steps[t]
+        a_filt, P_filt = out.a_filt[t], out.P_filt[t]
+        _, s, Pt = recursions.pull_predict(r, Pi, T[t], a_filt, Pi)
+        dT_bar, ds, dPt = tangents.push_pull_predict(
+            dr, dPi, at(dot["T"], t), da_filt, dP_filt, r, Pi, T[t], a_filt, P_filt
+        )
+        c_bar, W_bar = dr, dPi
+        de, dZ_bar, dH_bar, dr, dPi = tangents.push_pull_update(
+            ds, dPt, dE, du, dKf, da_filt, dP_filt, dZ, s, Pt, weights[t], *filtered.saved(t),
+            P_filt, filtered.Z[t],
+        )
+        _, _, _, r, Pi = recursions.pull_update(
+            s, Pt, weights[t], *filtered.saved(t), P_filt @ s, Pt @ P_filt
+        )
+        per_step.append((-de, c_bar, de, dT_bar, dZ_bar, dH_bar, W_bar))
+    return np.array(slopes), (dr, dPi, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
+
+
+def _compiled(y, model: StateSpace, dot: dict, weights):
+    """The same, compiled; several directions at once."""
+    fused = _fused()
+    arrays = fused.arrays_of(y, model)
+    names = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
+    W_bar, slopes, dy, bars = fused.building.load("tangents").hessian_vector(
+        *arrays, weights, *(dot[x] for x in names)
+    )
+    if np.isnan(slopes).any():
+        raise reference._not_positive_definite(int(np.isnan(slopes[0]).argmax()))
+    return W_bar, slopes, dy, bars._asdict()

@@ -1,0 +1,71 @@
+r"""Tangents of the filter's step and of its pullback: what second derivatives are made of.
+
+A tangent dX is what X moves by when the model moves along a direction.  The tangent of the
+gradient along a direction is the Hessian times that direction (Pearlmutter 1994, Fast exact
+multiplication by the Hessian, doi:10.1162/neco.1994.6.1.147).  Nothing here is new mathematics: each
+line is the product rule applied to a line of :mod:`helpers.kalman.recursions`, which stands beside
+it, and F^-1 moves by -F^-1 dF F^-1.
+
+The lines hold operators only, as those of the text that they differentiate.  What is missing at a
+gap is zero in the tangents of y, d, Z and H as well.
+"""
+
+from helpers.kalman.recursions import outer, symmetric
+
+
+def push_update(dy, da, dP, dd, dZ, dH, u, C_inv, Kf, a, P, Z):
+    """The tangent of the update: of ``factor`` and ``update``.
+
+    Returns dE = C^-1 dF C'^-1 (p, p), du (p,), dKf (m, p), da_filt (m,), dP_filt (m, m) and dl.
+    """
+    M = P @ Z.T
+    dv = dy - dd - dZ @ a - Z @ da
+    dM = dP @ Z.T + P @ dZ.T
+    dF = symmetric(Z @ dM + dZ @ M + dH)
+    dE = symmetric(C_inv @ dF @ C_inv.T)
+    moved = dM - Kf @ dF
+    du = (dv - dF @ u) @ C_inv.T @ C_inv
+    dKf = moved @ C_inv.T @ C_inv
+    dP_filt = dP + Kf @ dF @ Kf.T - 2 * symmetric(dM @ Kf.T)
+    dl = -dE.trace() / 2 + (dF @ u / 2 - dv) @ u
+    return dE, du, dKf, da + dM @ u + M @ du, dP_filt, dl
+
+
+def push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T):
+    """The tangent of ``predict``: da (m,) and dP (m, m) of the next step."""
+    da = dT @ a_filt + T @ da_filt + dc
+    return da, symmetric(2 * dT @ P_filt @ T.T + T @ dP_filt @ T.T) + dW
+
+
+def push_pull_predict(dr, dPi, dT, da_filt, dP_filt, r, Pi, T, a_filt, P_filt):
+    """The tangent of ``pull_predict``: dT_bar (m, m), ds (m,) and dPt (m, m)."""
+    dX = dT @ P_filt + T @ dP_filt
+    dT_bar = outer(dr, a_filt) + outer(r, da_filt) + 2 * (dPi @ T @ P_filt + Pi @ dX)
+    return dT_bar, dr @ T + r @ dT, symmetric(2 * dT.T @ Pi @ T + T.T @ dPi @ T)
+
+
+def push_pull_update(
+    ds, dPt, dE, du, dKf, da_filt, dP_filt, dZ,
+    s, Pt, g, w, u, C_inv, S, Kf, J, a_filt, P_filt, Z,
+):  # fmt: skip
+    """The tangent of ``pull_update``.
+
+    Returns de (p,), dZ_bar (p, m), dH_bar (p, p), and the tangents of the cotangents of a (m,) and
+    P (m, m).
+    """
+    dJ, dS = -dKf @ Z - Kf @ dZ, C_inv @ dZ
+    k, b, z = s @ Kf, s @ J, w @ S
+    dk, db, dz = s @ dKf + ds @ Kf, s @ dJ + ds @ J, u @ dZ + du @ Z
+    e, de = g * u - k, g * du - dk
+    dZ_bar = outer(de, a_filt) + outer(e, da_filt) - g * dKf.T
+    dZ_bar = dZ_bar + outer(du, P_filt @ s) + outer(u, dP_filt @ s + P_filt @ ds)
+    dZ_bar = dZ_bar - 2 * ((dKf.T @ Pt + Kf.T @ dPt) @ P_filt + Kf.T @ Pt @ dP_filt)
+    dH_bar = symmetric(
+        2 * dKf.T @ Pt @ Kf + Kf.T @ dPt @ Kf - outer(dk, u) - outer(k, du)
+        + g * (outer(du, u) + C_inv.T @ dE @ C_inv / 2)
+    )  # fmt: skip
+    dP_bar = symmetric(
+        2 * dJ.T @ Pt @ J + J.T @ dPt @ J + outer(db + g / 2 * dz, z) + outer(b + g / 2 * z, dz)
+        - g * (dS.T @ S - S.T @ dE @ S / 2)
+    )  # fmt: skip
+    return de, dZ_bar, dH_bar, db + g * dz, dP_bar
