@@ -211,11 +211,20 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
 def _compiled(y, model: StateSpace, dot: dict, weights):
     """The same, compiled; several directions at once."""
     fused = _fused()
-    arrays = fused.arrays_of(y, model)
-    names = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
-    W_bar, slopes, dy, bars = fused.building.load("tangents").hessian_vector(
-        *arrays, weights, *(dot[x] for x in names)
+    k, n = len(dot["y"]), len(dot["y"][0])
+    # (k, time, rows, columns)
+    shapes = {"y": (n, model.p, 1), "a0": (1, model.m, 1), "P0": (1, model.m, model.m)}
+    dots = [
+        np.ascontiguousarray(dot[x]).reshape(k, *(shapes.get(x) or (*dot[x].shape[1:3], -1)))
+        for x in _COMPILED
+    ]
+    W_bar, slopes, bars = fused.building.load("tangents").hessian_vector(
+        *fused.arrays_of(y, model), weights, *dots, True, True, True
     )
     if np.isnan(slopes).any():
-        raise reference._not_positive_definite(int(np.isnan(slopes[0]).argmax()))
-    return W_bar, slopes, dy, bars._asdict()
+        fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
+    found = {x: X.reshape(dot[x].shape) for x, X in zip(_COMPILED, bars, strict=True)}
+    return W_bar, slopes, found.pop("y"), found
+
+
+_COMPILED = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
