@@ -340,6 +340,17 @@ def register_ops() -> None:
     def _(op, **kwargs):
         return lambda *inputs: pulled(inputs[:-1], {"l": inputs[-1]}, op.requested)
 
+    @jax_funcify.register(ops.KalmanLoglikeTangent)
+    def _(op, **kwargs):
+        def tangent(*inputs):
+            model = _as_arrays(INPUTS, inputs[: len(INPUTS)])
+            l_bar, *moves = inputs[len(INPUTS) :]
+            moves = dict(zip(op.along, moves, strict=True))
+            dots = [moves.get(x, jnp.zeros_like(X)) for x, X in zip(INPUTS, model, strict=True)]
+            return jax.jvp(lambda *X: pulled(X, {"l": l_bar}, op.requested), model, dots)[1]
+
+        return tangent
+
     @jax_funcify.register(ops.KalmanFilterGrad)
     def _(op, **kwargs):
         def gradients(*inputs):

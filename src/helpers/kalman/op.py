@@ -8,8 +8,10 @@ are not computed, and the log-likelihood comes with the gradient instead of from
 own.  :func:`kalman_filter_outputs` gives all seven outputs of the filter, with a pullback as well.
 
 The Ops take W = R Q R' in the place of R and Q, whose gradients are PyTensor's business.  They run
-in Numba, in C and Python modes (which call the same compiled code), and in JAX mode as pure JAX.  A
-second derivative falls back to the scan of :mod:`helpers.kalman.scan`.
+in Numba, in C and Python modes (which call the same compiled code), and in JAX mode as pure JAX.
+Second derivatives of the log-likelihood are in closed form too (`KalmanLoglikeTangent`, the lines
+of :mod:`helpers.kalman.tangents`); those of the filter's other outputs fall back to the scan of
+:mod:`helpers.kalman.scan`.
 """
 
 from __future__ import annotations
@@ -247,10 +249,12 @@ class _KalmanOp(Op):
         """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
         # What is called compiles itself when it is imported, once for each machine.
         known = {"np": np, "entry": load("entry")}
-        if "outputs." in call:
-            known["outputs"] = load("outputs")
+        for module in ("outputs", "tangents"):
+            if f"{module}." in call:
+                known[module] = load(module)
         cast = "" if node.inputs[0].dtype == "float64" else f".astype(np.{node.inputs[0].dtype})"
         fixed = [x for x in INPUTS if x not in ("y", *STATIC, *self.varying)]
+        fixed += [f"{x}_dot" for x in fixed if f"{x}_dot" in extra]
         name = type(self).__name__
         source = "\n".join(
             [
@@ -302,6 +306,13 @@ class KalmanLoglike(_KalmanOp):
             return [disconnected_type() for _ in inputs]
         return KalmanLoglikeGrad(self.varying, tol=self.tol)(*inputs, l_bar)[1:]
 
+    def pushforward(self, inputs, outputs, tangents):
+        along = _connected(INPUTS, tangents)
+        if not along:
+            return [disconnected_type()]
+        op = KalmanLoglikeTangent(self.varying, tuple(along), ("l",))
+        return [op(*inputs, pt.ones_like(outputs[0]), *along.values())]
+
 
 class KalmanLoglikeGrad(_KalmanOp):
     """The nine inputs and l_bar (n,) -> what is `requested`: l, and gradients of sum l_bar l."""
@@ -352,10 +363,123 @@ class KalmanLoglikeGrad(_KalmanOp):
         shape_of = dict(zip(INPUTS, shapes, strict=False)) | {"l": (shapes[0][0],)}
         return [shape_of[x] for x in self.requested]
 
+    def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeGrad:
+        """The Op that computes these of its outputs."""
+        return KalmanLoglikeGrad(self.varying, requested, self.tol)
+
     def pullback(self, inputs, outputs, cotangents):
+        """The Hessian is symmetric: what pulls back along V is what moves along V."""
         *model, l_bar = inputs
-        return _differentiable_pullback(
-            model, {"l": l_bar}, dict(zip(self.requested, cotangents, strict=True))
+        along = _connected(self.requested, cotangents)
+        l_bar_bar = along.pop("l", None)
+        found = [disconnected_type() for _ in inputs]
+        if along:
+            l_dot, *moved = KalmanLoglikeTangent(self.varying, tuple(along))(
+                *inputs, *along.values(), return_list=True
+            )
+            found = [*moved, l_dot]
+        if l_bar_bar is not None:
+            more = KalmanLoglikeGrad(self.varying, INPUTS, self.tol)(*model, l_bar_bar)
+            found[:-1] = [X + G for X, G in zip(found[:-1], more, strict=True)] if along else more
+        return found
+
+    def pushforward(self, inputs, outputs, tangents):
+        *model, _ = inputs
+        *moves, l_bar_dot = tangents
+        along, more = _connected(INPUTS, moves), {}
+        requested = tuple(x for x in self.requested if along)
+        if along:
+            more = dict(
+                zip(
+                    requested,
+                    KalmanLoglikeTangent(self.varying, tuple(along), requested)(
+                        *inputs, *along.values(), return_list=True
+                    ),
+                    strict=True,
+                )
+            )
+        if not isinstance(l_bar_dot.type, DisconnectedType):
+            linear = tuple(x for x in self.requested if x != "l")
+            op = KalmanLoglikeGrad(self.varying, linear, self.tol)
+            for x, G in zip(linear, op(*model, l_bar_dot, return_list=True), strict=True):
+                more[x] = more[x] + G if x in more else G
+        return [more.get(x, disconnected_type()) for x in self.requested]
+
+
+class KalmanLoglikeTangent(_KalmanOp):
+    """What :class:`KalmanLoglikeGrad` moves by: a Hessian-vector product.
+
+    The nine inputs, l_bar (n,), and the tangents of those inputs that move, `along` -> the tangents
+    of what is `requested`: of l, and of the gradients of sum l_bar l.
+    """
+
+    __props__ = ("varying", "along", "requested")
+
+    def __init__(
+        self,
+        varying: tuple[str, ...] = (),
+        along: tuple[str, ...] = INPUTS,
+        requested: tuple[str, ...] = ("l", *INPUTS),
+    ):
+        self.varying, self.along, self.requested = varying, along, requested
+        letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in requested)
+        extra = ("n", *("".join(_letters(x, varying)) for x in along))
+        self.gufunc_signature = self._signature(tuple(",".join(x) for x in extra), letters)
+
+    def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangent:
+        """The Op that computes these of its outputs."""
+        return KalmanLoglikeTangent(self.varying, self.along, requested)
+
+    def make_node(self, *inputs):
+        model = self._model_inputs(inputs[: len(INPUTS)])
+        extra = [pt.as_tensor_variable(X).astype(model[0].dtype) for X in inputs[len(INPUTS) :]]
+        outputs = [
+            self._output("n" if x == "l" else _letters(x, self.varying), model)
+            for x in self.requested
+        ]
+        return Apply(self, [*model, *extra], outputs)
+
+    def flags(self) -> tuple[bool, bool, bool]:
+        """Whether the tangents of the gradients of T, of Z, and of any, are asked for."""
+        return "T" in self.requested, "Z" in self.requested, self.requested != ("l",)
+
+    def perform(self, node, inputs, output_storage):
+        model = self._over_time(inputs[: len(INPUTS)])
+        l_bar, *given = inputs[len(INPUTS) :]
+        self._check_extra(model, l_bar, given)
+        given = dict(zip(self.along, given, strict=True))
+        moves = [
+            np.zeros(X.shape) if x not in given else given[x].reshape(X.shape)
+            for x, X in zip(INPUTS, model, strict=True)
+        ]
+        l, out, y_bar = load("tangents").along_one(*model, l_bar, *moves, *self.flags())
+        values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
+        self._store(output_storage, values, node.outputs[0].dtype)
+
+    def _check_extra(self, model, l_bar, given) -> None:
+        if l_bar.shape != model[0].shape[:1]:
+            raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
+        shapes = dict(zip(INPUTS, (X.shape for X in model), strict=True))
+        for x, X in zip(self.along, given, strict=True):
+            expected = shapes[x] if x in ("y", *STATIC, *self.varying) else shapes[x][1:]
+            if X.shape != expected:
+                raise ValueError(f"the tangent of {x} has shape {X.shape}, expected {expected}")
+
+    def numba_function(self, node):
+        moves = ", ".join(f"{x}_dot" if x in self.along else f"np.zeros({x}.shape)" for x in INPUTS)
+        flags = ", ".join(map(str, self.flags()))
+        call = f"l, out, y_bar = tangents.along_one({', '.join(INPUTS)}, l_bar, {moves}, {flags})"
+        extra = ("l_bar", *(f"{x}_dot" for x in self.along))
+        return self._numba_function(node, call, extra, self._numba_results(self.requested))
+
+    def infer_shape(self, node, shapes):
+        shape_of = dict(zip(INPUTS, shapes, strict=False)) | {"l": (shapes[0][0],)}
+        return [shape_of[x] for x in self.requested]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError(
+            "third derivatives of the log-likelihood have no closed form here: take it from "
+            "helpers.kalman.scan.filter_graph, which PyTensor differentiates as often as you like"
         )
 
 
@@ -385,15 +509,10 @@ class KalmanFilter(_KalmanOp):
         return [tuple(size[k] for k in letters) for letters in OUTPUTS.values()]
 
     def pullback(self, inputs, outputs, cotangents):
-        given = tuple(
-            name
-            for name, bar in zip(OUTPUTS, cotangents, strict=True)
-            if not isinstance(bar.type, DisconnectedType)
-        )
-        if not given:
+        bars = _connected(OUTPUTS, cotangents)
+        if not bars:
             return [disconnected_type() for _ in inputs]
-        bars = [bar for bar in cotangents if not isinstance(bar.type, DisconnectedType)]
-        return KalmanFilterGrad(self.varying, given)(*inputs, *bars)
+        return KalmanFilterGrad(self.varying, tuple(bars))(*inputs, *bars.values())
 
 
 class KalmanFilterGrad(_KalmanOp):
@@ -438,19 +557,28 @@ class KalmanFilterGrad(_KalmanOp):
 
     def pullback(self, inputs, outputs, cotangents):
         model, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
-        return _differentiable_pullback(
-            model,
-            dict(zip(self.given, bars, strict=True)),
-            dict(zip(INPUTS, cotangents, strict=True)),
-        )
+        along = _connected(INPUTS, cotangents)
+        if not along:
+            return [disconnected_type() for _ in inputs]
+        return _differentiable_pullback(model, dict(zip(self.given, bars, strict=True)), along)
 
 
 @register_funcify_and_cache_key(KalmanLoglike)
 @register_funcify_and_cache_key(KalmanLoglikeGrad)
+@register_funcify_and_cache_key(KalmanLoglikeTangent)
 @register_funcify_and_cache_key(KalmanFilter)
 @register_funcify_and_cache_key(KalmanFilterGrad)
 def numba_funcify_kalman(op, node, **kwargs):
     return op.numba_function(node)
+
+
+def _connected(names, variables) -> dict:
+    """Those variables that are connected, by their names."""
+    return {
+        x: X
+        for x, X in zip(names, variables, strict=True)
+        if not isinstance(X.type, DisconnectedType)
+    }
 
 
 def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
@@ -463,7 +591,7 @@ def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     bars : dict
         Cotangents of the filter's outputs, by name.
     cotangents : dict
-        Cotangents of the gradients (by the input's name) and of l.
+        Cotangents of the gradients, by the input's name.
 
     Returns
     -------
@@ -474,16 +602,8 @@ def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     symmetric = {x: (by_name[x] + by_name[x].mT) / 2 for x in ("P0", "H", "W")}
     outputs = filter_graph_W(**(by_name | symmetric))
     loss = sum((getattr(outputs, x) * bar).sum() for x, bar in bars.items())
-    connected = {
-        x: bar for x, bar in cotangents.items() if not isinstance(bar.type, DisconnectedType)
-    }
-    wrt = [x for x in connected if x != "l"]
-    gradients = pt.grad(loss, [by_name[x] for x in wrt], disconnected_inputs="ignore")
-    total = sum((connected[x] * G).sum() for x, G in zip(wrt, gradients, strict=True))
-    if "l" in connected:
-        total = total + (connected["l"] * outputs.l).sum()
-    if not connected:
-        return [disconnected_type() for _ in (*model, *bars)]
+    gradients = pt.grad(loss, [by_name[x] for x in cotangents], disconnected_inputs="ignore")
+    total = sum((bar * G).sum() for bar, G in zip(cotangents.values(), gradients, strict=True))
     return pt.grad(total, [*model, *bars.values()], disconnected_inputs="ignore")
 
 
@@ -494,18 +614,17 @@ def _core(op):
 
 def _requesting(node, requested: tuple[str, ...]) -> dict:
     """The outputs, by name, of a node like this one that computes those of `requested`."""
-    core = _core(node.op)
-    op = KalmanLoglikeGrad(core.varying, requested, core.tol)
+    op = _core(node.op).requesting(requested)
     if isinstance(node.op, Blockwise):
         op = Blockwise(op)
     return dict(zip(requested, op(*node.inputs, return_list=True), strict=True))
 
 
 @register_specialize
-@node_rewriter([KalmanLoglikeGrad, Blockwise])
+@node_rewriter([KalmanLoglikeGrad, KalmanLoglikeTangent, Blockwise])
 def local_only_requested_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
-    if not isinstance(_core(node.op), KalmanLoglikeGrad):
+    if not isinstance(_core(node.op), KalmanLoglikeGrad | KalmanLoglikeTangent):
         return None
     old = dict(zip(_core(node.op).requested, node.outputs, strict=True))
     used = tuple(x for x, out in old.items() if fgraph.clients[out])

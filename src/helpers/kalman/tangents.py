@@ -1,10 +1,9 @@
 r"""Tangents of the filter's step and of its pullback: what second derivatives are made of.
 
-A tangent dX is what X moves by when the model moves along a direction.  The tangent of the
-gradient along a direction is the Hessian times that direction (Pearlmutter 1994, Fast exact
-multiplication by the Hessian, doi:10.1162/neco.1994.6.1.147).  Nothing here is new mathematics: each
-line is the product rule applied to a line of :mod:`helpers.kalman.recursions`, which stands beside
-it, and F^-1 moves by -F^-1 dF F^-1.
+A tangent dX is what X moves by when the model moves along a direction.  The tangent of the gradient
+along a direction is the Hessian times that direction (Pearlmutter 1994, Fast exact multiplication
+by the Hessian, doi:10.1162/neco.1994.6.1.147).  Each line is the product rule applied to a line of
+:mod:`helpers.kalman.recursions`, with F^-1 moving by -F^-1 dF F^-1.
 
 The lines hold operators only, as those of the text that they differentiate.  What is missing at a
 gap is zero in the tangents of y, d, Z and H as well.

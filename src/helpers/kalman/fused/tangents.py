@@ -321,7 +321,7 @@ def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
         if t == n - 1:
             break
 
-        # The prediction: da <- dT a_filt + T da_filt + dc,  dP <- T dP_filt T' + 2 dT P_filt T' + dW
+        # da <- dT a_filt + T da_filt + dc,  dP <- T dP_filt T' + 2 dT P_filt T' + dW
         T, dT = at_step(model.T, t), at_step(dot.T, t)
         assign(da, 1.0, at_step(dot.c, t))
         add_product(da, 1.0, T, da_filt)
@@ -568,7 +568,7 @@ def _hessian_vector(
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     dot = tangents_of(num, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
     bar = tangents_of(num, y_bar, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-    ys, g = carray(y, (n, p)), carray(l_bar, n)
+    g = carray(l_bar, n)
 
     # The ordinary pass, from P0 as it is and without a steady state: it leaves every gain.
     plan = np.empty(HEADER, np.int64)
@@ -721,3 +721,49 @@ def hessian_vector(
         hand_over(bars[8], first, k, W_b)
         first += k
     return W_sum, slopes, bars
+
+
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+def along_one(
+    y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
+    W_dot, want_T, want_Z, backwards,
+):  # fmt: skip
+    """The slopes (n,), and the tangents of the gradients of the model and of y, along a direction.
+
+    As :func:`hessian_vector`, with each tangent of the shape of what moves.
+    """
+    y, l_bar = contiguous(y), contiguous(l_bar)
+    model, dy = copied(a0, P0, c, d, T, Z, H, W), contiguous(y_dot)
+    check(y, model, l_bar)
+    dot = copied(a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
+    check(dy, dot, l_bar)
+    n, p = y.shape
+    sizes = np.array(
+        [n, p, len(model.a0), len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W), 1]
+    )  # fmt: skip
+    moves = np.array(
+        [len(dot.a0), len(dot.c), len(dot.d), len(dot.T), len(dot.Z), len(dot.H), len(dot.W)]
+    )
+    if (moves != sizes[2:9]).any() or dy.shape != y.shape:
+        raise ValueError("a tangent does not have the shape of what it is a tangent of")
+    flags = np.array(
+        [int(anything(dot.T)), int(anything(dot.Z)), int(want_T), int(want_Z), int(backwards)]
+    )
+    slopes, y_bar, bar = np.zeros(n), np.zeros(y.shape), zeros_like(model)
+    W_sum = np.zeros(model.W.shape)
+    how = _call_hessian_vector(
+        sizes.ctypes, flags.ctypes, y.ctypes, l_bar.ctypes, slopes.ctypes, W_sum.ctypes,
+        model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes, model.T.ctypes,
+        model.Z.ctypes, model.H.ctypes, model.W.ctypes, dy.ctypes, dot.a0.ctypes, dot.P0.ctypes,
+        dot.c.ctypes, dot.d.ctypes, dot.T.ctypes, dot.Z.ctypes, dot.H.ctypes, dot.W.ctypes,
+        y_bar.ctypes, bar.a0.ctypes, bar.P0.ctypes, bar.c.ctypes, bar.d.ctypes, bar.T.ctypes,
+        bar.Z.ctypes, bar.H.ctypes, bar.W.ctypes,
+    )  # fmt: skip
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
+    if how != DONE:
+        slopes[:], y_bar[:] = np.nan, np.nan
+        bar.a0[:], bar.P0[:], bar.c[:], bar.d[:] = np.nan, np.nan, np.nan, np.nan
+        bar.T[:], bar.Z[:], bar.H[:], bar.W[:] = np.nan, np.nan, np.nan, np.nan
+    return slopes, bar, y_bar

@@ -1,0 +1,227 @@
+"""Second derivatives in closed form: against complex steps of the gradient, in every engine."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from kalman_models import NAMES_OF_CASES, make, season
+
+from helpers.checks import relative_error
+from helpers.kalman import StateSpace, reference
+from helpers.kalman.hessian import hessian, hessian_vector
+from helpers.kalman.op import (
+    INPUTS,
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangent,
+    kalman_loglike,
+    loglike_from_W,
+)
+from helpers.kalman.scan import symbolic_model
+from helpers.statespace import NAMES, SYMMETRIC
+
+PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
+STEP = 1e-40
+
+
+def directions_for(y, model, k, seed=0, names=("y", *NAMES)):
+    rng = np.random.default_rng(seed)
+    arrays = {"y": y, **model.asdict()}
+    found = {x: rng.standard_normal((k, *arrays[x].shape)) for x in names}
+    return {x: (X + np.swapaxes(X, -1, -2)) / 2 if x in SYMMETRIC else X for x, X in found.items()}
+
+
+def moved(y, model, directions, i):
+    """y and the model, a complex step along direction i."""
+    arrays = {"y": y, **model.asdict()}
+    arrays |= {x: arrays[x] + 1j * STEP * X[i] for x, X in directions.items()}
+    return arrays.pop("y"), StateSpace(**arrays)
+
+
+def close(X, expected, rtol, floor=0.0):
+    """X against a reference, relative to its largest entry, or to `floor` where that is less."""
+    X, expected = np.asarray(X), np.asarray(expected)
+    return np.abs(X - expected).max() <= rtol * max(np.abs(expected).max(), floor)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_CASES)
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_against_complex_steps_of_the_gradient(name, method):
+    y, model = make(name)
+    k = 3
+    directions = directions_for(y, model, k)
+    weights = np.random.default_rng(1).random(len(y))
+    for w in (None, weights):
+        slopes, dy, gradients = hessian_vector(y, model, directions, method, w)
+        for i in range(k):
+            y_moved, model_moved = moved(y, model, directions, i)
+            _, dy_moved, expected = reference.loglike_and_grad(y_moved, model_moved, w)
+            l = reference.kalman_filter(y_moved, model_moved).out.l
+            assert relative_error(slopes[i], l.imag / STEP) < 1e-10
+            assert relative_error(dy[i], dy_moved.imag / STEP) < 1e-10
+            for x, X in expected.asdict().items():
+                assert close(getattr(gradients, x)[i], X.imag / STEP, 1e-10), (x, i)
+
+
+@pytest.mark.parametrize("k", [1, 2, 8, 9, 17])
+def test_any_number_of_directions(k):
+    """Eight go through at once; one alone goes another way."""
+    y, model = make("gaps")
+    directions = directions_for(y, model, k)
+    expected = hessian_vector(y, model, directions, "reference")
+    found = hessian_vector(y, model, directions)
+    assert relative_error(found[0], expected[0]) < 1e-11
+    assert relative_error(found[1], expected[1]) < 1e-11
+    for x, X in expected[2].asdict().items():
+        assert close(getattr(found[2], x), X, 1e-11), x
+
+
+@pytest.mark.parametrize("names", [("H",), ("a0", "Q"), ("T",), ("Z",), ("y", "c", "d")])
+def test_what_does_not_move(names):
+    y, model = make("two shocks")
+    directions = directions_for(y, model, 2, names=names)
+    found = hessian_vector(y, model, directions)
+    full = {x: np.zeros((2, *X.shape)) for x, X in {"y": y, **model.asdict()}.items()}
+    expected = hessian_vector(y, model, full | directions, "reference")
+    for x, X in expected[2].asdict().items():
+        assert close(getattr(found[2], x), X, 1e-11, floor=1e-3), x
+
+
+def test_a_season_with_hundreds_of_steps():
+    """The transition is nearly empty, and the covariance has long settled."""
+    model = season(12)
+    rng = np.random.default_rng(5)
+    y = rng.standard_normal((300, 1)).cumsum(axis=0)
+    y[100:110] = np.nan
+    directions = directions_for(y, model, 2, names=("H", "Q", "P0"))
+    _, _, found = hessian_vector(y, model, directions)
+    for i in range(2):
+        y_moved, model_moved = moved(y, model, directions, i)
+        _, _, expected = reference.loglike_and_grad(y_moved, model_moved)
+        for x, X in expected.asdict().items():
+            assert close(getattr(found, x)[i], X.imag / STEP, 1e-10), x
+
+
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_the_hessian_is_symmetric_and_that_of_the_likelihood(method):
+    y, model = make("gaps")
+    directions = directions_for(y, model, 4)
+    H = hessian(y, model, directions, method)
+    assert np.array_equal(H, H.T)
+    for i in range(4):
+        y_moved, model_moved = moved(y, model, directions, i)
+        _, dy, G = reference.loglike_and_grad(y_moved, model_moved)
+        bars = G.asdict() | {"y": dy}
+        for j in range(4):
+            expected = sum((bars[x].imag * X[j]).sum() for x, X in directions.items()) / STEP
+            assert abs(H[i, j] - expected) <= 1e-11 * np.abs(H).max()
+
+
+def test_a_level_of_a_million():
+    """The tangents of the means are differences, whatever the level."""
+    y, model = make("gaps")
+    high = StateSpace(**(model.asdict() | {"d": model.d + 1e6}))
+    directions = directions_for(y, model, 2, names=("H", "Q", "T"))
+    low = hessian_vector(y, model, directions)[2]
+    found = hessian_vector(y + 1e6, high, directions)[2]
+    for x, X in low.asdict().items():
+        assert close(getattr(found, x), X, 1e-8), x
+
+
+@pytest.mark.parametrize("mode", ["NUMBA", PYTHON, "JAX"])
+@pytest.mark.parametrize("name", ["gaps", "only Z varies"])
+def test_the_gradient_differentiated(mode, name):
+    if mode == "JAX":
+        pytest.importorskip("jax")
+    y, model = make(name)
+    varying = model.time_varying
+    symbols = symbolic_model(varying)
+    weights = pt.vector("weights")
+    l = kalman_loglike(*symbols.values(), tol=0.0)
+    inputs = list(symbols.values())
+    gradients = pt.grad((weights * l).sum(), inputs)
+    directions = directions_for(y, model, 1)
+    along = [directions[x][0] for x in symbols]
+    total = sum((V * G).sum() for V, G in zip(along, gradients, strict=True))
+    products = pt.grad(total, [*inputs, weights])
+    evaluate = pytensor.function([*inputs, weights], products, mode=mode)
+    g = np.random.default_rng(3).random(len(y))
+    *found, slopes = evaluate(y, *model.asdict().values(), g)
+    expected_slopes, dy, expected = hessian_vector(y, model, directions, "reference", g)
+    assert relative_error(slopes, expected_slopes[0]) < 1e-10
+    assert relative_error(np.where(np.isnan(y), 0, found[0]), dy[0]) < 1e-10
+    for x, X in zip(NAMES, found[1:], strict=True):
+        assert close(X, getattr(expected, x)[0], 1e-10), x
+
+
+def test_only_what_is_asked_for_is_computed():
+    symbols = symbolic_model()
+    inputs = list(symbols.values())
+    total = kalman_loglike(*inputs).sum()
+    H_bar = pt.grad(total, symbols["H"])
+    second = pt.grad(H_bar.sum(), [symbols["H"]])
+    evaluate = pytensor.function(inputs, second, mode=PYTHON)
+    ops = [node.op for node in evaluate.maker.fgraph.toposort()]
+    (op,) = [op for op in ops if isinstance(op, KalmanLoglikeTangent)]
+    assert (op.along, op.requested) == (("H",), ("H",))
+    assert not any(isinstance(op, KalmanLoglikeGrad) for op in ops)
+
+
+def test_the_value_and_the_gradient_pushed_forward():
+    """The Ops alone: PyTensor's products of matrices have no pushforward."""
+    y, model = make("gaps")
+    arrays = {"y": y, **model.asdict()}
+    W = model.R @ model.Q @ model.R.T
+    arrays = {x: arrays.get(x, W) for x in INPUTS}
+    inputs = [pt.tensor(x, shape=X.shape) for x, X in arrays.items()]
+    weights = pt.vector("weights")
+    l = loglike_from_W(*inputs)
+    H_bar = pt.grad((weights * l).sum(), inputs[INPUTS.index("H")])
+    directions = directions_for(y, model, 1)
+    directions["R"][:], dQ = 0.0, directions["Q"][0]
+    moves = {x: directions[x][0] if x != "W" else model.R @ dQ @ model.R.T for x in INPUTS}
+    g, dg = np.random.default_rng(3).random((2, len(y)))
+    pushed = pytensor.gradient.pushforward(
+        [l, H_bar],
+        [*inputs, weights],
+        [pt.constant(X) for X in (*moves.values(), dg)],
+        use_op_pushforward=True,
+    )
+    evaluate = pytensor.function([*inputs, weights], pushed, mode=PYTHON)
+    dl, dH = evaluate(*arrays.values(), g)
+    slopes, _, expected = hessian_vector(y, model, directions, "reference", g)
+    assert relative_error(dl, slopes[0]) < 1e-10
+    linear = reference.loglike_and_grad(y, model, dg)[2].H
+    assert relative_error(dH, expected.H[0] + linear) < 1e-10
+
+
+def test_a_third_derivative_is_refused_with_advice():
+    symbols = symbolic_model()
+    total = kalman_loglike(*symbols.values()).sum()
+    second = pt.grad(pt.grad(total, symbols["H"]).sum(), symbols["H"]).sum()
+    with pytest.raises(NotImplementedError, match="filter_graph"):
+        pt.grad(second, symbols["H"])
+
+
+@pytest.mark.parametrize(
+    ("directions", "message"),
+    [
+        ({}, "directions is empty"),
+        ({"F": np.zeros((1, 2, 2))}, "no array is called 'F'"),
+        ({"H": np.zeros((1, 3, 3))}, r"directions of H have shape \(1, 3, 3\), expected \(1, 2, 2"),
+    ],
+)
+def test_bad_directions(directions, message):
+    y, model = make("gaps")
+    with pytest.raises(ValueError, match=message):
+        hessian_vector(y, model, directions)
+
+
+def test_bad_weights_and_a_model_that_is_none():
+    y, model = make("gaps")
+    directions = directions_for(y, model, 1)
+    with pytest.raises(ValueError, match=r"weights has shape \(2,\), expected \(n,\) = \(20,\)"):
+        hessian_vector(y, model, directions, weights=[1.0, 2.0])
+    negative = StateSpace(**(model.asdict() | {"H": -100 * np.eye(2), "P0": 0 * model.P0}))
+    for method in ("fused", "reference"):
+        with pytest.raises(np.linalg.LinAlgError, match="step 0"):
+            hessian_vector(y, negative, directions, method)
