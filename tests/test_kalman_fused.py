@@ -355,7 +355,7 @@ def machine_product(w, out, alpha, A, B, C, rows, inner, cols, lower):
 def machine_rows(w, out, A, B, C, index, start, size):
     at = w.ctypes.data
     tiles.row_product(at, out.at, 2.0, A.at, B, C.at, size, size)
-    tiles.sparse_product(at, tiles.below(out, size), A, start, index, B, C, size, False)
+    tiles.sparse_product(at, tiles.below(out, size), A, start, index, B, C, size, size, False)
     tiles.transpose(at, tiles.below(out, 2 * size), B, size, size)
     tiles.symmetrize(at, C, size)
     tiles.axpy(at, A.at, 0.5, B.at, A.at, size)
@@ -391,7 +391,7 @@ def test_machine_code_of_helpers(size):
     twin.data[:] = w
     found = machine_rows(w, out, A, B, C, index, start, size)
     tiles.row_product(twin, out.at, 2.0, A.at, B, C.at, size, size)
-    tiles.sparse_product(twin, tiles.below(out, size), A, start, index, B, C, size, False)
+    tiles.sparse_product(twin, tiles.below(out, size), A, start, index, B, C, size, size, False)
     tiles.transpose(twin, tiles.below(out, 2 * size), B, size, size)
     tiles.symmetrize(twin, C, size)
     tiles.axpy(twin, A.at, 0.5, B.at, A.at, size)

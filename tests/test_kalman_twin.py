@@ -157,7 +157,7 @@ def test_square_helpers_of_every_size(size):
     out, at = matrix(w, at, np.zeros((size, size)))
     entries = NonZeros(np.empty(size + 1, np.int64), np.empty(size * size, np.int64))
     find_non_zeros(A[np.newaxis], False, entries)
-    tiles.sparse_product(w, out, a, entries.start, entries.index, b, c, size, False)
+    tiles.sparse_product(w, out, a, entries.start, entries.index, b, c, size, size, False)
     assert np.abs(read(w, out, size, size) - (C + A @ B)).max() < 1e-14
     tiles.transpose(w, out, b, size, size)
     assert (read(w, out, size, size) == B.T).all()

@@ -120,6 +120,15 @@ def update(y, o, a, d, Z, logdet, C_inv, G):
     return y_hat, w, w @ C_inv, a + w @ G, l
 
 
+def update_columns(y, a, d, Z, C_inv, Kf):
+    """:func:`update` for many series that share their gaps: y (p, J), a (m, J), d (p, 1 or J).
+
+    Returns w (p, J) and a_filt (m, J).
+    """
+    v = y - Z @ a - d
+    return C_inv @ v, a + Kf @ v
+
+
 def predict(a_filt, P_filt, c, T, W):
     """a (m,) and P (m, m) of the next step; W = R Q R'."""
     return T @ a_filt + c, symmetric(T @ P_filt @ T.T + W)  # eq-filter-predict
@@ -161,10 +170,11 @@ def pull_observed(yhat_bar, F_bar, a, P, Z):
 
 
 def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
-    """One step back for columns of the start that are integrated out.
+    """One step back for columns of the start that are integrated out, or for many series.
 
     From rho (m, q) after the step, the columns' w = C^-1 Z A (p, q) and A_filt (m, q). Returns
     eE (p, q), aE (m, q) and rho before the step: what e, the smoothed mean and r are to a series.
+    With r, w and -a_filt of series in the columns they are these themselves.
     """
     s = T.T @ rho
     return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w

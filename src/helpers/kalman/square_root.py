@@ -26,6 +26,7 @@ from helpers.kalman.recursions import (
     at_step,
     mask,
     outer,
+    pull_columns,
     pull_predict,
     pull_update,
     solve,
@@ -314,6 +315,26 @@ def pull_step(step, after, g, T):
     return e, T_bar, Z_bar, H_bar, before
 
 
+def pull_step_columns(step, r, Br, a_filt, w, T):
+    """What :func:`pull_step` does to r, for many series (J): r (m, J), Br (k, J) from its root.
+
+    a_filt (m, J) and w (p, J) are those of the series. Returns e (p, J), the smoothed means (m, J),
+    and r and Br before the step.
+    """
+    p, m = step.S.shape
+    if len(step.narrow.top):
+        wide = np.zeros((step.narrow.h.shape[1], r.shape[1]), r.dtype)
+        wide[: len(Br)] = Br
+        Br = turn(step.narrow, wide)
+    Bs = Br[: len(step.Bf_t)].copy()
+    # P_filt s comes from its root, so that pull_columns has none to add.
+    smoothed = a_filt + np.ascontiguousarray(step.Bf_t.T) @ Bs
+    e, smoothed, r_before = pull_columns(
+        r, T, w, step.C_inv, step.S, step.Kf, step.J, np.zeros((m, m), T.dtype), -smoothed
+    )
+    return e, smoothed, r_before, turn(step.update, np.concatenate((w, Bs)))[p:].copy()
+
+
 def at_the_start(carried, P0):
     """The gradients of a0 and P0: from the root of P0 where that has full rank."""
     B_t, order = root(P0)
@@ -322,3 +343,9 @@ def at_the_start(carried, P0):
     BPi = np.ascontiguousarray(solve_root(B_t, order, carried.BPiB).T)
     r = solve_root(B_t, order, carried.Br.reshape((-1, 1)))[:, 0].copy()
     return r, symmetric(solve_root(B_t, order, BPi))
+
+
+def columns_at_the_start(r, Br, P0):
+    """The gradients of many series' a0 (m, J), as :func:`at_the_start` has them."""
+    B_t, order = root(P0)
+    return r if len(B_t) < len(P0) else solve_root(B_t, order, Br)

@@ -223,7 +223,7 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
         product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, N, s.zero, m, False)
+        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, N, s.zero, m, m, False)
         transpose(w, s.B, N_before, m, m)
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
@@ -248,7 +248,7 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     S = s.P
     product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, True)
+        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, True)
     else:
         product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, True)
     symmetrize(w, N_before, m)

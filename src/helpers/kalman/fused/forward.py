@@ -182,10 +182,10 @@ def predict(w, P_next, TP, sparse, T_entries):
     s = space(w)
     m = sizes(w).m
     if sparse:
-        sparse_product(w, TP, s.T, T_entries.start, T_entries.index, s.P_filt, s.zero, m, False)
+        sparse_product(w, TP, s.T, T_entries.start, T_entries.index, s.P_filt, s.zero, m, m, False)
         clear(w, below(TP, m), TP.ld - m)  # rows that are transposed with the others
         transpose(w, s.B, TP, m, m)
-        sparse_product(w, P_next, s.T, T_entries.start, T_entries.index, s.B, s.W, m, True)
+        sparse_product(w, P_next, s.T, T_entries.start, T_entries.index, s.B, s.W, m, m, True)
     else:
         product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
         product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)

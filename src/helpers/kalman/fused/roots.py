@@ -76,6 +76,45 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out):
     out.a0[:], out.P0[:] = at_the_start(carried, symmetric(model.P0))
 
 
+@jitable
+def start_in_roots(
+    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, model, observed, out
+):  # fmt: skip
+    """Forwards from a vague P0: the first steps in roots, the whole pass over the others.
+
+    ``sizes`` and ``report`` are those of `_pass`. What the pass leaves behind in w, header, entries
+    and indices is that of the other steps. Returns how it ended, the steps in roots, the root after
+    them and the mean there.
+    """
+    n, p, m = sizes[0], sizes[1], sizes[2]
+    look_at(y, observed)
+    roots, a, P, B_t, good = from_roots(y, model, observed, l)
+    k = len(roots)
+    report[0], report[1], report[2] = n, k, n
+    if not good:
+        report[0] = k
+        return NOT_POSITIVE_DEFINITE, roots, B_t, a
+    how = DONE
+    if k < n:
+        rest = sizes.copy()
+        rest[0], rest[14] = n - k, 0
+        for i in range(3, 9):
+            if rest[i] > 1:
+                rest[i] -= k
+        saved = Saved(sizes[9] != 0, sizes[9] != 0 and (sizes[11] != 0 or sizes[12] != 0))
+        lay_out(Sizes(n - k, p, m), saved, header)
+        from_k, out_k = model_later(model, k), model_later(out, k)
+        how = call_pass(
+            w, header.ctypes, entries.ctypes, indices.ctypes, rest.ctypes, report.ctypes, tol,
+            l[k:].ctypes, l_bar[k:].ctypes, y[k:].ctypes, y_bar[k:].ctypes, a.ctypes, P.ctypes,
+            from_k.c.ctypes, from_k.d.ctypes, from_k.T.ctypes, from_k.Z.ctypes, from_k.H.ctypes,
+            from_k.W.ctypes, out.a0.ctypes, out.P0.ctypes, out_k.c.ctypes, out_k.d.ctypes,
+            out_k.T.ctypes, out_k.Z.ctypes, out_k.H.ctypes, out_k.W.ctypes,
+        )  # fmt: skip
+        report[0], report[1], report[2] = report[0] + k, k, report[2] + k
+    return how, roots, B_t, a
+
+
 def _pass_from_roots(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
@@ -85,44 +124,17 @@ def _pass_from_roots(
     n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-    ys, y_bars, ls, weights = (
-        carray(y, (n, p)),
-        carray(y_bar, (n, p)),
-        carray(l, n),
-        carray(l_bar, n),
-    )
-    observed = Observed(carray(entries, (n, p)), carray(indices, n))
-    told = carray(report, 3)
-    look_at(ys, observed)
-    roots, a, P, B_t, good = from_roots(ys, model, observed, ls)
-    k = len(roots)
-    told[0], told[1], told[2] = n, k, n
-    if not good:
-        told[0] = k
-        return NOT_POSITIVE_DEFINITE
-    if k < n:
-        rest = num.copy()
-        rest[0], rest[14] = n - k, 0
-        for i in range(3, 9):
-            if rest[i] > 1:
-                rest[i] -= k
-        saved = Saved(num[9] != 0, num[9] != 0 and (num[11] != 0 or num[12] != 0))
-        lay_out(Sizes(n - k, p, m), saved, carray(header, HEADER))
-        from_k, out_k = model_later(model, k), model_later(out, k)
-        how = call_pass(
-            w, header, entries, indices, rest.ctypes, report, tol, ls[k:].ctypes,
-            weights[k:].ctypes, ys[k:].ctypes, y_bars[k:].ctypes, a.ctypes, P.ctypes,
-            from_k.c.ctypes, from_k.d.ctypes, from_k.T.ctypes, from_k.Z.ctypes, from_k.H.ctypes,
-            from_k.W.ctypes, a0_bar, P0_bar, out_k.c.ctypes, out_k.d.ctypes, out_k.T.ctypes,
-            out_k.Z.ctypes, out_k.H.ctypes, out_k.W.ctypes,
-        )  # fmt: skip
-        told[0], told[1], told[2] = told[0] + k, k, told[2] + k
-        if how != DONE:
-            return how
-    if num[9] != 0:
+    ys, y_bars, weights = carray(y, (n, p)), carray(y_bar, (n, p)), carray(l_bar, n)
+    flags, room = carray(entries, (n, p)), carray(indices, 2 * n + 2 * (m + 1) + 2 * m * m)
+    observed = Observed(flags, room[:n])
+    how, roots, B_t, _ = start_in_roots(
+        w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,
+        ys, y_bars, model, observed, out,
+    )  # fmt: skip
+    if how == DONE and num[9] != 0:
         look_at(ys, observed)  # the other steps have written over it
         pull_roots(roots, B_t, model, observed, weights, y_bars, out)
-    return DONE
+    return how
 
 
 _code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(_pass_from_roots)

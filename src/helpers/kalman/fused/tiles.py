@@ -326,15 +326,15 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
 
 
 @jitable
-def sparse_product(w, out, A, start, index, B, C, size, lower):
-    """out = C + A B, square; row i of A has its non-zeros in columns index[start[i]:start[i + 1]].
+def sparse_product(w, out, A, start, index, B, C, rows, cols, lower):
+    """out = C + A B, A square; its row i has its non-zeros in columns index[start[i]:start[i + 1]].
 
     With `lower`, blocks of LANES columns that lie wholly above the diagonal are left as they are.
     `out` is neither B nor C.
     """
-    for i in range(size):
+    for i in range(rows):
         a, first, stop = A.at + i * A.ld, start[i], start[i + 1]
-        last = i if lower else size - 1
+        last = i if lower else cols - 1
         end = last - last % LANES + LANES
         j = 0
         while j < end:
@@ -360,6 +360,17 @@ def _padded(length):
     return (length + LANES - 1) // LANES * LANES
 
 
+def _sum_of_lanes(builder, x):
+    lanes = LANES
+    while lanes > 1:  # the upper half of the lanes onto the lower
+        lanes //= 2
+        mask = ir.VectorType(ir.IntType(32), lanes)
+        low = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes)]))
+        high = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes, 2 * lanes)]))
+        x = builder.fadd(low, high)
+    return builder.extract_element(x, ir.IntType(32)(0))
+
+
 @intrinsic
 def _dot(typing, w, a, b, length):
     def generate(context, builder, signature, args):
@@ -372,14 +383,7 @@ def _dot(typing, w, a, b, length):
             x = builder.load(_vector(builder, data, builder.add(a, k), LANES), align=8)
             y = builder.load(_vector(builder, data, builder.add(b, k), LANES), align=8)
             builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
-        x, lanes = builder.load(total), LANES
-        while lanes > 1:  # the upper half of the lanes onto the lower
-            lanes //= 2
-            mask = ir.VectorType(ir.IntType(32), lanes)
-            low = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes)]))
-            high = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes, 2 * lanes)]))
-            x = builder.fadd(low, high)
-        return builder.extract_element(x, ir.IntType(32)(0))
+        return _sum_of_lanes(builder, builder.load(total))
 
     return types.float64(w, *[types.intp] * 3), generate
 
@@ -388,6 +392,97 @@ def _dot(typing, w, a, b, length):
 def dot(w, a, b, length):
     """The product of the rows that begin at the places a and b, padded with zeros."""
     return float(w.read(a, _padded(length)) @ w.read(b, _padded(length)))
+
+
+def _gram_tile(rows, cols):
+    """The function that adds one tile, ``rows`` by ``cols``, of a sum of products A diag(g) B'.
+
+    Both A and B lie row by row, and their rows are what is summed over: so each entry of the tile
+    is a vector of partial sums in a register, whose lanes are added at the end.
+    """
+
+    @intrinsic
+    def machine(typing, w, out, ldo, A, lda, leap_A, B, ldb, leap_B, g, blocks, length):
+        def generate(context, builder, signature, args):
+            w, out, ldo, A, lda, leap_A, B, ldb, leap_B, g, blocks, length = args
+            data, integer = builder.inttoptr(w, DOUBLES), length.type
+            zero = ir.Constant(_vector_type(LANES), [0.0] * LANES)
+            sums = [
+                [cgutils.alloca_once_value(builder, zero) for _ in range(cols)] for _ in range(rows)
+            ]
+
+            def row(matrix, ld, i, j):
+                place = builder.add(builder.add(matrix, builder.mul(ld, integer(i))), j)
+                return builder.load(_vector(builder, data, place, LANES), align=8)
+
+            with cgutils.for_range(builder, blocks, intp=integer) as block:
+                a = builder.add(A, builder.mul(block.index, leap_A))
+                b = builder.add(B, builder.mul(block.index, leap_B))
+                with _vectors(builder, length) as loop:
+                    j = builder.mul(loop.index, integer(LANES))
+                    weights = row(g, integer(0), 0, j)
+                    right = [row(b, ldb, k, j) for k in range(cols)]
+                    for i in range(rows):
+                        left = builder.fmul(weights, row(a, lda, i, j))
+                        for x, total in zip(right, sums[i], strict=True):
+                            x = _multiply_add(builder, left, x, builder.load(total))
+                            builder.store(x, total)
+            for i in range(rows):
+                for k in range(cols):
+                    place = builder.add(out, builder.add(builder.mul(ldo, integer(i)), integer(k)))
+                    place = builder.gep(data, [place])
+                    x = _sum_of_lanes(builder, builder.load(sums[i][k]))
+                    builder.store(builder.fadd(builder.load(place), x), place)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 11), generate
+
+    @compiled_as(machine)
+    def tile(w, out, ldo, A, lda, leap_A, B, ldb, leap_B, g, blocks, length):
+        weights = w.read(g, length)
+        for i in range(rows):
+            for k in range(cols):
+                x = w.read(out + i * ldo + k)[0]
+                for block in range(blocks):
+                    left = w.read(A + block * leap_A + i * lda, length)
+                    x += (left * weights) @ w.read(B + block * leap_B + k * ldb, length)
+                w.write(out + i * ldo + k, [x])
+
+    return tile
+
+
+_gram_four, _gram_tall, _gram_flat = _gram_tile(4, 4), _gram_tile(4, 1), _gram_tile(1, 4)
+_gram_one = _gram_tile(1, 1)
+
+
+@jitable
+def gram(w, out, A, leap_A, B, leap_B, g, blocks, length, rows, cols, lower):
+    """out += sum of A diag(g) B' over ``blocks`` pairs A (rows, length) and B (cols, length).
+
+    Each pair lies leap_A and leap_B doubles after the one before, the row g (length,) at a place.
+    The length is that of whole vectors. With `lower`, only the entries on and below the diagonal
+    are sure to be written.
+    """
+    i = 0
+    while i < rows:
+        height = 4 if i + 4 <= rows else 1
+        a, stop = A.at + i * A.ld, min(cols, i + height) if lower else cols
+        k = 0
+        while k < stop:
+            o, b = out.at + i * out.ld + k, B.at + k * B.ld
+            if height == 4 and k + 4 <= cols:
+                _gram_four(w, o, out.ld, a, A.ld, leap_A, b, B.ld, leap_B, g, blocks, length)
+                k += 4
+            elif height == 4:
+                _gram_tall(w, o, out.ld, a, A.ld, leap_A, b, B.ld, leap_B, g, blocks, length)
+                k += 1
+            elif k + 4 <= cols:
+                _gram_flat(w, o, out.ld, a, A.ld, leap_A, b, B.ld, leap_B, g, blocks, length)
+                k += 4
+            else:
+                _gram_one(w, o, out.ld, a, A.ld, leap_A, b, B.ld, leap_B, g, blocks, length)
+                k += 1
+        i += height
 
 
 @intrinsic

@@ -1,0 +1,314 @@
+"""Many series, compiled: grouped by their gaps, a pass for each group, a sweep over its gains.
+
+As in :mod:`~helpers.kalman.fused.entry` the heavy part is called by its address, so that a function
+of PyTensor that calls it does not carry it. The steps of a square-root start are those of
+:mod:`helpers.kalman.square_root`, for all series of a group at once.
+"""
+
+import numpy as np
+from numba import carray, njit, types
+
+from helpers.kalman.fused.entry import (
+    INTEGERS,
+    OUT_OF_MEMORY,
+    REALS,
+    call_pass,
+    check,
+    compiled_once,
+    contiguous,
+    copied,
+    kept_on_disk,
+    zeros_like,
+)
+from helpers.kalman.fused.forward import DONE, VAGUE
+from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, varies
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.one_pass import SPARSE_BELOW
+from helpers.kalman.fused.own import until
+from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
+from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
+from helpers.kalman.fused.tiles import jitable, padded
+from helpers.kalman.recursions import at_step, update_columns
+from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
+
+compiled = njit(cache=True, error_model="numpy", nogil=True)
+GROUP = types.int64(INTEGERS, INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
+
+
+@jitable
+def forward_in_roots(roots, series, observed, model, a, l_of_P):
+    """The columns through the square-root start; a (m, J) is moved on.
+
+    Returns w (k, p, J) and a_filt (k, m, J) of its steps.
+    """
+    k, m, J = len(roots), len(a), len(series.members)
+    p = series.y.shape[2]
+    ws, a_filts = np.empty((k, p, J)), np.empty((k, m, J))
+    y, c = np.empty((p, J)), np.empty((m, J))
+    nought = np.zeros((p, 1))
+    for t in range(k):
+        Z = at_step(model.Z, t).copy()
+        for i in range(p):
+            here = observed.entries[t, i]
+            if not here:
+                Z[i] = 0.0
+            for j in range(J):
+                y[i, j] = series.y[series.members[j], t, i] if here else 0.0
+        for j in range(J):
+            member = series.members[j] if len(series.c) > 1 else 0
+            c[:, j] = series.c[member, t if series.c.shape[1] > 1 else 0]
+        w, a_filt = update_columns(y, a, nought, Z, roots[t].C_inv, roots[t].Kf)
+        ws[t], a_filts[t] = w, a_filt
+        a[:] = at_step(model.T, t) @ a_filt + c
+        for j in range(J):
+            series.l[series.members[j], t] = l_of_P[t] - 0.5 * np.sum(w[:, j] ** 2)
+    return ws, a_filts
+
+
+@jitable
+def back_in_roots(roots, B_t, ws, a_filts, series, observed, model, r, out):
+    """The way back through the square-root start: from r (m, J) after it to that of a0."""
+    Br, J = B_t @ r, len(series.members)
+    g = np.empty(J)
+    for j in range(J):
+        g[j] = series.weights[series.members[j]]
+    for t in range(len(roots) - 1, -1, -1):
+        e, smoothed, r_before, Br = pull_step_columns(
+            roots[t], r, Br, a_filts[t], ws[t], np.ascontiguousarray(at_step(model.T, t))
+        )
+        rg, eg, smoothed_t = r * g, e * g, np.ascontiguousarray(smoothed.T)
+        at_step(out.T, t)[:] += rg @ smoothed_t
+        at_step(out.Z, t)[:] += eg @ smoothed_t  # e is zero where a component is missing
+        at_step(out.H, t)[:] += eg @ np.ascontiguousarray(e.T) / 2
+        at_step(out.W, t)[:] += rg @ np.ascontiguousarray(r.T) / 2
+        for j in range(J):
+            member = series.members[j]
+            shared = member if len(series.c) > 1 else 0
+            series.c_bar[shared, t if series.c.shape[1] > 1 else 0] += rg[:, j]
+            for i in range(e.shape[0]):
+                if observed.entries[t, i]:
+                    series.y_bar[member, t, i] = -eg[i, j]
+        r = r_before
+    return columns_at_the_start(r, Br, model.P0)
+
+
+@jitable
+def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report):
+    """The series of one group, of n steps; P0, T, Z, H and W of the model, and of `out`, count.
+
+    ``report`` (3,) receives what :func:`entry.loglike_and_grad` reports. Returns how it ended.
+    """
+    p, m, J = series.y.shape[2], len(model.P0), len(series.members)
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(series.y[series.members[0], :n], observed)
+    nothing, unused = np.zeros((n, p)), np.zeros((n, p))
+    for t in range(n):
+        for i in range(p):
+            if not observed.entries[t, i]:
+                nothing[t, i] = np.nan
+
+    # The pass of a series that never surprises: its gains, and what the covariances give.
+    covariances, l, ones = zeros_like(model), np.empty(n), np.ones(n)
+    saved = Saved(True, backwards and (wanted.T or wanted.Z))
+    plan = np.empty(HEADER, np.int64)
+    at = padded(lay_out(Sizes(n, p, m), saved, plan))
+    _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)))
+    memory = np.empty(size + 8)
+    w = (memory.ctypes.data + 63) // 64 * 64
+    header = memory.view(np.int64)[(w - memory.ctypes.data) // 8 :]
+    header[:HEADER] = plan
+    entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    num = np.array(
+        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W), 1,
+         int(backwards and wanted.matrices), int(saved.filtered and wanted.T),
+         int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
+    )  # fmt: skip
+    how = call_pass(
+        w, header.ctypes, entries.ctypes, room.ctypes, num.ctypes, report.ctypes, tol, l.ctypes,
+        ones.ctypes, nothing.ctypes, unused.ctypes, model.a0.ctypes, model.P0.ctypes,
+        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
+        model.W.ctypes, covariances.a0.ctypes, covariances.P0.ctypes, covariances.c.ctypes,
+        covariances.d.ctypes, covariances.T.ctypes, covariances.Z.ctypes, covariances.H.ctypes,
+        covariances.W.ctypes,
+    )  # fmt: skip
+    a = np.empty((m, J))
+    for j in range(J):
+        a[:, j] = a0[series.members[j] if len(a0) > 1 else 0]
+    k = 0
+    if how == VAGUE:
+        how, roots, B_t, _ = start_in_roots(
+            w, header, entries, room, num, report, tol, l, ones, nothing, unused, model, observed,
+            covariances,
+        )  # fmt: skip
+        if how == DONE:
+            k = len(roots)
+            ws, a_filts = forward_in_roots(roots, series, observed, model, a, l)
+    if how != DONE:
+        return how
+
+    rest = n - k
+    if rest > 0:
+        gains, start, stop = np.empty(rest, np.int64), 2 * rest, 2 * rest + m + 1
+        gain_of_each_step(room[rest : 2 * rest], gains)
+        rows = NonZeros(room[start:stop], room[stop : stop + m * m])
+        start, stop = stop + m * m, stop + m * m + m + 1
+        columns = NonZeros(room[start:stop], room[stop : stop + m * m])
+        seen = Observed(entries.reshape(-1)[: rest * p].reshape((rest, p)), room[:rest])
+        sweep(
+            w, at, k, model_later(model, k), seen, varies(model),
+            rows.start[m] < SPARSE_BELOW * m * m, (rows, columns), gains, l[k:], wanted, backwards,
+            series, a, model_later(out, k),
+        )  # fmt: skip
+    memory[0] = 0.0  # the address w was good until here
+    if not backwards:
+        return DONE
+    if rest == 0:
+        a[:] = 0.0
+    if k > 0:
+        pull_roots(roots, B_t, model, observed, ones, unused, covariances)
+        a[:] = back_in_roots(roots, B_t, ws, a_filts, series, observed, model, a, out)
+    total, ag = 0.0, np.empty((m, J))
+    for j in range(J):
+        g = series.weights[series.members[j]]
+        total += g
+        ag[:, j] = g * a[:, j]
+        a0_bar[series.members[j]] = ag[:, j]
+    out.P0[:] += ag @ np.ascontiguousarray(a.T) / 2 + total * covariances.P0
+    until(out.T, n)[:] += total * covariances.T
+    until(out.Z, n)[:] += total * covariances.Z
+    until(out.H, n)[:] += total * covariances.H
+    until(out.W, n)[:] += total * covariances.W
+    return DONE
+
+
+def _group(
+    sizes, members, report, tol, y, a0, c, P0, T, Z, H, W, weights, l, y_bar, a0_bar, c_bar,
+    P0_bar, T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """`one_group` with arrays by their addresses.
+
+    ``sizes`` are the number of all series, their steps, p, m, the number of members, their steps,
+    the lengths of a0, of c, of c over time and of T, Z, H, W over time, then 0 or 1: whether there
+    is a way back, and the four of `Wanted`. Returns how it ended, 0 if it could not finish.
+    """
+    num = carray(sizes, 18)
+    every, steps, p, m, n = num[0], num[1], num[2], num[3], num[5]
+    # What varies does so over the steps of the group: the others are not looked at.
+    nT, nZ, nH, nW = min(num[9], n), min(num[10], n), min(num[11], n), min(num[12], n)
+    no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
+    model = Arrays(
+        no_mean, carray(P0, (m, m)), no_c, no_d, carray(T, (nT, m, m)), carray(Z, (nZ, p, m)),
+        carray(H, (nH, p, p)), carray(W, (nW, m, m)),
+    )  # fmt: skip
+    out = Arrays(
+        no_mean, carray(P0_bar, (m, m)), no_c, no_d, carray(T_bar, (nT, m, m)),
+        carray(Z_bar, (nZ, p, m)), carray(H_bar, (nH, p, p)), carray(W_bar, (nW, m, m)),
+    )  # fmt: skip
+    c_shape = (num[7], num[8], m)
+    series = Series(
+        carray(members, num[4]), carray(y, (every, steps, p)), carray(c, c_shape),
+        carray(weights, every), carray(l, (every, steps)), carray(y_bar, (every, steps, p)),
+        carray(c_bar, c_shape),
+    )  # fmt: skip
+    return one_group(
+        series, n, carray(a0, (num[6], m)), model, out, carray(a0_bar, (every, m)), num[13] != 0,
+        Wanted(num[14] != 0, num[15] != 0, num[16] != 0, num[17] != 0), tol, carray(report, 3),
+    )  # fmt: skip
+
+
+_call_group = compiled_once(_group, GROUP, "helpers_kalman_group")
+
+
+@jitable
+def fingerprints(y):
+    """A number for the gaps of each series, and the steps up to the last with an observation."""
+    J, n, p = y.shape
+    prints, ends = np.zeros(J, np.uint64), np.zeros(J, np.int64)
+    for j in range(J):
+        x = np.uint64(14695981039346656037)  # Fowler, Noll and Vo's hash, 64 bits
+        for t in range(n):
+            for i in range(p):
+                seen = not np.isnan(y[j, t, i])
+                x = (x ^ np.uint64(seen)) * np.uint64(1099511628211)
+                if seen:
+                    ends[j] = t + 1
+        prints[j] = x
+    return prints, ends
+
+
+@jitable
+def same_gaps(x, y):
+    """Whether two series (n, p) have the same gaps."""
+    for t in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            if np.isnan(x[t, i]) != np.isnan(y[t, i]):
+                return False
+    return True
+
+
+@kept_on_disk(compiled)
+def loglike_and_grad(
+    y, a0, P0, c, T, Z, H, W, weights, backwards, want_matrices, want_T, want_Z, want_W, tol
+):  # fmt: skip
+    """The log-likelihoods l (J, n) and the gradient of their sum weighted with `weights` (J,).
+
+    y (J, n, p), d taken off; a0 (J or 1, m); c (J or 1, n or 1, m); P0 (m, m); T, Z, H, W with an
+    axis of length n or 1 for time. Returns l, y_bar, a0_bar (J, m), c_bar (as c), the gradients of
+    the others in `Arrays`, and a report (2,): the step at which the pass of a group ended because F
+    is not positive definite, else n, and a series of that group. The log-likelihoods of its series
+    are NaN, and so are all gradients.
+    """
+    y, a0s, cs, weights = contiguous(y), contiguous(a0), contiguous(c), contiguous(weights)
+    J, n, p = y.shape
+    m = len(P0)
+    if J == 0:
+        raise ValueError("there is no series")
+    model = copied(np.zeros(m), P0, np.zeros((1, m)), np.zeros((1, p)), T, Z, H, W)
+    check(y[0], model, y[0, :, 0])
+    if a0s.shape[1] != m or cs.shape[2] != m:
+        raise ValueError("a0 or c does not have length m, the number of rows of P0")
+    for length in (len(a0s), len(cs), len(weights)):
+        if length != J and length != 1:
+            raise ValueError("a0, c or the weights are not as many as the series")
+    if len(weights) != J:
+        raise ValueError("there are not as many weights as series")
+    if cs.shape[1] != 1 and cs.shape[1] != n:
+        raise ValueError("c varies over time, but not over as many steps as y has")
+    l, y_bar = np.zeros((J, n)), np.zeros(y.shape)
+    a0_bar, c_bar, out = np.zeros((J, m)), np.zeros(cs.shape), zeros_like(model)
+    report, told = np.array([n, 0]), np.empty(3, np.int64)
+    prints, ends = fingerprints(y)
+    order = np.argsort(prints)
+    first = 0
+    while first < J:
+        one = order[first]
+        last = first + 1
+        while last < J and prints[order[last]] == prints[one] and same_gaps(y[order[last]], y[one]):
+            last += 1
+        members = order[first:last].copy()
+        first = last
+        if ends[one] == 0:
+            continue  # nothing is observed, and nothing learned
+        sizes = np.array(
+            [J, n, p, m, len(members), ends[one], len(a0s), len(cs), cs.shape[1], len(model.T),
+             len(model.Z), len(model.H), len(model.W), int(backwards), int(want_matrices),
+             int(want_T), int(want_Z), int(want_W)]
+        )  # fmt: skip
+        how = _call_group(
+            sizes.ctypes, members.ctypes, told.ctypes, tol, y.ctypes, a0s.ctypes, cs.ctypes,
+            model.P0.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes,
+            weights.ctypes, l.ctypes, y_bar.ctypes, a0_bar.ctypes, c_bar.ctypes, out.P0.ctypes,
+            out.T.ctypes, out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+        )  # fmt: skip
+        if how == 0:
+            raise MemoryError(OUT_OF_MEMORY)
+        if how != DONE:
+            if told[0] < report[0]:
+                report[0], report[1] = told[0], one
+            for j in members:
+                l[j] = np.nan
+    if report[0] < n:
+        y_bar[:], a0_bar[:], c_bar[:] = np.nan, np.nan, np.nan
+        out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
+        out.H[:], out.W[:] = np.nan, np.nan
+    return l, y_bar, a0_bar, c_bar, out, report
