@@ -4,11 +4,19 @@ generalised least squares, and the gradient against a complex step of the value.
 from dataclasses import replace
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, diffuse, loglike_and_grad
+from helpers.kalman import StateSpace, diffuse, loglike_and_grad, reference
+from helpers.kalman.diffuse_op import (
+    KalmanIntegrated,
+    kalman_diffuse_estimate,
+    kalman_diffuse_loglike,
+)
+from helpers.kalman.scan import symbolic_model
 from helpers.statespace import NAMES, SYMMETRIC
 
 sm = pytest.importorskip("statsmodels.api")
@@ -77,7 +85,7 @@ def build(name, y):
 
 def assert_gradients(y, model, A, bound, method="fused"):
     """All eleven gradients against complex steps of the value, relative to the largest entry."""
-    _, dy, gradients, A_bar, _ = diffuse.loglike_and_grad(y, model, A, method)
+    _, dy, gradients, A_bar, *_ = diffuse.loglike_and_grad(y, model, A, method)
     arrays = model.asdict()
     found = gradients.asdict() | {"A": A_bar, "y": dy}
     steps = {
@@ -168,33 +176,111 @@ def test_several_series_against_least_squares():
     y, model, A = several()
     value, delta, covariance = dense(y, model, A)
     for method in ("fused", "reference"):
-        found, *_, estimate = diffuse.loglike_and_grad(y, model, A, method)
-        assert relative_error(found, value) < 1e-11
-        assert relative_error(estimate.mean, delta) < 1e-10
-        assert relative_error(estimate.covariance, covariance) < 1e-10
+        found = diffuse.loglike_and_grad(y, model, A, method)
+        assert relative_error(found.value, value) < 1e-11
+        assert relative_error(found.estimate.mean, delta) < 1e-10
+        assert relative_error(found.estimate.covariance, covariance) < 1e-10
         assert_gradients(y, model, A, 1e-10, method)
 
 
-@pytest.mark.parametrize("method", ["fused", "reference"])
-def test_a_centre_beside_the_mean(method):
-    """A pass from a millionth of a standard deviation beside it: a high level magnifies that.
+def with_regressors(seed=0):
+    """Regressors in the observations and in the states, beside a diffuse start; gaps."""
+    y, model, A = several(seed)
+    rng = np.random.default_rng(seed + 9)
+    n, (p, m) = len(y), model.Z.shape[-2:]
+    A = np.column_stack([A[:, :2], np.zeros((m, 2))])
+    X, B = rng.normal(size=(n, p, 4)) * [0, 1, 1, 0], rng.normal(size=(n, m, 4)) * [0, 0, 1, 1]
+    return y, model, {"A": A, "X": X, "B": B}
 
-    Uncorrected, y, c and T are off by 3e-7, and Z by 5e-2.
-    """
-    y = series(True)[:, None] + 1e6
-    _, model, A = build("trend, season 4", y[:, 0])
-    _, dy, expected, *_ = diffuse.loglike_and_grad(y, model, A, method)
-    at = diffuse._Integrated(y, model, A, method)
-    beside = at.delta + at.root @ np.full(A.shape[1], 1e-6)
-    centre = replace(at.columns.model, a0=model.a0 + A @ beside)
-    _, dy_there, there = loglike_and_grad(y, centre, method, tol=0.0)
-    left = at.root.T @ (A.T @ there.a0)
-    more, spread, _ = at.columns.pull(at.root, left, beside)
-    assert relative_error(dy_there + more, dy) < 1e-9
-    assert np.abs(there.d + spread.d).max() < 1e-12  # zero, as a level takes it up
-    for x, bound in {"c": 1e-10, "T": 1e-10, "Z": 1e-6}.items():
-        found = getattr(there, x) + getattr(spread, x)
-        assert relative_error(found, getattr(expected, x)) < bound, x
+
+def stacked(model, n, A, X, B):
+    """delta below the state, for a normal prior with the identity for a covariance."""
+    m, q, p = model.m, A.shape[1], model.p
+    T, Z, R = np.zeros((n, m + q, m + q)), np.zeros((n, p, m + q)), np.zeros((m + q, model.r))
+    T[:, :m, :m], T[:, :m, m:], T[:, m:, m:] = model.T, B, np.eye(q)
+    Z[:, :, :m], Z[:, :, m:], R[:m] = model.Z, X, model.R
+    first = np.vstack([A, np.eye(q)])
+    P0 = first @ first.T
+    P0[:m, :m] += model.P0
+    c = np.concatenate([model.c, np.zeros(q)])
+    return StateSpace(np.r_[model.a0, np.zeros(q)], P0, c, model.d, T, Z, R, model.H, model.Q)
+
+
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_a_normal_prior_is_a_larger_state(method):
+    y, model, columns = with_regressors()
+    precision = np.eye(4)
+    found = diffuse.loglike_and_grad(y, model, **columns, precision=precision, method=method)
+    larger = stacked(model, len(y), **columns)
+    value, dy, expected = loglike_and_grad(y, larger, tol=0.0)
+    m = model.m
+    assert relative_error(found.value, value) < 1e-11
+    assert relative_error(found.dy, dy) < 1e-10
+    for x in ("c", "d", "H", "Q"):
+        theirs = getattr(expected, x)
+        assert (
+            relative_error(getattr(found.gradients, x), theirs[: m if x == "c" else None]) < 1e-10
+        )
+    assert relative_error(found.gradients.T, expected.T[:, :m, :m].sum(axis=0)) < 1e-10
+    assert relative_error(found.gradients.Z, expected.Z[:, :, :m]) < 1e-10
+    assert relative_error(found.X_bar, expected.Z[:, :, m:]) < 1e-10
+    assert relative_error(found.B_bar, expected.T[:, :m, m:]) < 1e-10
+    filtered = reference.kalman_filter(y, larger)
+    last = filtered.out.a_filt[-1, m:], filtered.out.P_filt[-1, m:, m:]
+    assert relative_error(found.estimate.mean, last[0]) < 1e-10
+    assert relative_error(found.estimate.covariance, last[1]) < 1e-10
+
+
+@pytest.mark.parametrize("method", ["fused", "reference"])
+@pytest.mark.parametrize("prior", ["flat", "normal", "marginal"])
+def test_gradients_of_what_delta_enters(method, prior):
+    y, model, columns = with_regressors(1)
+    more = {"normal": {"precision": np.diag([1.0, 2, 3, 4]) + 0.5}, "marginal": {"marginal": True}}
+    more = more.get(prior, {})
+    found = diffuse.loglike_and_grad(y, model, **columns, **more, method=method)
+    assert relative_error(found.value, diffuse.loglike(y, model, **columns, **more)) < 1e-12
+    for x, bar in (("A", found.A_bar), ("X", found.X_bar), ("B", found.B_bar)):
+        expected = complex_step(
+            lambda M, x=x: diffuse.loglike(y, model, **(columns | {x: M}), **more), columns[x]
+        )
+        assert relative_error(bar, expected) < 1e-10, x
+    for x in NAMES:
+        expected = complex_step(
+            lambda M, x=x: diffuse.loglike(y, replace(model, **{x: M}), **columns, **more),
+            getattr(model, x),
+            symmetric=x in SYMMETRIC,
+        )
+        error = np.abs(getattr(found.gradients, x) - expected).max()
+        assert error < 1e-10 * max(1, np.abs(expected).max()), x
+    if prior == "normal":
+        h = 1e-6
+        E = np.diag([1.0, 0, 0, 0])
+        ends = [
+            diffuse.loglike(y, model, **columns, precision=more["precision"] + s * E)
+            for s in (h, -h)
+        ]
+        assert abs((ends[0] - ends[1]) / (2 * h) - found.precision_bar[0, 0]) < 1e-7
+
+
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_the_marginal_likelihood_does_not_know_the_scale_of_the_columns(method):
+    y, model, columns = with_regressors(2)
+    C = np.random.default_rng(0).normal(size=(4, 4))
+    other = {x: M @ C for x, M in columns.items()}
+    value = diffuse.loglike(y, model, **columns, method=method, marginal=True)
+    assert relative_error(
+        diffuse.loglike(y, model, **other, method=method, marginal=True), value
+    ) < 1e-11  # fmt: skip
+    plain = diffuse.loglike(y, model, **columns, method=method)
+    assert abs(diffuse.loglike(y, model, **other, method=method) - plain) > 0.1
+    # A contrast of the data that delta does not reach: its density is the marginal likelihood.
+    one = np.eye(1)
+    walk = StateSpace([0.0], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=2 * one, Q=3 * one)
+    found = diffuse.loglike(np.array([[1.0], [4.0]]), walk, one, method=method, marginal=True)
+    variance = 2 + 2 + 3
+    # y2 - y1 over the root of 2, a unit vector orthogonal to (1, 1)
+    expected = -(np.log(2 * np.pi * variance / 2) + (3**2 / 2) / (variance / 2)) / 2
+    assert relative_error(found, expected) < 1e-12
 
 
 def test_the_covariance_on_diffuse_states_makes_no_difference():
@@ -230,7 +316,7 @@ def test_a_quarter_that_was_never_observed():
         (np.ones((4, 5)), r"q from 1 to 4"),
         (np.full((4, 1), np.nan), "A is not finite"),
         (np.array([["a"]] * 4), "expected numbers"),
-        (np.eye(4)[:, :2] * [1, 0], r"nothing about delta\[1\]: column 1 of A"),
+        (np.eye(4)[:, :2] * [1, 0], r"nothing about delta\[1\], a column of zeros"),
         (np.ones((4, 2)), "nothing about one direction of delta"),
     ],
 )
@@ -240,7 +326,85 @@ def test_bad_columns(A, message):
         diffuse.loglike(y, model, A)
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "delta enters nowhere: give A, X or B"),
+        (
+            {"X": np.ones((3, 2))},
+            r"X has shape \(3, 2\), expected \(p, q\) or \(n, p, q\) = \(2, q\)",
+        ),
+        ({"B": np.full((4, 1), np.inf)}, "B is not finite"),
+        ({"A": np.eye(4)[:, :2], "X": np.ones((2, 1))}, "the columns differ in number: A has 2, X"),
+        ({"X": np.ones((2, 2))}, "nothing about one direction of delta, .* regressors alone"),
+        ({"A": np.eye(4), "precision": -np.eye(4)}, "precision is not positive definite"),
+        ({"A": np.eye(4), "precision": np.eye(3)}, r"precision has shape \(3, 3\), expected"),
+        ({"A": np.eye(4), "precision": np.eye(4), "marginal": True}, "is for a flat prior"),
+    ],
+)
+def test_bad_regressors(columns, message):
+    y, model, _ = several()
+    with pytest.raises(ValueError, match=message):
+        diffuse.loglike(y, model, **columns)
+
+
 def test_all_missing():
     y, model, A = several()
     with pytest.raises(ValueError, match="nothing about delta"):
         diffuse.loglike(np.full_like(y, np.nan), model, A)
+
+
+MODES = ["NUMBA", pytensor.compile.mode.Mode("py", "fast_run")]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["numba", "python"])
+@pytest.mark.parametrize("prior", ["flat", "normal"])
+def test_the_op(mode, prior):
+    y, model, columns = with_regressors(3)
+    precision = None if prior == "flat" else np.diag([1.0, 2, 3, 4])
+    symbols = symbolic_model(model.time_varying)
+    A, X, B = pt.matrix("A"), pt.tensor3("X"), pt.tensor3("B")
+    P = None if prior == "flat" else pt.matrix("precision")
+    value = kalman_diffuse_loglike(*symbols.values(), A, X, B, P)
+    wrt = [*symbols.values(), A, X, B, *([P] if P is not None else [])]
+    evaluate = pytensor.function(wrt, [value, *pt.grad(value, wrt)], mode=mode)
+    given = [y, *model.asdict().values(), *columns.values()]
+    found = evaluate(*given, *([precision] if P is not None else []))
+    expected = diffuse.loglike_and_grad(y, model, **columns, precision=precision)
+    assert relative_error(found[0], expected.value) < 1e-12
+    names = ("dy", *NAMES, "A_bar", "X_bar", "B_bar", "precision_bar")
+    bars = expected._asdict() | expected.gradients.asdict()
+    for x, G in zip(names, found[1:], strict=False):
+        theirs = bars[x]
+        assert np.abs(G - theirs).max() <= 1e-10 * max(1, np.abs(theirs).max()), x
+    ops = [node.op for node in evaluate.maker.fgraph.toposort()]
+    assert sum(isinstance(op, KalmanIntegrated) for op in ops) == 0  # the value comes along
+
+
+def test_the_op_with_single_diffuse_states():
+    y = series(True)[:, None]
+    _, model, A = build("trend, season 4", y[:, 0])
+    symbols = symbolic_model()
+    value = kalman_diffuse_loglike(*symbols.values(), A=A)
+    mean, covariance = kalman_diffuse_estimate(*symbols.values(), A=A)
+    grads = pt.grad(value, [symbols["H"], symbols["Q"]])
+    evaluate = pytensor.function(list(symbols.values()), [value, *grads, mean, covariance])
+    found = evaluate(y, *model.asdict().values())
+    expected = diffuse.loglike_and_grad(y, model, A)
+    theirs = [expected.value, expected.gradients.H, expected.gradients.Q, *expected.estimate]
+    for ours, other in zip(found, theirs, strict=True):
+        assert relative_error(ours, other) < 1e-11
+
+
+def test_the_op_where_the_data_leave_a_direction_open():
+    y, model, _ = several()
+    value = kalman_diffuse_loglike(y, *model.asdict().values(), A=np.ones((4, 2)))
+    assert np.isnan(value.eval())
+    with pytest.raises(ValueError, match="delta enters nowhere"):
+        kalman_diffuse_loglike(y, *model.asdict().values())
+    with pytest.raises(ValueError, match="X has 1 dimensions, expected 2 or 3"):
+        kalman_diffuse_loglike(y, *model.asdict().values(), X=np.ones(2))
+    A = pt.as_tensor(np.eye(4))
+    grad = pt.grad(kalman_diffuse_loglike(y, *model.asdict().values(), A=A), A)
+    with pytest.raises(NotImplementedError, match="normal prior"):
+        pt.grad(grad.sum(), A)

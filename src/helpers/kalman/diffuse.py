@@ -1,28 +1,44 @@
-r"""The start that nobody has to guess: likelihood and gradient with an exact diffuse initial state.
+r"""The start that nobody has to guess: unknown numbers integrated out of the likelihood, exactly.
 
-The first state is :math:`\alpha_1 = a_0 + A \delta + N(0, P_0)` with a :math:`\delta` (q,) of which
-nothing is known.  For each :math:`\delta` the model is an ordinary one, and its likelihood is
-quadratic in :math:`\delta`: so :math:`\delta` can be integrated out, exactly, and nothing is ever
-large.  The columns of A go through the same covariance recursion as the state,
+Some of a model's numbers :math:`\delta` (q,) enter its means linearly: a first state of which
+nothing is known, the coefficients of regressors in the observations or in the state,
 
 .. math::
 
-   E_t = Z A_t , \quad A_{t+1} = T (A_t - K^f_t E_t) , \quad
-   S = \sum_t E_t^\top F_t^{-1} E_t , \quad s = \sum_t E_t^\top u_t , \quad \hat\delta = S^{-1} s ,
+   \alpha_1 = a_0 + A \delta + N(0, P_0), \qquad
+   y_t \text{ gets } X_t \delta, \qquad \alpha_{t+1} \text{ gets } B_t \delta .
 
-and with :math:`\mathcal L` the likelihood that starts from :math:`a_0`,
+For each :math:`\delta` the model is an ordinary one, and its log-likelihood is quadratic in
+:math:`\delta`: so :math:`\delta` can be integrated out, under a flat or a normal prior with
+precision :math:`\Lambda`, and nothing is ever large.  What :math:`\delta` adds goes through the
+covariance recursion of the series as columns, series with y = 0 that start from :math:`A`:
 
 .. math::
 
-   \mathcal L_\text{diffuse} = \mathcal L + \tfrac12 s^\top \hat\delta - \tfrac12 \log |S| .
+   E_t = Z A_t + X_t , \quad A_{t+1} = T (A_t - K^f_t E_t) + B_t , \quad
+   S = \Lambda + \sum_t E_t^\top F_t^{-1} E_t , \quad s = \sum_t E_t^\top u_t , \quad
+   \hat\delta = S^{-1} s ,
 
-The gradient is the ordinary one, averaged over :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`:
-that of the pass which starts from :math:`a_0 + A \hat\delta`, and a rank-q term for each array.
-No P0 is asked for on the diffuse states: any :math:`P_0 + A M A^\top` gives the same likelihood.
-The variances there are put at the size of the model's others, so that F is never singular.
+and with :math:`\mathcal L(\delta)` the likelihood at a given :math:`\delta`,
+
+.. math::
+
+   \mathcal L_\text{diffuse} = \mathcal L(\hat\delta) - \tfrac12 \hat\delta^\top \Lambda \hat\delta
+   - \tfrac12 \log |S| \; ( + \tfrac12 \log |\Lambda|) .
+
+The gradient is the ordinary one, averaged over :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`.
+As the log-likelihood is quadratic, that is the sum of those of the series at :math:`\hat\delta`
+and of q columns, each one standard deviation of :math:`\delta` long: a panel of q + 1 series
+(:mod:`helpers.kalman.panel`) whose covariances count once.
+
+No P0 is asked for on the directions of a flat start: any :math:`P_0 + A M A^\top` gives the same
+likelihood.  The variances there are put at the size of the model's others, so that F is never
+singular.
 
 De Jong 1991 (The diffuse Kalman filter, Annals of Statistics 19, 1073-1083); Durbin and Koopman
-2012 (Time Series Analysis by State Space Methods, 2nd ed.), sections 5.2 and 5.7.
+2012 (Time Series Analysis by State Space Methods, 2nd ed.), sections 5.2, 5.7 and 6.2.3; Francke,
+Koopman and de Vos 2010 (Likelihood functions for state space models with diffuse initial
+conditions, Journal of Time Series Analysis 31, 407-414) for the marginal likelihood.
 """
 
 from __future__ import annotations
@@ -33,15 +49,15 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
-from helpers.kalman import loglike_and_grad as with_known_start
-from helpers.kalman.recursions import pull_columns, pull_spread, symmetric
-from helpers.statespace import Gradients, StateSpace
+from helpers.kalman.panel import _Group
+from helpers.kalman.recursions import LOG_2PI, TOLERANCE, symmetric
+from helpers.statespace import Gradients, StateSpace, check_data
 
-__all__ = ["Estimate", "loglike", "loglike_and_grad"]
+__all__ = ["Estimate", "Integrated", "loglike", "loglike_and_grad"]
 
 
 class Estimate(NamedTuple):
-    """What the data say about delta: its posterior under a flat prior.
+    """What the data say about delta: its posterior.
 
     Parameters
     ----------
@@ -53,28 +69,74 @@ class Estimate(NamedTuple):
     covariance: np.ndarray
 
 
-class _Column(NamedTuple):
-    """What the way back needs of one step's columns."""
+class Integrated(NamedTuple):
+    """What :func:`loglike_and_grad` returns.
 
-    w: np.ndarray  # (p, q), C^-1 Z A_t
-    filtered: np.ndarray  # (m, q), A_t - Kf Z A_t
+    Parameters
+    ----------
+    value : float
+    dy : array (n, p)
+        Zero in the gaps.
+    gradients : Gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
+    A_bar : array (m, q)
+        The gradient with respect to A.
+    estimate : Estimate
+        The mean and the covariance of delta given the data.
+    X_bar, B_bar : array, or None where there is no X or B
+        The gradients with respect to X and B, of their shapes.
+    precision_bar : array (q, q), or None where the prior is flat
+        The gradient with respect to the precision; symmetric.
+    """
+
+    value: float
+    dy: np.ndarray
+    gradients: Gradients
+    A_bar: np.ndarray
+    estimate: Estimate
+    X_bar: np.ndarray | None = None
+    B_bar: np.ndarray | None = None
+    precision_bar: np.ndarray | None = None
 
 
-def loglike(y, model: StateSpace, A, method: str = "fused"):  # noqa: N803
-    """Log-likelihood with the first state diffuse in the directions A.
+def loglike(
+    y,
+    model: StateSpace,
+    A=None,  # noqa: N803
+    method: str = "fused",
+    *,
+    X=None,  # noqa: N803
+    B=None,  # noqa: N803
+    precision=None,
+    marginal: bool = False,
+    tol: float = TOLERANCE,
+):
+    """Log-likelihood with delta integrated out.
 
     Parameters
     ----------
     y : array (n, p)
         NaN marks a gap.
     model : StateSpace
-        Its a0 and P0 are those of the first state without delta; what they are on the span of A
-        makes no difference.
-    A : array (m, q)
-        What delta adds to the first state: of full rank, and seen by the data. Columns of the
-        identity where single states are diffuse. The value depends on its scale.
+        Its a0, c and d are those without delta, its P0 that of the first state given delta; what P0
+        is on the span of A makes no difference under a flat prior.
+    A : array (m, q), optional
+        What delta adds to the first state: columns of the identity where single states are diffuse.
+        Zeros if None.
     method : "fused" or "reference"
         As :func:`helpers.kalman.loglike`; complex arrays take the reference.
+    X : array (p, q) or (n, p, q), optional
+        What delta adds to each observation: regressors.
+    B : array (m, q) or (n, m, q), optional
+        What delta adds to each next state.
+    precision : array (q, q), optional
+        Of delta's normal prior, whose mean is zero; positive definite. A flat prior if None.
+    marginal : bool
+        The marginal likelihood of what delta does not reach, which does not depend on the scale of
+        A, X and B: it has q/2 log(2 pi) + log|E'E|/2 more, with E all that delta does to what is
+        observed. For a flat prior.
+    tol : float
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Returns
     -------
@@ -83,145 +145,264 @@ def loglike(y, model: StateSpace, A, method: str = "fused"):  # noqa: N803
     Raises
     ------
     ValueError
-        If A does not fit the model, or the data leave a direction of delta open: the message says
-        which.
+        If A, X, B or the precision do not fit the model, or the data leave a direction of delta
+        open: the message says which.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step.
+    MemoryError
+        If memory runs out.
     """
-    return _Integrated(y, model, A, method).value
+    columns = _Columns(y, model, A, X, B, precision)
+    value = columns.value(method, tol)
+    if not marginal:
+        return value
+    mean, constant = _of_the_mean(columns)
+    return value - mean.value(method, tol) - constant
 
 
 def loglike_and_grad(
     y,
     model: StateSpace,
-    A,  # noqa: N803
+    A=None,  # noqa: N803
     method: str = "fused",
-) -> tuple[float, np.ndarray, Gradients, np.ndarray, Estimate]:
+    *,
+    X=None,  # noqa: N803
+    B=None,  # noqa: N803
+    precision=None,
+    marginal: bool = False,
+    tol: float = TOLERANCE,
+) -> Integrated:
     """Log-likelihood, and its gradient with respect to everything.
 
     Parameters
     ----------
-    y, model, A, method
+    y, model, A, method, X, B, precision, marginal, tol
         As :func:`loglike`; real.
 
     Returns
     -------
-    value : float
-    dy : array (n, p)
-    gradients : Gradients
-        As :func:`helpers.kalman.loglike_and_grad`.
-    A_bar : array (m, q)
-        The gradient with respect to A.
-    estimate : Estimate
-        The mean and the covariance of delta given the data.
+    Integrated
 
     Raises
     ------
-    ValueError, numpy.linalg.LinAlgError
+    ValueError, numpy.linalg.LinAlgError, MemoryError
         As :func:`loglike`.
     """
-    at = _Integrated(y, model, A, method)
-    more, spread, rho = at.columns.pull(at.root, at.left, at.delta)
-    gradients = Gradients(*(G + X for G, X in zip(at.gradients, spread, strict=True)))
-    A_bar = np.outer(gradients.a0, at.delta) - rho @ at.root.T
-    return at.value, at.dy + more, gradients, A_bar, at.estimate()
-
-
-class _Integrated:
-    """The columns forwards, and the ordinary pass that starts where delta is most likely."""
-
-    def __init__(self, y, model: StateSpace, A, method):  # noqa: N803
-        A = _checked(A, model)
-        self.room = _room(model)
-        model = replace(model, P0=symmetric(model.P0) + self.room * A @ A.T)
-        loop = _takes_reference(y, model, method) or np.iscomplexobj(A)
-        self.columns = columns = (_ColumnsInNumPy if loop else _Columns)(y, model, A)
-        _refuse_unidentified(columns.S.real, A.real)
-        if np.iscomplexobj(columns.S):
-            self.value = columns.complex_value(y)
-            return
-        C = np.linalg.cholesky(columns.S)
-        self.root = np.linalg.inv(C).T  # S^-1 = root root'
-        self.delta = self.root @ (self.root.T @ columns.s)
-        # From there: the distance between the start and the data costs digits with its square.
-        centre = replace(model, a0=model.a0 + A @ self.delta)
-        l, self.dy, self.gradients = with_known_start(y, centre, method, tol=0.0)
-        # How far delta is from its mean, in standard deviations: rounding.
-        self.left = left = self.root.T @ (A.T @ self.gradients.a0)
-        self.value = float(l + left @ left / 2 - np.log(np.diag(C)).sum())
-
-    def estimate(self) -> Estimate:
-        """Without the room that P0 was given on the span of A, which is taken for noise in S."""
-        return Estimate(self.delta, self.root @ self.root.T - self.room * np.eye(len(self.root)))
-
-
-class _ColumnsInNumPy:
-    """The columns of A through the filter and back, step by step: S (q, q) and s (q,)."""
-
-    def __init__(self, y, model: StateSpace, A):  # noqa: N803
-        self.model, self.A = model, A
-        self.filtered = filtered = reference.kalman_filter(y, model)
-        self.T = model.over_time("T", len(filtered.u))
-        self.steps, self.S = [], np.zeros((A.shape[1], A.shape[1]))
-        for t in range(len(self.T)):
-            step = _Column(filtered.S[t] @ A, filtered.J[t] @ A)
-            self.steps.append(step)
-            self.S = self.S + step.w.T @ step.w
-            A = self.T[t] @ step.filtered  # noqa: N806
-        self.s = self.seen(filtered)
-
-    def seen(self, filtered):
-        """s: what the data say of delta, seen from where the filter started."""
-        return sum(step.w.T @ w for step, w in zip(self.steps, filtered.w, strict=True))
-
-    def complex_value(self, y):
-        """The value for a complex step: symmetric, not Hermitian; and the centre is held fixed."""
-        delta = np.linalg.solve(self.S, self.s).real
-        centre = replace(self.model, a0=self.model.a0 + self.A @ delta)
-        filtered = reference.kalman_filter(y, centre)
-        s = self.seen(filtered)
-        sign, logdet = np.linalg.slogdet(self.S)
-        more = s @ np.linalg.solve(self.S, s) - np.log(sign) - logdet
-        return filtered.out.l.sum() + more / 2
-
-    def pull(self, root, left, delta):
-        """What the spread of delta around the centre adds to the gradients, from the last step on.
-
-        And what is `left` between the centre and the mean of delta: rounding, which a high level
-        would magnify. Returns the parts of dy and of the model's gradients, and rho_0 times the
-        root of S^-1 (m, q).
-        """
-        filtered, per_step = self.filtered, []
-        rho = np.zeros((self.model.m, len(root)))
-        for t in reversed(range(len(self.T))):
-            w, A_filt = self.steps[t]
-            eE, aE, rho_before = pull_columns(
-                rho, self.T[t], w @ root, filtered.C_inv[t], filtered.S[t], filtered.Kf[t],
-                filtered.J[t], filtered.out.P_filt[t], A_filt @ root,
-            )  # fmt: skip
-            a_filt = filtered.out.a_filt[t] + A_filt @ delta
-            per_step.append(reference.StepGradients(*pull_spread(rho, eE, aE, a_filt, left)))
-            rho = rho_before
-        more, spread = reference._accumulate(
-            self.model, -rho @ left, rho @ rho.T / 2, per_step[::-1], filtered.observed
-        )
-        return more, spread, rho
+    columns = _Columns(y, model, A, X, B, precision)
+    found = columns.value_and_grad(method, tol)
+    if not marginal:
+        return found
+    mean, constant = _of_the_mean(columns)
+    less = mean.value_and_grad(method, tol)
+    # Of the model's arrays, the mean of y knows T and Z.
+    nought = {x: 0 * G for x, G in less.gradients.asdict().items()}
+    fewer = nought | {"T": less.gradients.T, "Z": less.gradients.Z}
+    return found._replace(
+        value=found.value - less.value - constant,
+        gradients=Gradients(*(G - fewer[x] for x, G in found.gradients.asdict().items())),
+        A_bar=found.A_bar - less.A_bar,
+        X_bar=None if X is None else found.X_bar - less.X_bar,
+        B_bar=None if B is None else found.B_bar - less.B_bar,
+    )
 
 
 class _Columns:
-    """The same, compiled."""
+    """The series and what delta adds to it, checked, as q + 1 series with the same gaps."""
 
-    def __init__(self, y, model: StateSpace, A):  # noqa: N803
-        self.model, self.fused = model, _fused()
-        self.arrays, self.code = self.fused.arrays_of(y, model), self.fused.building.load("columns")
-        self.S, self.s, l, self.kept = self.code.forward(*self.arrays, A)
-        if np.isnan(l).any():
-            raise reference._not_positive_definite(int(np.isnan(l).argmax()))
+    def __init__(self, y, model: StateSpace, A, X, B, precision):  # noqa: N803
+        y = check_data(y, model)
+        n, p, m = len(y), model.p, model.m
+        self.y, self.model = y, model
+        self.given = given = {"A": A, "X": X, "B": B}
+        shapes = {"A": ((m,),), "X": ((p,), (n, p)), "B": ((m,), (n, m))}
+        most = m if X is None and B is None else m + n * p
+        checked = {x: _checked(x, M, shapes[x], most) for x, M in given.items() if M is not None}
+        if not checked:
+            raise ValueError("delta enters nowhere: give A, X or B")
+        qs = {x: M.shape[-1] for x, M in checked.items()}
+        if len(set(qs.values())) > 1:
+            told = ", ".join(f"{x} has {k}" for x, k in qs.items())
+            raise ValueError(f"the columns differ in number: {told}")
+        self.q = q = next(iter(qs.values()))
+        self.A, self.X, self.B = (
+            checked.get(x, np.zeros((*size, q)))
+            for x, size in (("A", (m,)), ("X", (p,)), ("B", (m,)))
+        )
+        self.precision = None if precision is None else _checked_precision(precision, q)
+        self.missing = np.isnan(y)
 
-    def pull(self, root, left, delta):
-        """As :meth:`_ColumnsInNumPy.pull`."""
-        out, more, rho = self.code.backward(*self.arrays[1:], self.kept, root, left, delta)
-        return more, self.fused.gradients_of(self.model, out, len(more)), rho
+    @property
+    def _pure(self) -> np.ndarray:
+        """Which numbers enter the first state alone: their P0 is free under a flat prior."""
+        enters = np.zeros(self.q, bool)
+        for M in (self.X, self.B):
+            enters |= np.abs(M.reshape(-1, self.q)).max(axis=0) > 0
+        return ~enters & (self.precision is None)
+
+    def series(self):
+        """y (q + 1, n, p) with d taken off, starts (q + 1, m), c (q + 1, n or 1, m), and P0."""
+        model, n = self.model, len(self.y)
+        added = (np.broadcast_to(-X, self.y.shape) for X in np.moveaxis(self.X, -1, 0))
+        y = np.where(self.missing, np.nan, np.stack([self.y - model.d, *added]))
+        starts = np.vstack([model.a0, self.A.T])
+        B, c = self.B, model.c
+        steps = n if B.ndim == 3 or c.ndim == 2 else 1
+        c = np.stack([np.broadcast_to(M, (steps, model.m)) for M in (c, *np.moveaxis(B, -1, 0))])
+        flat = self.A[:, self._pure]
+        self.room = _room(model) if flat.size else 0.0
+        return y, starts, c, symmetric(model.P0) + self.room * flat @ flat.T
+
+    def _loop(self, method: str) -> bool:
+        complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
+        return _takes_reference(self.y, self.model, method) or complex_columns
+
+    def value(self, method: str, tol: float):
+        """The log-likelihood."""
+        if self._loop(method):
+            return _Loop(self).value
+        return self._value(*self._compiled(False, tol)[:5])
+
+    def value_and_grad(self, method: str, tol: float) -> Integrated:
+        """The log-likelihood, its gradient, and the posterior of delta."""
+        if self._loop(method):
+            loop = _Loop(self)
+            return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
+        how, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
+        value = self._value(how, value, delta, root, S)
+        model, n = self._zero(self.model), len(self.y)
+        gradients = _fused().gradients_of(model, out, n)
+        return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
+
+    def _zero(self, model: StateSpace, **more) -> StateSpace:
+        """The model without a mean."""
+        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
+
+    def _compiled(self, backwards: bool, tol: float):
+        fused = _fused()
+        y, starts, c, P0 = self.series()
+        _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
+        precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
+        found = fused.building.load("integrated").integrated(
+            y, starts, c, P0, T, Z, H, W, precision, backwards, *[backwards] * 4,
+            fused._tolerance(tol),
+        )  # fmt: skip
+        if found[-1][0] < len(self.y):
+            raise reference._not_positive_definite(int(found[-1][0]))
+        return found
+
+    def _value(self, how, value, delta, root, S) -> float:
+        if np.isnan(value):
+            _refuse_unidentified(S, self._told)
+        return float(value + self._of_the_prior())
+
+    def _of_the_prior(self) -> float:
+        return 0.0 if self.precision is None else np.linalg.slogdet(self.precision)[1] / 2
+
+    def _told(self, direction) -> str:
+        """What a direction of delta does, in words."""
+        parts = [(self.A @ direction, "state")] if self.given["A"] is not None else []
+        told = [_in_words(x, what) for x, what in parts if np.abs(x).max() > 0]
+        regressors = self.given["X"] is not None or self.given["B"] is not None
+        return ", ".join(told) or ("regressors alone" if regressors else "a column of zeros")
+
+    def _gathered(self, value, delta, root, y_bar, starts_bar, c_bar, gradients) -> Integrated:
+        """The gradients of what was given, from those of the q + 1 series."""
+        model = self.model
+        columns = {"X": -np.moveaxis(y_bar[1:], 0, -1), "B": np.moveaxis(c_bar[1:], 0, -1)}
+        for x, M in (("X", self.X), ("B", self.B)):
+            columns[x] = columns[x] if M.ndim == 3 else columns[x].sum(axis=0)
+        bars = gradients.asdict() | {"a0": starts_bar[0], "c": c_bar[0], "d": -y_bar[0]}
+        for x in "cd":
+            if x not in model.time_varying:
+                bars[x] = bars[x].sum(axis=0)
+        covariance = root @ root.T
+        estimate = Estimate(delta, covariance - np.diag(self.room * self._pure))
+        precision_bar = None
+        if self.precision is not None:
+            inverse = np.linalg.inv(self.precision)
+            precision_bar = (inverse - covariance - np.outer(delta, delta)) / 2
+        return Integrated(
+            value, y_bar[0], Gradients(**bars), starts_bar[1:].T, estimate,
+            *(columns[x] if self.given[x] is not None else None for x in "XB"), precision_bar,
+        )  # fmt: skip
+
+
+class _Loop:
+    """The readable engine: the columns forwards, their mixture, and the way back."""
+
+    def __init__(self, columns: _Columns):
+        y, starts, c, P0 = columns.series()
+        n, model, q = y.shape[1], columns._zero(columns.model, P0=P0), columns.q
+        precision = np.zeros((q, q)) if columns.precision is None else columns.precision
+        self.delta, self.varies = np.zeros(q), c.shape[1] > 1
+        for again in (True, False):  # from where it starts, and then from near the mean of delta
+            steps = np.broadcast_to(c, (q + 1, n, model.m))
+            self.group = group = _Group(y, starts, steps, model)
+            self.w = w = np.array(group.w)  # (n, p, q + 1), C^-1 v
+            S = precision + np.einsum("npi,npj->ij", w[:, :, 1:], w[:, :, 1:])
+            _refuse_unidentified(S.real, columns._told)
+            if again:
+                step = np.linalg.solve(S.real, self._slope(precision).real)
+                self.delta = self.delta + step
+                y, starts, c = (
+                    np.concatenate([M[:1] + np.tensordot(step, M[1:], 1)[np.newaxis], M[1:]])
+                    for M in (y, starts, c)
+                )
+        for _ in range(2):  # what rounding left between the two
+            self._move(np.linalg.solve(S.real, self._slope(precision).real))
+        # Complex arrays are for complex steps: this is analytic, with the centre held fixed.
+        left = self._slope(precision)
+        sign, logdet = np.linalg.slogdet(S)
+        logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
+        of_delta = left @ np.linalg.solve(S, left) - logdet - self.delta @ precision @ self.delta
+        self.value = (
+            group.l_of_P.sum() + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
+        )
+        if np.isrealobj(S):
+            self.root = np.linalg.inv(np.linalg.cholesky(S)).T
+
+    def _slope(self, precision):
+        """The derivative of the log-likelihood and the prior with respect to delta, where it is."""
+        w = self.w
+        return -np.einsum("npi,np->i", w[:, :, 1:], w[:, :, 0]) - precision @ self.delta
+
+    def _move(self, step):
+        """Column 0 of w and of the filtered states, by a step of delta."""
+        self.delta = self.delta + step
+        self.w[:, :, 0] += self.w[:, :, 1:] @ step
+        for a_filt in self.group.a_filt:
+            a_filt[:, 0] += a_filt[:, 1:] @ step
+
+    def pull(self):
+        """The gradients of y, starts and c of the q + 1 series, and those of the model."""
+        group = self.group
+        for t, a_filt in enumerate(group.a_filt):
+            self.w[t, :, 1:] = self.w[t, :, 1:] @ self.root
+            a_filt[:, 1:] = a_filt[:, 1:] @ self.root
+        group.w = list(self.w)
+        y_bar, starts_bar, c_bar, gradients = group.pull(times=1)
+        c_bar = c_bar if self.varies else c_bar.sum(axis=1, keepdims=True)
+        # The series' part came with delta, that of column j with column j of the root.
+        back = np.block([[np.ones((1, 1)), np.zeros_like(self.delta)[np.newaxis]],
+                         [self.delta[:, np.newaxis], self.root]])  # fmt: skip
+        return *(np.tensordot(back, M, 1) for M in (y_bar, starts_bar, c_bar)), gradients
+
+
+def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
+    """What the marginal likelihood takes away: log|E'E|/2 as that of a series, and its constant.
+
+    The same columns through a model in which all is certain but white noise of variance 1: there
+    S = E'E, and a series of zeros has the log-likelihood -N/2 log(2 pi) - log|E'E|/2.
+    """
+    if columns.precision is not None:
+        raise ValueError("the marginal likelihood is for a flat prior, but there is a precision")
+    model = columns.model
+    certain = columns._zero(model, P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
+    zeros = np.where(columns.missing, np.nan, 0.0)
+    seen = (~columns.missing).sum()
+    return _Columns(zeros, certain, **columns.given, precision=None), (
+        seen - columns.q
+    ) / 2 * LOG_2PI
 
 
 def _room(model: StateSpace) -> float:
@@ -233,28 +414,42 @@ def _room(model: StateSpace) -> float:
     return float(variances.mean()) if len(variances) else 1.0
 
 
-def _checked(A, model: StateSpace) -> np.ndarray:  # noqa: N803
-    A = np.asarray(A)
-    if A.dtype.kind not in "fciu":
-        raise ValueError(f"A has type {A.dtype}, expected numbers")
-    A = A.astype(np.result_type(A, float))
-    if A.ndim != 2 or len(A) != model.m or not 0 < A.shape[1] <= model.m:
+def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
+    """A, X or B: numbers, of one of the shapes (rows) or (n, rows), and q columns."""
+    M = np.asarray(M)  # noqa: N806
+    if M.dtype.kind not in "fciu":
+        raise ValueError(f"{name} has type {M.dtype}, expected numbers")
+    M = M.astype(np.result_type(M, float))  # noqa: N806
+    if M.shape[:-1] not in shapes or not 0 < M.shape[-1] <= most:
+        letters = {"A": "(m, q)", "X": "(p, q) or (n, p, q)", "B": "(m, q) or (n, m, q)"}[name]
+        expected = " or ".join(f"({', '.join(map(str, rows))}, q)" for rows in shapes)
         raise ValueError(
-            f"A has shape {A.shape}, expected (m, q) = ({model.m}, q) with q from 1 to {model.m}"
+            f"{name} has shape {M.shape}, expected {letters} = {expected} with q from 1 to {most}"
         )
-    if not np.isfinite(A).all():
-        raise ValueError("A is not finite")
-    return A
+    if not np.isfinite(M).all():
+        raise ValueError(f"{name} is not finite")
+    return M
 
 
-def _refuse_unidentified(S, A) -> None:  # noqa: N803
+def _checked_precision(precision, q: int) -> np.ndarray:
+    precision = np.asarray(precision, dtype=float)
+    if precision.shape != (q, q):
+        raise ValueError(f"precision has shape {precision.shape}, expected (q, q) = ({q}, {q})")
+    if not np.allclose(precision, precision.T, rtol=1e-9, atol=0):
+        raise ValueError("precision is not symmetric")
+    if not np.linalg.eigvalsh(precision)[0] > 0:
+        raise ValueError("precision is not positive definite: for a flat prior leave it out")
+    return precision
+
+
+def _refuse_unidentified(S, told) -> None:  # noqa: N803
     """S is singular exactly where the data say nothing about a direction of delta."""
     size = np.sqrt(np.diag(S))
     blind = np.flatnonzero(~(size > 0))
     if len(blind):
+        only = np.eye(len(S))[blind[0]]
         raise ValueError(
-            f"the data say nothing about delta[{blind[0]}]: column {blind[0]} of A, "
-            f"{_told(A[:, blind[0]])}, reaches no observation"
+            f"the data say nothing about delta[{blind[0]}], {told(only)}: it reaches no observation"
         )
     values, vectors = np.linalg.eigh(S / size / size[:, np.newaxis])
     if values[0] <= len(S) * 1e-12:
@@ -262,12 +457,13 @@ def _refuse_unidentified(S, A) -> None:  # noqa: N803
         direction = direction / np.abs(direction).max()
         raise ValueError(
             "the data say nothing about one direction of delta, "
-            f"({', '.join(f'{x:.2g}' for x in direction)}): of the first state, "
-            f"{_told(A @ direction)}"
+            f"({', '.join(f'{x:.2g}' for x in direction)}): {told(direction)}"
         )
 
 
-def _told(x) -> str:
-    """A direction of the state in words."""
-    named = [f"{x[i]:.2g} of state {i}" for i in np.flatnonzero(np.abs(x) > 1e-6 * np.abs(x).max())]
-    return ", ".join(named[:6]) + (", ..." if len(named) > 6 else "")
+def _in_words(x, what: str) -> str:
+    """A direction of the first state in words."""
+    named = [
+        f"{x[i]:.2g} of {what} {i}" for i in np.flatnonzero(np.abs(x) > 1e-6 * np.abs(x).max())
+    ]
+    return "of the first state, " + ", ".join(named[:6]) + (", ..." if len(named) > 6 else "")

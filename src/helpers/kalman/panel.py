@@ -212,7 +212,9 @@ class _Group:
         self.observed = ~np.isnan(y[0])
         # A series that never surprises: all that it gives comes from the covariances.
         self.nothing = np.where(self.observed, 0.0, np.nan)
-        l, (self.steps, self.B_t), filtered = reference._filter_in_parts(self.nothing, model)
+        self.l_of_P, (self.steps, self.B_t), filtered = reference._filter_in_parts(
+            self.nothing, model
+        )
         self.gains = [(step.C_inv, step.S, step.Kf, step.J) for step in self.steps]
         self.P_filt = [None] * len(self.steps)
         if filtered:
@@ -227,10 +229,13 @@ class _Group:
             self.w.append(w)
             self.a_filt.append(a_filt)
             a = self.T[t] @ a_filt + c[:, t].T
-        self.l = l - (np.array(self.w) ** 2).sum(axis=1).T / 2
+        self.l = self.l_of_P - (np.array(self.w) ** 2).sum(axis=1).T / 2
 
-    def pull(self):
-        """dy (J, n, p), those of a0 (J, m) and c (J, n, m), and the sum of all that is shared."""
+    def pull(self, times=None):
+        """dy (J, n, p), those of a0 (J, m) and c (J, n, m), and the sum of all that is shared.
+
+        What the covariances give counts as often as there are series, or as `times` says.
+        """
         model, k = self.model, len(self.steps)
         r, Br, per_step, es, rs = 0 * self.a_filt[0], None, [], [], []
         for t in reversed(range(self.n)):
@@ -256,7 +261,7 @@ class _Group:
             model, nought, r @ r.T / 2, per_step[::-1], self.observed
         )
         covariances = reference.loglike_and_grad(self.nothing, model)[2]
-        J = r.shape[1]
+        J = r.shape[1] if times is None else times
         total = Gradients(*(X + J * N for X, N in zip(quadratic, covariances, strict=True)))
         dy = -np.array(es[::-1]) * self.observed[:, :, np.newaxis]
         return dy.transpose(2, 0, 1), r.T, np.array(rs[::-1]).transpose(2, 0, 1), total

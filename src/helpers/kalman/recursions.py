@@ -180,25 +180,6 @@ def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
     return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w
 
 
-def pull_spread(rho, eE, aE, a, left):
-    """What columns with the identity for a covariance add to the gradients of one step.
-
-    rho, eE and aE as in :func:`pull_columns`, a (m,) the state's mean, `left` (q,) what is left
-    between the centre and the columns' mean: of its effect, the part that a high level magnifies
-    is put right. Returns the parts of y, c, d, T, Z, H and W.
-    """
-    move, back = rho @ left, eE @ left
-    return (
-        back,
-        -move,
-        -back,
-        rho @ aE.T - outer(move, a),
-        eE @ aE.T - outer(back, a),
-        eE @ eE.T / 2,
-        rho @ rho.T / 2,
-    )
-
-
 def pull_smooth(r, N, T, w, u, C_inv, S, Kf, J, a_filt, P_filt):
     """One step back of the disturbance smoother: the gradient of the plain log-likelihood.
 

@@ -112,7 +112,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     saved = Saved(True, backwards and (wanted.T or wanted.Z))
     plan = np.empty(HEADER, np.int64)
     at = padded(lay_out(Sizes(n, p, m), saved, plan))
-    _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)))
+    _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
     w = (memory.ctypes.data + 63) // 64 * 64
     header = memory.view(np.int64)[(w - memory.ctypes.data) // 8 :]

@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 
     zero: Mat  # one row of zeros, which is every row
     g: Mat  # (1, columns), weights
-    v: Mat  # (p, columns), y and then v
+    v: Mat  # (p, columns), y and then v; (steps, p, columns) if that is kept
     a: Mat  # (m, columns)
     c: Mat  # (m, columns)
     c_bar: Mat  # (m, columns)
@@ -73,10 +73,11 @@ class Series(NamedTuple):
 
 
 @jitable
-def lay_out_columns(at, n, p, m, columns):
+def lay_out_columns(at, n, p, m, columns, keep_v):
     """Where the columns lie, from the place `at` on, and the place after them."""
     starts = np.empty(12, np.int64)
-    rows = (1, 1, p, m, m, m, m, (BLOCK + 1) * m, BLOCK * p, n * p, n * m)
+    v_rows = n * p if keep_v else p
+    rows = (1, 1, v_rows, m, m, m, m, (BLOCK + 1) * m, BLOCK * p, n * p, n * m)
     for k in range(11):
         starts[k] = at
         at += rows[k] * columns
@@ -124,12 +125,12 @@ def hand_over_c(w, A, x, series, first, count, t):
 @jitable
 def sweep_forward(
     w, x, columns, k, model, observed, varying, sparse, T_entries, gains, l_of_P, series, first,
-    count,
+    count, keep_v,
 ):  # fmt: skip
     """The columns of `count` series from member `first` on, through the steps of a pass.
 
     The pass began at step k of the series. x.a holds the state before it. What the covariances give
-    to the log-likelihoods is in l_of_P (n,).
+    to the log-likelihoods is in l_of_P (n,). v is kept for every step if `keep_v`.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -140,19 +141,20 @@ def sweep_forward(
             load_c(w, x, series, first, count, k + t if series.c.shape[1] > 1 else 0)
         Kf, F_inv = below(s.Kf, gains[t] * p), below(s.F_inv, gains[t] * p)
         u, a_filt = below(x.u, t * p), below(x.a_filt, t * m)
+        v = below(x.v, t * p if keep_v else 0)
         for i in range(p):
             here = observed.entries[t, i]
             for j in range(count):
                 y = series.y[series.members[first + j], k + t, i] if here else 0.0
-                put(w, x.v.at + i * columns + j, y)
-        product(w, x.v, -1.0, s.Z, x.a, x.v, p, m, columns)
-        product(w, u, 1.0, F_inv, x.v, x.zero, p, p, columns)
+                put(w, v.at + i * columns + j, y)
+        product(w, v, -1.0, s.Z, x.a, v, p, m, columns)
+        product(w, u, 1.0, F_inv, v, x.zero, p, p, columns)
         for j in range(count):
             square = 0.0
             for i in range(p):
-                square += entry(w, x.v, i, j) * entry(w, u, i, j)
+                square += entry(w, v, i, j) * entry(w, u, i, j)
             series.l[series.members[first + j], k + t] = l_of_P[t] - 0.5 * square
-        product(w, a_filt, 1.0, transposed(Kf), x.v, x.a, m, p, columns)
+        product(w, a_filt, 1.0, transposed(Kf), v, x.a, m, p, columns)
         if sparse:
             sparse_product(
                 w, x.a, s.T, T_entries.start, T_entries.index, a_filt, x.c, m, columns, False
@@ -298,7 +300,7 @@ def sweep(
     for first in range(0, J, WIDTH):
         count = min(WIDTH, J - first)
         columns = padded(count)
-        x, _ = lay_out_columns(at, n, p, m, columns)
+        x, _ = lay_out_columns(at, n, p, m, columns, False)
         for place in range(x.zero.at, x.s.at):  # columns beyond the last series stay zero
             put(w, place, 0.0)
         for j in range(count):
@@ -307,7 +309,7 @@ def sweep(
                 put(w, x.a.at + i * columns + j, a[i, first + j])
         sweep_forward(
             w, x, columns, k, model, observed, varying, sparse, rows, gains, l_of_P, series, first,
-            count,
+            count, False,
         )  # fmt: skip
         if not backwards:
             continue

@@ -1,0 +1,319 @@
+r"""The log-likelihood with unknown numbers integrated out, as an Op with its closed-form gradient.
+
+:func:`kalman_diffuse_loglike` is :func:`helpers.kalman.diffuse.loglike` for PyTensor and PyMC: an
+exact diffuse start, regression coefficients, or both.  The Op's inputs are the q + 1 series of
+:mod:`helpers.kalman.diffuse`, the data and a column for each number; PyTensor puts them together,
+and takes their gradients apart.
+
+It runs in Numba, C and Python modes.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
+from pytensor.graph import Apply, Op
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+from pytensor.tensor.rewriting.basic import register_specialize
+
+from helpers.kalman.fused.building import load
+from helpers.kalman.op import _from_model
+from helpers.kalman.recursions import TOLERANCE
+
+INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
+_NDIM = {"starts": 2, "P0": 2, "precision": 2}  # of the others 3
+
+
+def kalman_diffuse_loglike(
+    y, a0, P0, c, d, T, Z, R, H, Q, A=None, X=None, B=None, precision=None, tol=TOLERANCE
+):
+    """Log-likelihood of a series with delta integrated out, symbolically.
+
+    Parameters
+    ----------
+    y, a0, P0, c, d, T, Z, R, H, Q : tensor
+        As :func:`helpers.kalman.kalman_loglike`; a0, c and d without delta. What P0 is on the span
+        of A makes no difference under a flat prior.
+    A : tensor (m, q), optional
+        What delta adds to the first state: columns of the identity where single states are diffuse.
+    X : tensor (p, q) or (n, p, q), optional
+        What delta adds to each observation: regressors.
+    B : tensor (m, q) or (n, m, q), optional
+        What delta adds to each next state.
+    precision : tensor (q, q), optional
+        Of delta's normal prior around zero. A flat prior if None.
+    tol : float
+        As there.
+
+    Returns
+    -------
+    TensorVariable, a scalar
+        NaN where some F is not positive definite, or the data leave a direction of delta open.
+
+    Raises
+    ------
+    ValueError
+        If an argument has the wrong number of dimensions, or a shape that is known does not fit.
+    TypeError
+        If an argument is complex.
+    NotImplementedError
+        Where a second derivative is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from helpers.kalman.diffuse_op import kalman_diffuse_loglike
+    >>> one, zero, y = np.eye(1), np.zeros(1), np.array([[1.0], [np.nan], [3.0]])
+    >>> l = kalman_diffuse_loglike(y, zero, 0 * one, zero, zero, one, one, one, one, one, A=one)
+    >>> print(l.eval().round(3))
+    -3.031
+    """
+    return _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol)[0]
+
+
+def kalman_diffuse_estimate(
+    y, a0, P0, c, d, T, Z, R, H, Q, A=None, X=None, B=None, precision=None, tol=TOLERANCE
+):
+    """Mean (q,) and covariance (q, q) of delta given the data, symbolically; without a gradient.
+
+    Parameters and errors as :func:`kalman_diffuse_loglike`. The covariance is that of delta given
+    P0: what P0 says of the span of A is not counted twice.
+    """
+    return _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol)[1:]
+
+
+def _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol):
+    y, a0, P0, c, d, T, Z, H, W = _from_model(y, a0, P0, c, d, T, Z, R, H, Q)
+    given = {"A": A, "X": X, "B": B}
+    given = {x: pt.as_tensor_variable(M).astype(y.dtype) for x, M in given.items() if M is not None}
+    if not given:
+        raise ValueError("delta enters nowhere: give A, X or B")
+    for x, M in given.items():
+        allowed = (2,) if x == "A" else (2, 3)
+        if M.ndim not in allowed:
+            raise ValueError(
+                f"{x} has {M.ndim} dimensions, expected {' or '.join(map(str, allowed))}"
+            )
+    q = next(iter(given.values())).shape[-1]
+    m = a0.shape[0]
+    # A column for each number, first.
+    A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")  # noqa: N806
+    columns = pt.zeros((q, *y.shape))
+    if X is not None:
+        columns -= X if X.ndim == 3 else X[:, None, :]
+    d = d if d.ndim == 2 else d[None]
+    series = pt.concatenate([(y - d)[None], columns])
+    series = pt.switch(pt.isnan(y)[None], np.nan, series)
+    starts = pt.concatenate([a0[None], pt.zeros((q, m)) if A is None else A])
+    c = c[None] if c.ndim == 2 else c[None, None]
+    B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]  # noqa: N806
+    steps = pt.maximum(c.shape[1], B.shape[1])
+    c = pt.concatenate([pt.broadcast_to(M, (M.shape[0], steps, m)) for M in (c, B)])
+    flat = pt.ones((q,), dtype="bool")
+    for M in (X, B if "B" in given else None):
+        if M is not None:
+            flat &= pt.eq(pt.abs(M).reshape((q, -1)).max(axis=1), 0)
+    room = pt.zeros((q,))
+    if precision is None and A is not None:
+        H_0, W_0 = (M[0] if M.ndim == 3 else M for M in (H, W))
+        variances = pt.concatenate([pt.diag(H_0), pt.diag(W_0)])
+        some = pt.maximum((variances > 0).sum(), 1)
+        mean = pt.switch(variances > 0, variances, 0).sum() / some
+        room = pt.switch(flat, pt.switch(mean > 0, mean, 1.0), 0.0)
+        wide = pt.sqrt(room)[:, None] * A
+        P0 = P0 + disconnected_grad(wide.T @ wide)
+    T, Z, H, W = (M if M.ndim == 3 else M[None] for M in (T, Z, H, W))
+    prior = pt.zeros((q, q)) if precision is None else pt.as_tensor_variable(precision)
+    inputs = (series, starts, c, (P0 + P0.mT) / 2, T, Z, H, W, prior)
+    value, mean, covariance = KalmanIntegrated(tol)(*inputs)
+    if precision is not None:
+        value = value + pt.linalg.slogdet(prior)[1] / 2
+    return value, mean, covariance - pt.diag(room)
+
+
+def _alike(arguments) -> str:
+    """The arguments of a call, of the types for which the callee is compiled already."""
+    return ", ".join(f"np.ascontiguousarray({x})" for x in arguments)
+
+
+class _IntegratedOp(Op):
+    """What both Ops share: nine inputs, and how the compiled code is called."""
+
+    def _inputs(self, inputs) -> list:
+        """The nine inputs, of one float type."""
+        inputs = [pt.as_tensor_variable(X) for X in inputs]
+        for name, X in zip(INPUTS, inputs, strict=True):
+            if X.ndim != _NDIM.get(name, 3):
+                raise ValueError(f"{name} has {X.ndim} dimensions, expected {_NDIM.get(name, 3)}")
+        dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
+        return [X.astype(dtype.name) for X in inputs]
+
+    def _source(self, name: str, arguments, body, results, dtype: str):
+        """A function for Numba, and a key under which it is kept on disk."""
+        cast = "" if dtype == "float64" else f".astype(np.{dtype})"
+        source = "\n".join(
+            [
+                f"def {name}({', '.join(arguments)}):",
+                *(f"    {line}" for line in body),
+                f"    return {', '.join(x + cast for x in results)}",
+            ]
+        )
+        key = sha256(f"{source} {load('entry').DIGEST}".encode()).hexdigest()
+        known = {"np": np, "code": load("integrated")}
+        return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
+
+
+class KalmanIntegrated(_IntegratedOp):
+    """The q + 1 series, their starts and c, P0, T, Z, H, W and the precision -> the log-likelihood
+    (without the precision's determinant), and delta's mean (q,) and covariance (q, q)."""
+
+    __props__ = ("tol",)
+
+    def __init__(self, tol: float = TOLERANCE):
+        self.tol = tol
+
+    def make_node(self, *inputs):
+        inputs = self._inputs(inputs)
+        dtype, q = inputs[0].dtype, inputs[-1].type.shape[0]
+        shapes = ((), (q,), (q, q))
+        return Apply(self, inputs, [pt.tensor(dtype=dtype, shape=shape) for shape in shapes])
+
+    def perform(self, node, inputs, output_storage):
+        found = load("integrated").integrated(*inputs, *[False] * 5, self.tol)
+        _, value, mean, root, *_ = found
+        for storage, X in zip(output_storage, (value, mean, root @ root.T), strict=True):
+            storage[0] = np.asarray(X, dtype=node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        arguments = [f"x{i}" for i in range(len(node.inputs))]
+        flags = ", ".join(["False"] * 5)
+        call = f"found = code.integrated({', '.join(arguments)}, {flags}, {self.tol!r})"
+        body = [
+            call,
+            "root = found[3]",
+            "value = np.asarray(found[1])",
+            "covariance = root @ root.T",
+        ]
+        results = ["value", "found[2]", "covariance"]
+        return self._source("kalman_integrated", arguments, body, results, node.inputs[0].dtype)
+
+    def infer_shape(self, node, shapes):
+        q = shapes[-1][0]
+        return [(), (q,), (q, q)]
+
+    def pullback(self, inputs, outputs, cotangents):
+        value_bar, *others = cotangents
+        if any(not isinstance(bar.type, DisconnectedType) for bar in others):
+            raise NotImplementedError("the mean and covariance of delta have no gradient here")
+        if isinstance(value_bar.type, DisconnectedType):
+            return [disconnected_type() for _ in inputs]
+        gradients = KalmanIntegratedGrad(tol=self.tol)(*inputs)
+        return [value_bar * G for G in gradients[1:]]
+
+
+class KalmanIntegratedGrad(_IntegratedOp):
+    """The same inputs -> what is `requested`: the value, and its gradients."""
+
+    __props__ = ("requested", "tol")
+
+    def __init__(self, requested: tuple[str, ...] = ("value", *INPUTS), tol: float = TOLERANCE):
+        self.requested, self.tol = requested, tol
+
+    def make_node(self, *inputs):
+        inputs = self._inputs(inputs)
+        shapes = {x: X.type.shape for x, X in zip(INPUTS, inputs, strict=True)} | {"value": ()}
+        dtype = inputs[0].dtype
+        return Apply(
+            self, inputs, [pt.tensor(dtype=dtype, shape=shapes[x]) for x in self.requested]
+        )
+
+    def flags(self) -> tuple[bool, ...]:
+        """What the pass is asked for: a way back, matrices at all, T, Z, W."""
+        T, Z, W = (x in self.requested for x in "TZW")
+        return True, T or Z or W or "P0" in self.requested or "H" in self.requested, T, Z, W
+
+    def perform(self, node, inputs, output_storage):
+        _, value, mean, root, _, y_bar, starts_bar, c_bar, out, _ = load("integrated").integrated(
+            *inputs, *self.flags(), self.tol
+        )
+        found = out._asdict() | {
+            "value": value, "y": y_bar, "starts": starts_bar, "c": c_bar,
+            "precision": -(root @ root.T + np.outer(mean, mean)) / 2,
+        }  # fmt: skip
+        for storage, x in zip(output_storage, self.requested, strict=True):
+            storage[0] = np.asarray(found[x], dtype=node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        arguments = [f"x{i}" for i in range(len(node.inputs))]
+        flags = ", ".join(map(str, self.flags()))
+        names = {"value": "value", "y": "y_bar", "starts": "starts_bar", "c": "c_bar"}
+        body = [
+            "_, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = code.integrated(",
+            f"    {_alike(arguments)}, {flags}, {self.tol!r}",
+            ")",
+            "value = np.asarray(number)",
+        ]
+        if "precision" in self.requested:
+            body.append("precision_bar = -(root @ root.T + np.outer(mean, mean)) / 2")
+            names["precision"] = "precision_bar"
+        results = [names.get(x, f"out.{x}") for x in self.requested]
+        return self._source(
+            "kalman_integrated_grad", arguments, body, results, node.inputs[0].dtype
+        )
+
+    def infer_shape(self, node, shapes):
+        shape_of = dict(zip(INPUTS, shapes, strict=True)) | {"value": ()}
+        return [shape_of[x] for x in self.requested]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError(
+            "second derivatives with delta integrated out are not there: give delta a normal prior "
+            "in P0 and take kalman_loglike, which has them"
+        )
+
+
+@register_funcify_and_cache_key(KalmanIntegrated)
+@register_funcify_and_cache_key(KalmanIntegratedGrad)
+def numba_funcify_integrated(op, node, **kwargs):
+    return op.numba_function(node)
+
+
+def _requesting(node, requested: tuple[str, ...]) -> dict:
+    """The outputs, by name, of a node like this one that computes those of `requested`."""
+    found = KalmanIntegratedGrad(requested, node.op.tol)(*node.inputs, return_list=True)
+    return dict(zip(requested, found, strict=True))
+
+
+@register_specialize
+@node_rewriter([KalmanIntegratedGrad])
+def local_only_requested_integrated_gradients(fgraph, node):
+    """Compute only the outputs that something reads."""
+    old = dict(zip(node.op.requested, node.outputs, strict=True))
+    used = tuple(x for x, out in old.items() if fgraph.clients[out])
+    if used == tuple(old) or not used:
+        return None
+    return {old[x]: new for x, new in _requesting(node, used).items()}
+
+
+@register_specialize
+@node_rewriter([KalmanIntegrated])
+def local_integrated_value_with_gradient(fgraph, node):
+    """Take the log-likelihood from the Op that computes its gradient, if there is one."""
+    value, *others = node.outputs
+    if any(fgraph.clients[out] for out in others) or not fgraph.clients[value]:
+        return None
+    for client, _ in fgraph.clients[node.inputs[0]]:
+        if not isinstance(client.op, KalmanIntegratedGrad) or client.op.tol != node.op.tol:
+            continue
+        if client.inputs != node.inputs or value in ancestors(client.inputs):
+            continue
+        old = dict(zip(client.op.requested, client.outputs, strict=True))
+        new = old if "value" in old else _requesting(client, ("value", *old))
+        return {value: new["value"]} | {out: new[x] for x, out in old.items() if new is not old}
+    return None

@@ -1,0 +1,277 @@
+"""A series with unknown numbers integrated out, compiled: one pass, and columns through its gains.
+
+Column 0 is the series, the others are what the unknown numbers delta (q,) add to it, as series
+with y = 0. Between the way forwards and the way back the columns are mixed: the series moves to
+where delta is most likely, the others become steps of one standard deviation around it. What all
+of this is for stands in :mod:`helpers.kalman.diffuse`, whose readable loop tests hold it to.
+"""
+
+import numpy as np
+from numba import carray, njit, types
+
+from helpers.kalman.fused.entry import (
+    INTEGERS,
+    OUT_OF_MEMORY,
+    REALS,
+    bundle,
+    call_pass,
+    check,
+    compiled_once,
+    contiguous,
+    copied,
+    kept_on_disk,
+    zeros_like,
+)
+from helpers.kalman.fused.forward import DONE
+from helpers.kalman.fused.inputs import NonZeros, Observed, Wanted, varies
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.one_pass import SPARSE_BELOW
+from helpers.kalman.fused.sweep import (
+    Series,
+    clear_sums,
+    gain_of_each_step,
+    lay_out_columns,
+    sweep_back,
+    sweep_forward,
+)
+from helpers.kalman.fused.tiles import clear, entry, jitable, padded, put
+
+UNIDENTIFIED = 4  # beside the ways in which a pass ends
+REFINED = 2  # times that the mean of delta is looked at again from where it was found
+LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
+
+
+@jitable
+def root_of_inverse(S, root):
+    """root root' = S^-1, and log|S|; NaN where a pivot of S, scaled to ones, is next to nothing."""
+    q = len(S)
+    C, logdet = np.zeros((q, q)), 0.0
+    for j in range(q):
+        x = S[j, j]
+        for l in range(j):
+            x -= C[j, l] ** 2
+        if not x > q * LEAST * S[j, j]:
+            return np.nan
+        logdet += np.log(x)
+        C[j, j] = np.sqrt(x)
+        for i in range(j + 1, q):
+            x = S[i, j]
+            for l in range(j):
+                x -= C[i, l] * C[j, l]
+            C[i, j] = x / C[j, j]
+    root[:] = 0.0
+    for j in range(q):  # root' = C^-1
+        root[j, j] = 1.0 / C[j, j]
+        for i in range(j + 1, q):
+            x = 0.0
+            for l in range(j, i):
+                x -= C[i, l] * root[j, l]
+            root[j, i] = x / C[i, i]
+    return logdet
+
+
+@jitable
+def mix(U, V, A_filt, S, precision, delta, root):
+    """Move column 0 of U = F^-1 v, of v and of a_filt to the mean of delta, the others by root.
+
+    ``S`` receives that of delta, with the precision. Returns what delta adds to the log-likelihood
+    of the series at its mean.
+    """
+    q = len(delta)
+    S[:] = precision + np.ascontiguousarray(V[:, 1 : q + 1].T) @ np.ascontiguousarray(
+        U[:, 1 : q + 1]
+    )
+    logdet = root_of_inverse(S, root)
+    if np.isnan(logdet):
+        return logdet
+    rows = np.uint64(len(U))
+    for _ in range(1 + REFINED):
+        s = -precision @ delta
+        for t in range(rows):
+            for j in range(q):
+                s[j] -= V[t, j + 1] * U[t, 0]
+        step = root @ (np.ascontiguousarray(root.T) @ s)
+        for X in (U, V, A_filt):
+            for t in range(np.uint64(len(X))):
+                for j in range(q):
+                    X[t, 0] += X[t, j + 1] * step[j]
+        delta += step
+    for X in (U, A_filt):
+        X[:, 1 : q + 1] = np.ascontiguousarray(X[:, 1 : q + 1]) @ root
+    return -0.5 * (logdet + delta @ (precision @ delta))
+
+
+def _integrated(
+    sizes, report, tol, y, c, starts, l, y_bar, c_bar, starts_bar, precision, S, delta, root, value,
+    a0, P0, c_none, d_none, T, Z, H, W, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar,
+    W_bar,
+):  # fmt: skip
+    """The series and its columns, by their addresses.
+
+    ``sizes`` are n, p, m, the lengths over time of (no) c and d, T, Z, H, W; q, the length over
+    time of c, and 0 or 1: whether there is a way back, and the four of `Wanted`. y (q + 1, n, p),
+    d taken off; c (q + 1, n or 1, m); starts (q + 1, m). Returns how it ended; 0 if it could not
+    finish.
+    """
+    num = carray(sizes, 16)
+    n, p, m, q, nc = num[0], num[1], num[2], num[9], num[10]
+    J = q + 1
+    backwards, wanted = num[11] != 0, Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
+    model = bundle(num, a0, P0, c_none, d_none, T, Z, H, W)
+    out = bundle(num, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar, W_bar)
+    series = Series(
+        np.arange(J), carray(y, (J, n, p)), carray(c, (J, nc, m)), np.ones(J), carray(l, (J, n)),
+        carray(y_bar, (J, n, p)), carray(c_bar, (J, nc, m)),
+    )  # fmt: skip
+
+    # The pass of a series that never surprises: its gains, and what the covariances give.
+    nothing, unused = np.zeros((n, p)), np.zeros((n, p))
+    for t in range(n):
+        for i in range(p):
+            if np.isnan(series.y[0, t, i]):
+                nothing[t, i] = np.nan
+    covariances, l_of_P, ones = zeros_like(model), np.empty(n), np.ones(n)
+    saved = Saved(True, backwards and (wanted.T or wanted.Z))
+    plan, columns = np.empty(HEADER, np.int64), padded(J)
+    at = padded(lay_out(Sizes(n, p, m), saved, plan))
+    x, size = lay_out_columns(at, n, p, m, columns, True)
+    memory = np.empty(size + 8)
+    w = (memory.ctypes.data + 63) // 64 * 64
+    start = (w - memory.ctypes.data) // 8
+    header = memory.view(np.int64)[start:]
+    header[:HEADER] = plan
+    entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    asked = np.zeros(15, np.int64)
+    asked[:9] = num[:9]
+    asked[9], asked[10], asked[13] = 1, backwards and wanted.matrices, backwards and wanted.W
+    asked[11], asked[12] = saved.filtered and wanted.T, saved.filtered and wanted.Z
+    how = call_pass(
+        w, header.ctypes, entries.ctypes, room.ctypes, asked.ctypes, report, tol, l_of_P.ctypes,
+        ones.ctypes, nothing.ctypes, unused.ctypes, a0, P0, c_none, d_none, T, Z, H, W,
+        covariances.a0.ctypes, covariances.P0.ctypes, covariances.c.ctypes, covariances.d.ctypes,
+        covariances.T.ctypes, covariances.Z.ctypes, covariances.H.ctypes, covariances.W.ctypes,
+    )  # fmt: skip
+    if how != DONE:
+        return how
+    gains, first, last = np.empty(n, np.int64), 2 * n, 2 * n + m + 1
+    gain_of_each_step(room[n : 2 * n], gains)
+    T_rows = NonZeros(room[first:last], room[last : last + m * m])
+    first, last = last + m * m, last + m * m + m + 1
+    T_columns = NonZeros(room[first:last], room[last : last + m * m])
+    observed = Observed(entries, room[:n])
+    varying, sparse = varies(model), T_rows.start[m] < SPARSE_BELOW * m * m
+
+    clear_sums(w)
+    for place in range(x.zero.at, x.s.at):
+        put(w, place, 0.0)
+    beginnings = carray(starts, (J, m))
+    for j in range(J):
+        put(w, x.g.at + j, 1.0)
+        for i in range(m):
+            put(w, x.a.at + i * columns + j, beginnings[j, i])
+    sweep_forward(
+        w, x, columns, 0, model, observed, varying, sparse, T_rows, gains, l_of_P, series, 0, J,
+        True,
+    )  # fmt: skip
+    u, v, a_filt = start + x.u.at, start + x.v.at, start + x.a_filt.at
+    U = memory[u : u + n * p * columns].reshape((n * p, columns))
+    V = memory[v : v + n * p * columns].reshape((n * p, columns))
+    A_filt = memory[a_filt : a_filt + n * m * columns].reshape((n * m, columns))
+    more = mix(
+        U, V, A_filt, carray(S, (q, q)), carray(precision, (q, q)), carray(delta, q),
+        carray(root, (q, q)),
+    )  # fmt: skip
+    if np.isnan(more):
+        return UNIDENTIFIED
+    for t in range(n):
+        more += l_of_P[t]
+        for i in range(p):
+            more -= 0.5 * U[t * p + i, 0] * V[t * p + i, 0]
+    value_out = carray(value, 1)
+    value_out[0] = more
+    if not backwards:
+        memory[0] = 0.0  # the address w was good until here
+        return DONE
+    clear(w, x.r, m)
+    sweep_back(
+        w, x, columns, 0, model, observed, varying, sparse, T_columns, gains, wanted, series, 0, J,
+        out,
+    )  # fmt: skip
+    r = np.empty((m, J))
+    for i in range(m):
+        for j in range(J):
+            r[i, j] = entry(w, x.r, i, j)
+    beginnings_bar = carray(starts_bar, (J, m))
+    beginnings_bar[:] = r.T
+    out.P0[:] += r @ np.ascontiguousarray(r.T) / 2 + covariances.P0
+    out.T[:] += covariances.T
+    out.Z[:] += covariances.Z
+    out.H[:] += covariances.H
+    out.W[:] += covariances.W
+    memory[0] = 0.0
+    return DONE
+
+
+INTEGRATED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 28)
+_call_integrated = compiled_once(_integrated, INTEGRATED, "helpers_kalman_integrated")
+
+
+@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+def integrated(
+    y, starts, c, P0, T, Z, H, W, precision, backwards, want_matrices, want_T, want_Z, want_W, tol
+):  # fmt: skip
+    """The log-likelihood with delta integrated out, and its gradient.
+
+    y (q + 1, n, p), the series with d taken off and, with the same gaps, less what delta adds to d;
+    starts (q + 1, m) and c (q + 1, n or 1, m) in the same way; P0 (m, m), and T, Z, H, W with an
+    axis of length n or 1 for time; precision (q, q).
+
+    Returns how it ended, the value (without the determinant of the precision), the mean of delta,
+    root with root root' the covariance of delta, S + precision, the gradients of y, starts and c,
+    and those of the model; and a report, whose first entry is the step whose F is not positive
+    definite, else n. What is a number is NaN if it did not end well.
+    """
+    y, starts, c = contiguous(y), contiguous(starts), contiguous(c)
+    precision = contiguous(precision)
+    J, n, p = y.shape
+    q, m = J - 1, len(P0)
+    model = copied(np.zeros(m), P0, np.zeros((1, m)), np.zeros((1, p)), T, Z, H, W)
+    check(y[0], model, y[0, :, 0])
+    if starts.shape != (J, m) or c.shape[0] != J or c.shape[2] != m:
+        raise ValueError("the starts or c are not as many or as long as the columns")
+    if c.shape[1] != 1 and c.shape[1] != n:
+        raise ValueError("c varies over time, but not over as many steps as y has")
+    if precision.shape != (q, q):
+        raise ValueError("the precision does not have shape (q, q)")
+    l, y_bar, starts_bar, c_bar = (
+        np.zeros((J, n)), np.zeros(y.shape), np.zeros(starts.shape), np.zeros(c.shape)
+    )  # fmt: skip
+    S, delta, root, value = np.zeros((q, q)), np.zeros(q), np.zeros((q, q)), np.zeros(1)
+    out, report = zeros_like(model), np.array([n, 0, 0])
+    sizes = np.array(
+        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W), q, c.shape[1],
+         int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W)]
+    )  # fmt: skip
+    how = _call_integrated(
+        sizes.ctypes, report.ctypes, tol, y.ctypes, c.ctypes, starts.ctypes, l.ctypes, y_bar.ctypes,
+        c_bar.ctypes, starts_bar.ctypes, precision.ctypes, S.ctypes, delta.ctypes, root.ctypes,
+        value.ctypes, model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes,
+        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, out.a0.ctypes,
+        out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes, out.Z.ctypes, out.H.ctypes,
+        out.W.ctypes,
+    )  # fmt: skip
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
+    if how != DONE:
+        value[:], y_bar[:], starts_bar[:], c_bar[:] = np.nan, np.nan, np.nan, np.nan
+        out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
+        out.H[:], out.W[:], delta[:], root[:] = np.nan, np.nan, np.nan, np.nan
+    elif backwards:
+        # The series' part came with delta, that of column j with column j of the root.
+        back = np.zeros((J, J))
+        back[0, 0] = 1.0
+        back[1:, 0], back[1:, 1:] = delta, root
+        y_bar = (back @ y_bar.reshape(J, n * p)).reshape(J, n, p)
+        starts_bar = back @ starts_bar
+        c_bar = (back @ c_bar.reshape(J, c.shape[1] * m)).reshape(c.shape)
+    return how, value[0], delta, root, S, y_bar, starts_bar, c_bar, out, report
