@@ -134,7 +134,7 @@ def loglike_and_grad(
     found = _engine(given, method)(given, tol, gradient=True)
     own = {"a0": a0, "c": c, "d": d}
     bars = found.gradients.asdict() | {
-        "a0": found.a0_bar, "c": found.c_bar, "d": -np.where(given.observed, found.dY, 0),
+        "a0": found.a0_bar, "c": found.c_bar, "d": -found.dY,
     }  # fmt: skip
     for name, X in own.items():
         varies = name != "a0" and (name in model.time_varying if X is None else np.ndim(X) == 3)
