@@ -193,7 +193,7 @@ class KalmanIntegrated(_IntegratedOp):
     def numba_function(self, node):
         arguments = [f"x{i}" for i in range(len(node.inputs))]
         flags = ", ".join(["False"] * 5)
-        call = f"found = code.integrated({', '.join(arguments)}, {flags}, {self.tol!r})"
+        call = f"found = code.integrated({_alike(arguments)}, {flags}, {self.tol!r})"
         body = [
             call,
             "root = found[3]",

@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 import jax.numpy as jnp
-from jax import lax
+from jax import lax, vjp, vmap
 from jax.scipy.linalg import solve_triangular
 
 __all__ = ["filter_outputs", "loglike", "register_ops"]
@@ -320,6 +320,7 @@ def register_ops() -> None:
     from pytensor.link.jax.dispatch import jax_funcify
 
     from helpers.kalman import op as ops
+    from helpers.kalman import panel_op
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
@@ -356,5 +357,30 @@ def register_ops() -> None:
         def gradients(*inputs):
             inputs, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
             return pulled(inputs, dict(zip(op.given, bars, strict=True)), INPUTS)
+
+        return gradients
+
+    def panel(y, a0, P0, c, *matrices):
+        """The log-likelihoods of series: a0 and c of length 1 are those of all."""
+
+        def one(y, a0, c):
+            model = [X if len(X) > 1 else X[0] for X in (c, jnp.zeros((1, y.shape[1])), *matrices)]
+            return _loglike(*_as_arrays(INPUTS, [y, a0, P0, *model]))[0]
+
+        axes = [0 if len(X) > 1 else None for X in (a0, c)]
+        a0, c = (X if axis == 0 else X[0] for X, axis in zip((a0, c), axes, strict=True))
+        return vmap(one, (0, *axes))(y, a0, c)
+
+    @jax_funcify.register(panel_op.KalmanPanel)
+    def _(op, **kwargs):
+        return panel
+
+    @jax_funcify.register(panel_op.KalmanPanelGrad)
+    def _(op, **kwargs):
+        def gradients(*inputs):
+            l, pull = vjp(panel, *inputs[:-1])
+            found = dict(zip(panel_op.INPUTS, pull(inputs[-1]), strict=True)) | {"l": l}
+            answer = tuple(found[x] for x in op.requested)
+            return answer if len(answer) > 1 else answer[0]
 
         return gradients

@@ -23,6 +23,7 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
+from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
@@ -579,6 +580,14 @@ def _connected(names, variables) -> dict:
         for x, X in zip(names, variables, strict=True)
         if not isinstance(X.type, DisconnectedType)
     }
+
+
+@_vectorize_node.register(KalmanLoglike)
+def vectorize_loglike(op, node, *inputs):
+    """A batch of series that share their model is one Op, which stands upon this module."""
+    from helpers.kalman.panel_op import vectorize
+
+    return vectorize(op, node, *inputs)
 
 
 def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:

@@ -134,13 +134,13 @@ def loglike_and_grad(
     found = _engine(given, method)(given, tol, gradient=True)
     own = {"a0": a0, "c": c, "d": d}
     bars = found.gradients.asdict() | {
-        "a0": found.a0_bar, "c": found.c_bar, "d": -np.where(given.observed, found.dY, 0),
+        "a0": found.a0_bar, "c": found.c_bar, "d": -found.dY,
     }  # fmt: skip
     for name, X in own.items():
         varies = name != "a0" and (name in model.time_varying if X is None else np.ndim(X) == 3)
         if name != "a0" and not varies and bars[name].ndim == 3:
             bars[name] = bars[name].sum(axis=1)
-        if X is None:
+        if X is None:  # one for all: where an engine has not summed them, here
             bars[name] = bars[name].sum(axis=0)
     return found.l.sum(axis=1), given.as_given(found.dY), Gradients(**bars)
 
@@ -165,8 +165,8 @@ class _Found(NamedTuple):
 
     l: np.ndarray  # (J, n)
     dY: np.ndarray | None = None  # (J, n, p)  # noqa: N815
-    a0_bar: np.ndarray | None = None  # (J, m)
-    c_bar: np.ndarray | None = None  # (J or 1, n or 1, m): summed where c is not the series' own
+    a0_bar: np.ndarray | None = None  # (J, m), or (1, m) for the sum
+    c_bar: np.ndarray | None = None  # (J, n, m), with 1 for J or n where it is a sum
     gradients: Gradients | None = None  # those of a0, c and d are zeros
 
 
@@ -357,7 +357,7 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
     fused = _fused()
     _, _, P0, _, _, T, Z, H, W = fused.arrays_of(y[0], model)
     l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
-        y, a0, P0, c, T, Z, H, W, np.ones(len(y)), gradient, *[gradient] * 4, fused._tolerance(tol)
+        y, a0, P0, c, T, Z, H, W, np.ones(y.shape[:2]), *[gradient] * 5, fused._tolerance(tol)
     )
     if report[0] < y.shape[1]:
         raise np.linalg.LinAlgError(

@@ -12,6 +12,7 @@ from helpers.kalman.fused.entry import (
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
+    call,
     call_pass,
     check,
     compiled_once,
@@ -23,7 +24,7 @@ from helpers.kalman.fused.entry import (
 from helpers.kalman.fused.forward import DONE, VAGUE
 from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, varies
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
-from helpers.kalman.fused.one_pass import SPARSE_BELOW
+from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal
 from helpers.kalman.fused.own import until
 from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
@@ -32,7 +33,16 @@ from helpers.kalman.recursions import at_step, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
 
 compiled = njit(cache=True, error_model="numpy", nogil=True)
-GROUP = types.int64(INTEGERS, INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
+PANEL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
+
+
+@jitable
+def first_steps(model, n):
+    """The model, or its gradient, up to step n."""
+    return Arrays(
+        model.a0, model.P0, model.c, model.d, until(model.T, n), until(model.Z, n),
+        until(model.H, n), until(model.W, n),
+    )  # fmt: skip
 
 
 @jitable
@@ -172,51 +182,13 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
         g = series.weights[series.members[j]]
         total += g
         ag[:, j] = g * a[:, j]
-        a0_bar[series.members[j]] = ag[:, j]
+        a0_bar[series.members[j] if len(a0) > 1 else 0] += ag[:, j]
     out.P0[:] += ag @ np.ascontiguousarray(a.T) / 2 + total * covariances.P0
-    until(out.T, n)[:] += total * covariances.T
-    until(out.Z, n)[:] += total * covariances.Z
-    until(out.H, n)[:] += total * covariances.H
-    until(out.W, n)[:] += total * covariances.W
+    out.T[:] += total * covariances.T
+    out.Z[:] += total * covariances.Z
+    out.H[:] += total * covariances.H
+    out.W[:] += total * covariances.W
     return DONE
-
-
-def _group(
-    sizes, members, report, tol, y, a0, c, P0, T, Z, H, W, weights, l, y_bar, a0_bar, c_bar,
-    P0_bar, T_bar, Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """`one_group` with arrays by their addresses.
-
-    ``sizes`` are the number of all series, their steps, p, m, the number of members, their steps,
-    the lengths of a0, of c, of c over time and of T, Z, H, W over time, then 0 or 1: whether there
-    is a way back, and the four of `Wanted`. Returns how it ended, 0 if it could not finish.
-    """
-    num = carray(sizes, 18)
-    every, steps, p, m, n = num[0], num[1], num[2], num[3], num[5]
-    # What varies does so over the steps of the group: the others are not looked at.
-    nT, nZ, nH, nW = min(num[9], n), min(num[10], n), min(num[11], n), min(num[12], n)
-    no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
-    model = Arrays(
-        no_mean, carray(P0, (m, m)), no_c, no_d, carray(T, (nT, m, m)), carray(Z, (nZ, p, m)),
-        carray(H, (nH, p, p)), carray(W, (nW, m, m)),
-    )  # fmt: skip
-    out = Arrays(
-        no_mean, carray(P0_bar, (m, m)), no_c, no_d, carray(T_bar, (nT, m, m)),
-        carray(Z_bar, (nZ, p, m)), carray(H_bar, (nH, p, p)), carray(W_bar, (nW, m, m)),
-    )  # fmt: skip
-    c_shape = (num[7], num[8], m)
-    series = Series(
-        carray(members, num[4]), carray(y, (every, steps, p)), carray(c, c_shape),
-        carray(weights, every), carray(l, (every, steps)), carray(y_bar, (every, steps, p)),
-        carray(c_bar, c_shape),
-    )  # fmt: skip
-    return one_group(
-        series, n, carray(a0, (num[6], m)), model, out, carray(a0_bar, (every, m)), num[13] != 0,
-        Wanted(num[14] != 0, num[15] != 0, num[16] != 0, num[17] != 0), tol, carray(report, 3),
-    )  # fmt: skip
-
-
-_call_group = compiled_once(_group, GROUP, "helpers_kalman_group")
 
 
 @jitable
@@ -246,19 +218,125 @@ def same_gaps(x, y):
     return True
 
 
+@jitable
+def all_groups(series, a0, model, out, a0_bar, backwards, wanted, tol, report):
+    """All series, group by group: ``series`` is given without members. Returns how it ended."""
+    J, n = series.l.shape
+    told, ended = np.empty(3, np.int64), DONE
+    prints, ends = fingerprints(series.y)
+    order = np.argsort(prints)
+    first = 0
+    while first < J:
+        one = order[first]
+        last = first + 1
+        while (
+            last < J
+            and prints[order[last]] == prints[one]
+            and same_gaps(series.y[order[last]], series.y[one])
+        ):
+            last += 1
+        members = order[first:last].copy()
+        first, end = last, ends[one]
+        if end == 0:
+            continue  # nothing is observed, and nothing learned
+        group = Series(
+            members, series.y, series.c, series.weights, series.l, series.y_bar, series.c_bar
+        )
+        how = one_group(
+            group, end, a0, first_steps(model, end), first_steps(out, end), a0_bar, backwards,
+            wanted, tol, told,
+        )  # fmt: skip
+        if how != DONE:
+            ended = how
+            if told[0] < report[0]:
+                report[0], report[1] = told[0], one
+            for j in members:
+                series.l[j] = np.nan
+    return ended
+
+
+@jitable
+def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
+    """Each series in a pass of its own, with weights l_bar (J, n) of the steps.
+
+    Nothing is shared but where the gradients are added up.
+    """
+    told, ended, m = np.empty(3, np.int64), DONE, len(model.P0)
+    P0_bar, one_a0 = np.zeros((m, m)), np.zeros(m)
+    for j in range(len(l_bar)):
+        own_a0, own_c = j if len(a0) > 1 else 0, j if len(series.c) > 1 else 0
+        given = Arrays(
+            a0[own_a0], model.P0, series.c[own_c], model.d, model.T, model.Z, model.H, model.W
+        )
+        gradient = Arrays(one_a0, P0_bar, series.c_bar[own_c], out.d, out.T, out.Z, out.H, out.W)
+        how = call(
+            series.y[j], given, gradient, series.l[j], l_bar[j], series.y_bar[j], True, wanted, tol,
+            told,
+        )  # fmt: skip
+        if how != DONE:
+            ended, report[0], report[1] = how, told[0], j
+            series.l[j] = np.nan
+        a0_bar[own_a0] += one_a0
+        out.P0[:] += P0_bar
+        P0_bar[:] = 0.0
+    return ended
+
+
+def _panel(
+    sizes, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar,
+    Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """All series, with arrays by their addresses; those that are written to are given as zeros.
+
+    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W over time,
+    then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a pass where
+    the weights l_bar (J, n) do not vary within any of them. Returns how it ended, 0 if it could not
+    finish.
+    """
+    num = carray(sizes, 16)
+    J, n, p, m = num[0], num[1], num[2], num[3]
+    no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
+    model = Arrays(
+        no_mean, carray(P0, (m, m)), no_c, no_d, carray(T, (num[7], m, m)),
+        carray(Z, (num[8], p, m)), carray(H, (num[9], p, p)), carray(W, (num[10], m, m)),
+    )  # fmt: skip
+    out = Arrays(
+        no_mean, carray(P0_bar, (m, m)), no_c, no_d.copy(), carray(T_bar, (num[7], m, m)),
+        carray(Z_bar, (num[8], p, m)), carray(H_bar, (num[9], p, p)),
+        carray(W_bar, (num[10], m, m)),
+    )  # fmt: skip
+    c_shape, a0_shape, weights = (num[5], num[6], m), (num[4], m), carray(l_bar, (J, n))
+    series = Series(
+        np.empty(0, np.int64), carray(y, (J, n, p)), carray(c, c_shape), weights[:, 0].copy(),
+        carray(l, (J, n)), carray(y_bar, (J, n, p)), carray(c_bar, c_shape),
+    )  # fmt: skip
+    a0s, a0_bars, told = carray(a0, a0_shape), carray(a0_bar, a0_shape), carray(report, 2)
+    wanted = Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
+    equal = True
+    for j in range(J):
+        equal = equal and all_equal(weights[j])
+    if equal:
+        return all_groups(series, a0s, model, out, a0_bars, num[11] != 0, wanted, tol, told)
+    return one_by_one(series, weights, a0s, model, out, a0_bars, wanted, tol, told)
+
+
+_call_panel = compiled_once(_panel, PANEL, "helpers_kalman_panel")
+
+
 @kept_on_disk(compiled)
 def loglike_and_grad(
-    y, a0, P0, c, T, Z, H, W, weights, backwards, want_matrices, want_T, want_Z, want_W, tol
+    y, a0, P0, c, T, Z, H, W, l_bar, backwards, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip
-    """The log-likelihoods l (J, n) and the gradient of their sum weighted with `weights` (J,).
+    """The log-likelihoods l (J, n) and the gradient of their sum weighted with l_bar (J, n).
 
     y (J, n, p), d taken off; a0 (J or 1, m); c (J or 1, n or 1, m); P0 (m, m); T, Z, H, W with an
-    axis of length n or 1 for time. Returns l, y_bar, a0_bar (J, m), c_bar (as c), the gradients of
+    axis of length n or 1 for time. Returns l, y_bar, a0_bar (as a0), c_bar (as c), the gradients of
     the others in `Arrays`, and a report (2,): the step at which the pass of a group ended because F
     is not positive definite, else n, and a series of that group. The log-likelihoods of its series
-    are NaN, and so are all gradients.
+    are NaN, and so are all gradients. ValueError if shapes do not fit, MemoryError if there is not
+    enough.
     """
-    y, a0s, cs, weights = contiguous(y), contiguous(a0), contiguous(c), contiguous(weights)
+    y, a0s, cs, weights = contiguous(y), contiguous(a0), contiguous(c), contiguous(l_bar)
     J, n, p = y.shape
     m = len(P0)
     if J == 0:
@@ -267,47 +345,28 @@ def loglike_and_grad(
     check(y[0], model, y[0, :, 0])
     if a0s.shape[1] != m or cs.shape[2] != m:
         raise ValueError("a0 or c does not have length m, the number of rows of P0")
-    for length in (len(a0s), len(cs), len(weights)):
-        if length != J and length != 1:
-            raise ValueError("a0, c or the weights are not as many as the series")
-    if len(weights) != J:
-        raise ValueError("there are not as many weights as series")
+    if (len(a0s) != J and len(a0s) != 1) or (len(cs) != J and len(cs) != 1):
+        raise ValueError("a0 or c is not that of as many series as there are")
+    if weights.shape != (J, n):
+        raise ValueError("l_bar does not have a row for each series and a column for each step")
     if cs.shape[1] != 1 and cs.shape[1] != n:
         raise ValueError("c varies over time, but not over as many steps as y has")
     l, y_bar = np.zeros((J, n)), np.zeros(y.shape)
-    a0_bar, c_bar, out = np.zeros((J, m)), np.zeros(cs.shape), zeros_like(model)
-    report, told = np.array([n, 0]), np.empty(3, np.int64)
-    prints, ends = fingerprints(y)
-    order = np.argsort(prints)
-    first = 0
-    while first < J:
-        one = order[first]
-        last = first + 1
-        while last < J and prints[order[last]] == prints[one] and same_gaps(y[order[last]], y[one]):
-            last += 1
-        members = order[first:last].copy()
-        first = last
-        if ends[one] == 0:
-            continue  # nothing is observed, and nothing learned
-        sizes = np.array(
-            [J, n, p, m, len(members), ends[one], len(a0s), len(cs), cs.shape[1], len(model.T),
-             len(model.Z), len(model.H), len(model.W), int(backwards), int(want_matrices),
-             int(want_T), int(want_Z), int(want_W)]
-        )  # fmt: skip
-        how = _call_group(
-            sizes.ctypes, members.ctypes, told.ctypes, tol, y.ctypes, a0s.ctypes, cs.ctypes,
-            model.P0.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes,
-            weights.ctypes, l.ctypes, y_bar.ctypes, a0_bar.ctypes, c_bar.ctypes, out.P0.ctypes,
-            out.T.ctypes, out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-        )  # fmt: skip
-        if how == 0:
-            raise MemoryError(OUT_OF_MEMORY)
-        if how != DONE:
-            if told[0] < report[0]:
-                report[0], report[1] = told[0], one
-            for j in members:
-                l[j] = np.nan
-    if report[0] < n:
+    a0_bar, c_bar, out = np.zeros(a0s.shape), np.zeros(cs.shape), zeros_like(model)
+    report = np.array([n, 0])
+    sizes = np.array(
+        [J, n, p, m, len(a0s), len(cs), cs.shape[1], len(model.T), len(model.Z), len(model.H),
+         len(model.W), int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W)]
+    )  # fmt: skip
+    how = _call_panel(
+        sizes.ctypes, report.ctypes, tol, y.ctypes, a0s.ctypes, cs.ctypes, model.P0.ctypes,
+        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, weights.ctypes, l.ctypes,
+        y_bar.ctypes, a0_bar.ctypes, c_bar.ctypes, out.P0.ctypes, out.T.ctypes, out.Z.ctypes,
+        out.H.ctypes, out.W.ctypes,
+    )  # fmt: skip
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
+    if how != DONE:
         y_bar[:], a0_bar[:], c_bar[:] = np.nan, np.nan, np.nan
         out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
         out.H[:], out.W[:] = np.nan, np.nan

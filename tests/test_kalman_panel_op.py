@@ -1,0 +1,216 @@
+"""Many series as one Op: against a loop over the series, in every mode, and its rewrites."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from kalman_models import make
+from pytensor.graph.replace import vectorize_graph
+from test_kalman_panel import loop, series
+
+from helpers.checks import relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import StateSpace, kalman_loglike
+from helpers.kalman.panel_op import KalmanPanel, KalmanPanelGrad, kalman_loglike_panel
+from helpers.kalman.scan import symbolic_model
+
+PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
+MODES = [
+    pytest.param("NUMBA", id="numba"),
+    pytest.param(PYTHON, id="python"),
+    pytest.param("JAX", id="jax", marks=pytest.mark.skipif(not find_spec("jax"), reason="no JAX")),
+]
+
+
+def symbolic(model):
+    """Y and the nine arrays."""
+    symbols = symbolic_model(model.time_varying)
+    return [pt.tensor3("Y"), *list(symbols.values())[1:]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "one of each"])
+def test_value_and_gradient(mode, name):
+    y, model = make(name)
+    Y = series(y, 5)  # noqa: N806
+    symbols = symbolic(model)
+    l = kalman_loglike_panel(*symbols)
+    evaluate = pytensor.function(symbols, [l, *pt.grad(l.sum(), symbols)], mode=mode)
+    l, dY, *bars = (np.asarray(x) for x in evaluate(Y, *model.asdict().values()))  # noqa: N806
+    values, expected, each = loop(Y, model)
+    assert relative_error(l.sum(axis=1), values) < 1e-12
+    assert relative_error(dY, np.array(expected)) < 1e-11
+    for x, G in zip(model.asdict(), bars, strict=True):
+        X = sum(getattr(G, x) for G in each)
+        assert G.shape == X.shape and relative_error(G, X) < 1e-11, x
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [False, True])
+def test_weights(mode, steps):
+    """Of series: one pass for all. Of steps: each takes its own."""
+    y, model = make("two shocks")
+    Y = series(y, 4)  # noqa: N806
+    symbols = symbolic(model)
+    weights = np.random.default_rng(0).normal(size=Y.shape[:2] if steps else (4, 1))
+    l = (kalman_loglike_panel(*symbols) * weights).sum()
+    of_one = [
+        (kalman_loglike(symbols[0][j], *symbols[1:]) * weights[j]).sum() for j in range(len(Y))
+    ]
+    values = Y, *model.asdict().values()
+    found = pytensor.function(symbols, [l, *pt.grad(l, symbols)], mode=mode)(*values)
+    expected = pytensor.function(symbols, [sum(of_one), *pt.grad(sum(of_one), symbols)])(*values)
+    for X, G in zip(expected, found, strict=True):
+        assert relative_error(np.asarray(G), X) < 1e-10
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_own_means(mode):
+    y, model = make("gaps")
+    Y, rng = series(y, 4), np.random.default_rng(3)  # noqa: N806
+    own = {x: rng.normal(size=(4, k)) for x, k in (("a0", 3), ("c", 3), ("d", 2))}
+    symbols = dict(zip(["y", *model.asdict()], symbolic(model), strict=True))
+    symbols |= {x: pt.matrix(x) for x in own}
+    arguments = symbols | {x: symbols[x][:, None] for x in "cd"}
+    total = kalman_loglike_panel(*arguments.values()).sum()
+    evaluate = pytensor.function(
+        [*symbols.values()], [total, *pt.grad(total, [*symbols.values()])], mode=mode
+    )
+    found = evaluate(Y, *(model.asdict() | own).values())
+    models = [StateSpace(**(model.asdict() | {x: X[j] for x, X in own.items()})) for j in range(4)]
+    values, dY, each = loop(Y, models)  # noqa: N806
+    assert relative_error(np.asarray(found[0]), values.sum()) < 1e-12
+    assert relative_error(np.asarray(found[1]), np.array(dY)) < 1e-11
+    for x, G in zip(model.asdict(), found[2:], strict=True):
+        X = np.array([getattr(gradients, x) for gradients in each])
+        assert relative_error(np.asarray(G), X if x in own else X.sum(axis=0)) < 1e-11, x
+
+
+def panel_nodes(function):
+    ops = [node.op for node in function.maker.fgraph.toposort()]
+    return [op for op in ops if isinstance(op, KalmanPanel | KalmanPanelGrad)], ops
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batched", [("y",), ("y", "d"), ("y", "a0", "c")])
+def test_a_batch_of_series_is_a_panel(mode, batched):
+    """vectorize_graph: one Op, value and gradient at once, and what is summed comes out summed."""
+    y, model = make("gaps")
+    Y, rng = series(y, 4), np.random.default_rng(3)  # noqa: N806
+    symbols = symbolic_model()
+    many = {x: pt.tensor(x, shape=(None,) * (symbols[x].ndim + 1)) for x in batched}
+    total = vectorize_graph(
+        kalman_loglike(*symbols.values()).sum(), {symbols[x]: X for x, X in many.items()}
+    )
+    inputs = symbols | many
+    wrt = [inputs["T"], inputs["Q"], *many.values()]
+    evaluate = pytensor.function([*inputs.values()], [total, *pt.grad(total.sum(), wrt)], mode=mode)
+    kalman, ops = panel_nodes(evaluate)
+    assert [type(op) for op in kalman] == [KalmanPanelGrad]
+    assert set(kalman[0].requested) == {"l", "y", "T", "W"} | (set(batched) - {"d"})
+    assert not any("Blockwise" in str(op) and "Kalman" in str(op) for op in ops)
+    own = {x: rng.normal(size=(4, *getattr(model, x).shape)) for x in batched if x != "y"}
+    values = {"y": Y} | model.asdict() | own
+    found = evaluate(*values.values())
+    models = [StateSpace(**(model.asdict() | {x: X[j] for x, X in own.items()})) for j in range(4)]
+    l, dY, each = loop(Y, models)  # noqa: N806
+    assert relative_error(np.asarray(found[0]), l) < 1e-12
+    assert relative_error(np.asarray(found[1]), sum(G.T for G in each)) < 1e-11
+    assert relative_error(np.asarray(found[2]), sum(G.Q for G in each)) < 1e-11
+    for x, G in zip(batched, found[3:], strict=True):
+        expected = np.array(dY if x == "y" else [getattr(gradients, x) for gradients in each])
+        assert relative_error(np.asarray(G), expected) < 1e-11, x
+
+
+def test_a_batch_of_models_is_no_panel():
+    symbols = symbolic_model()
+    Y, Q = pt.tensor3("Y"), pt.tensor3("Q")  # noqa: N806
+    l = kalman_loglike(*symbols.values())
+    for batch in ({"y": Y, "Q": Q}, {"Q": Q}, {"y": pt.tensor4("Y")}):
+        found = vectorize_graph(l, {symbols[x]: X for x, X in batch.items()})
+        assert "Blockwise" in str(found.owner.op)
+    two = vectorize_graph(l, {symbols["y"]: Y})
+    assert isinstance(two.owner.op, KalmanPanel)
+
+
+def test_only_the_value():
+    y, model = make("gaps")
+    symbols = symbolic(model)
+    evaluate = pytensor.function(symbols, kalman_loglike_panel(*symbols))
+    assert [type(op) for op in panel_nodes(evaluate)[0]] == [KalmanPanel]
+    Y = series(y, 3)  # noqa: N806
+    Y[1] = np.nan  # nothing is observed: nothing is learned
+    l = evaluate(Y, *model.asdict().values())
+    assert relative_error(l[[0, 2]].sum(axis=1), loop(Y[[0, 2]], model)[0]) < 1e-12
+    assert not l[1].any()
+
+
+def test_shapes_are_inferred_without_a_pass():
+    _, model = make("gaps")
+    symbols = symbolic(model)
+    l = kalman_loglike_panel(*symbols)
+    shapes = pytensor.function(
+        symbols, [l.shape, *(G.shape for G in pt.grad(l.sum(), symbols))], on_unused_input="ignore"
+    )
+    assert not panel_nodes(shapes)[0]
+
+
+def test_vague_start_in_numba():
+    arrays = random_model(5, 2, 2, rng=7) | {"P0": 1e8 * np.eye(5)}
+    y, _ = simulate(12, 7, **arrays)
+    model, Y = StateSpace(**arrays), series(y, 5)  # noqa: N806
+    symbols = symbolic(model)
+    total = kalman_loglike_panel(*symbols).sum()
+    found = pytensor.function(symbols, pt.grad(total, symbols[1:]))(Y, *model.asdict().values())
+    _, _, each = loop(Y, model)
+    for x, G in zip(model.asdict(), found, strict=True):
+        assert relative_error(G, sum(getattr(gradients, x) for gradients in each)) < 1e-10, x
+
+
+def test_float32_stays_float32():
+    y, model = make("two shocks")
+    symbols = [pt.tensor(dtype="float32", shape=(None,) * X.ndim) for X in symbolic(model)]
+    l = kalman_loglike_panel(*symbols)
+    evaluate = pytensor.function(symbols, [l, *pt.grad(l.sum(), symbols)])
+    values = [X.astype("float32") for X in (series(y, 3), *model.asdict().values())]
+    for X in evaluate(*values):
+        assert X.dtype == np.float32 and np.isfinite(X[~np.isnan(X)]).all()
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_not_positive_definite_is_nan(mode):
+    """Only for the series with those gaps, and in all gradients."""
+    one = np.eye(1)
+    Y = np.array([[[0.0], [np.nan]], [[np.nan], [np.nan]], [[np.nan], [1.0]]])  # noqa: N806
+    model = StateSpace([0.0], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=0 * one, Q=one)
+    symbols = symbolic(model)
+    l = kalman_loglike_panel(*symbols)
+    evaluate = pytensor.function(symbols, [l, pt.grad(l.sum(), symbols[-1])], mode=mode)
+    l, Q_bar = evaluate(Y, *model.asdict().values())
+    assert np.isnan(l[0]).all() and not l[1].any() and np.isfinite(l[2]).all()
+    assert np.isnan(Q_bar).all()
+
+
+def test_what_is_refused():
+    y, model = make("gaps")
+    Y, X = series(y, 4), model.asdict()  # noqa: N806
+    with pytest.raises(ValueError, match="Y has 2 dimensions"):
+        kalman_loglike_panel(y, *X.values())
+    with pytest.raises(ValueError, match="a0 is that of 3 series, expected 4"):
+        kalman_loglike_panel(Y, *(X | {"a0": np.zeros((3, 3))}).values())
+    with pytest.raises(ValueError, match="Z has shape"):
+        kalman_loglike_panel(Y, *(X | {"Z": np.zeros((3, 3))}).values())
+    with pytest.raises(TypeError, match="complex"):
+        kalman_loglike_panel(Y, *(X | {"Z": X["Z"] * 1j}).values())
+    symbols = symbolic(model)
+    total = kalman_loglike_panel(*symbols).sum()
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        pt.grad(pt.grad(total, symbols[1]).sum(), symbols[1])
+    for mode in ("NUMBA", PYTHON):
+        evaluate = pytensor.function(symbols, total, mode=mode)
+        with pytest.raises(ValueError, match="Z does not have shape"):
+            evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
+        with pytest.raises(ValueError, match="no series"):
+            evaluate(Y[:0], *X.values())
