@@ -1,14 +1,19 @@
-"""Sphinx: leave out of the site the files that no page asks for, and add what every site has.
+"""Sphinx: leave out of the site what no page asks for, and add what every site has.
 
 The packages copy whole folders: all builds of MathJax, source maps, icons as a script of 1.5 MB
-beside the same icons as fonts.
+beside the same icons as fonts. Notebooks to download hold every picture once more, as text; those
+who run them draw the pictures themselves.
 """
 
 import shutil
 from pathlib import Path
 
+import nbformat
+
 MATHJAX = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "a11y", "ui", "sre")
 """The page loads the first; the others are what that one loads when a formula or a reader asks."""
+
+SPEECH = ("base", "en", "nemeth")
 
 NOT_FOUND = """<!DOCTYPE html>
 <html lang="en">
@@ -41,6 +46,13 @@ def trim(app, exception):
         name = path.relative_to(mathjax).as_posix()
         if path.is_file() and not name.startswith(MATHJAX):
             path.unlink()
+    for path in (mathjax / "sre/mathmaps").iterdir():
+        if path.stem not in SPEECH:
+            path.unlink()
+    for path in (static / "vendor").rglob("*.ttf"):
+        path.unlink()  # every browser of today takes the .woff2 beside it
+    for path in (out / "_sources").rglob("*.ipynb"):
+        without_pictures(path)
     base, title = app.config.html_baseurl, app.config.project
     page = NOT_FOUND.format(base=base, title=title)
     (out / "404.html").write_text(page, encoding="utf-8")
@@ -50,6 +62,15 @@ def trim(app, exception):
     head = '<?xml version="1.0" encoding="UTF-8"?>\n'
     space = "http://www.sitemaps.org/schemas/sitemap/0.9"
     (out / "sitemap.xml").write_text(f'{head}<urlset xmlns="{space}">\n{pages}</urlset>\n')
+
+
+def without_pictures(path: Path) -> None:
+    """Leave out the pictures of a notebook; its text, code and printed results stay."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("image/png", None)
+    nbformat.write(notebook, path)
 
 
 def setup(app):
