@@ -126,3 +126,14 @@ def test_filters_of_the_equation_index(open_page):
     page.fill("input[name=word]", "no such word")
     assert chosen.count() == 0
     assert page.inner_text(".equation-filter output").startswith("0 of")
+
+
+@pytest.mark.parametrize("name", [*PAGES, "404.html"])
+def test_what_a_page_says_of_itself(site, name):
+    text = (site / name).read_text(encoding="utf-8")
+    assert "not set" not in text and "unpkg.com" not in text
+    if name != "404.html":
+        tags = dict(re.findall(r'<meta (?:property|name)="([^"]*)" content="([^"]*)"', text))
+        assert len(tags["description"]) > 30
+        assert tags["og:title"] and tags["og:site_name"] == "Gradients by Hand"
+        assert "Version" in text and "MIT licence" in text

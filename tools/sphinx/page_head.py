@@ -60,14 +60,14 @@ def buttons(tree: list):
 def card(app, pagename, context, doctree) -> str:
     """Description and Open Graph tags."""
     title = nodes.Element.astext(
-        doctree.next_node(nodes.title) or nodes.title("", app.config.project)
+        doctree.next_node(nodes.title) or nodes.title("", app.config.html_title)
     )
     base = app.config.html_baseurl
     says = {
         "og:title": title,
         "og:description": description(doctree) or PROJECT["description"],
         "og:type": "article",
-        "og:site_name": app.config.project,
+        "og:site_name": app.config.html_title,
         "og:url": f"{base}{pagename}.html",
         "og:image": f"{base}_static/card.png",
         "og:image:alt": "The flow of the Nile with its level, and the gradient of its likelihood",

@@ -19,6 +19,7 @@ NOT_FOUND = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="{base}_static/favicon.svg">
 <title>Page not found: {title}</title>
 <style>
 :root {{ color-scheme: light dark; font: 1.1rem/1.6 sans-serif; }}
@@ -53,7 +54,7 @@ def trim(app, exception):
         path.unlink()  # every browser of today takes the .woff2 beside it
     for path in (out / "_sources").rglob("*.ipynb"):
         without_pictures(path)
-    base, title = app.config.html_baseurl, app.config.project
+    base, title = app.config.html_baseurl, app.config.html_title
     page = NOT_FOUND.format(base=base, title=title)
     (out / "404.html").write_text(page, encoding="utf-8")
     pages = "".join(
