@@ -62,8 +62,17 @@ def page_names(root: Path = ROOT) -> list[str]:
 
 
 def parts(root: Path = ROOT) -> list[tuple[str, list[str]]]:
-    """The caption of each part of _toc.yml, with its pages."""
-    return [(part["caption"], list(_files(part))) for part in _contents(root)["parts"]]
+    """The caption of each part of _toc.yml, with its pages.
+
+    What has no caption belongs to the part before it: the numbered chapters after a page that
+    opens a part, and has no number.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for part in _contents(root)["parts"]:
+        if "caption" in part:
+            found.append((part["caption"], []))
+        found[-1][1].extend(_files(part))
+    return found
 
 
 def _contents(root: Path) -> dict:

@@ -254,6 +254,13 @@ def test_contents(small_book):
     assert rules.contents(small_book) == []
 
 
+def test_parts(small_book):
+    assert book.parts(small_book) == [("Chapters", ["notebooks/one", "notebooks/two"])]
+    more = "  - caption: More\n    chapters: [file: a]\n  - numbered: 1\n    chapters: [file: b]\n"
+    (small_book / "_toc.yml").write_text(f"root: book/index\nparts:\n{more}")
+    assert book.parts(small_book) == [("More", ["a", "b"])]
+
+
 def test_contents_with_a_page_missing(small_book):
     (small_book / "notebooks/two.md").unlink()
     complaint_of(rules.contents(small_book), "needs notebooks/two.md")
