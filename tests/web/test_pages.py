@@ -131,9 +131,29 @@ def test_filters_of_the_equation_index(open_page):
 @pytest.mark.parametrize("name", [*PAGES, "404.html"])
 def test_what_a_page_says_of_itself(site, name):
     text = (site / name).read_text(encoding="utf-8")
-    assert "not set" not in text and "unpkg.com" not in text
+    assert "name not set" not in text and "unpkg.com" not in text
     if name != "404.html":
         tags = dict(re.findall(r'<meta (?:property|name)="([^"]*)" content="([^"]*)"', text))
         assert len(tags["description"]) > 30
         assert tags["og:title"] and tags["og:site_name"] == "Gradients by Hand"
         assert "Version" in text and "MIT licence" in text
+
+
+FIGURES = {
+    "notebooks/pytensor/05-is-my-gradient-right.html": ".live-steps",
+    "notebooks/kalman/12-steady-state.html": ".live-settling",
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_live_figure_follows_its_knob(open_page, name):
+    """By keyboard, at both widths; the page grows no wider by it."""
+    for width in (1400, 375):
+        page = open_page(name, width)
+        knob = page.locator(f"{FIGURES[name]} input")
+        before = page.inner_text(FIGURES[name])
+        knob.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text(FIGURES[name]) != before
+        assert knob.get_attribute("aria-valuetext")
+        assert not page.troubles
