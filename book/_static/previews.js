@@ -68,6 +68,9 @@
       return;
     }
     if (!found || shownFor !== link) return;
+    /* A page without formulas has no MathJax to typeset those of another. */
+    const formulas = found.matches(".math") || found.querySelector(".math");
+    if (formulas && !window.MathJax) return;
     card?.remove();
     card = document.createElement("aside");
     card.className = CARD;

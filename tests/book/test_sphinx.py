@@ -44,8 +44,11 @@ def script(filename=None, body=None):
 
 def test_scripts_once_and_none_of_thebe():
     theirs = [script("sphinx-thebe.js"), script(body='const THEBE_JS_URL = "there"')]
+    formulas = [script(body="window.MathJax = {}"), script("mathjax/tex-chtml.js")]
     ours = [script("a.js"), script(body="let a = 1")]
-    assert page_head.needed([*ours, *theirs, script(body="let a = 1"), *theirs]) == ours
+    scripts = [*ours, *theirs, *formulas, script(body="let a = 1"), *theirs]
+    assert page_head.needed(scripts, formulas=True) == ours + formulas
+    assert page_head.needed(scripts, formulas=False) == ours
 
 
 def test_description():

@@ -24,7 +24,7 @@ def version_in_footer(app, config):
 
 
 def tidy(app, pagename, templatename, context, doctree):
-    context["script_files"] = needed(context["script_files"])
+    context["script_files"] = needed(context["script_files"], formulas=has_formulas(doctree))
     context["css_files"] = [file for file in context["css_files"] if "thebe" not in name_of(file)]
     context.setdefault("default_mode", "auto")
     for button in buttons(context.get("header_buttons", [])):
@@ -40,13 +40,21 @@ def name_of(file) -> str:
     return str(file.filename or "")
 
 
-def needed(scripts: list) -> list:
-    """The scripts without sphinx-thebe, each once."""
+def has_formulas(doctree) -> bool:
+    """Whether a page needs MathJax; search results and indices are made without a tree."""
+    return doctree is not None and bool(
+        doctree.next_node(nodes.math) or doctree.next_node(nodes.math_block)
+    )
+
+
+def needed(scripts: list, formulas: bool) -> list:
+    """The scripts without sphinx-thebe, each once; MathJax only where there are formulas."""
+    unwanted = ["thebe"] if formulas else ["thebe", "mathjax"]
     kept = {}
     for script in scripts:
-        body = script.attributes.get("body") or ""
-        if "thebe" not in name_of(script) and "THEBE" not in body:
-            kept.setdefault((name_of(script), body), script)
+        name, body = name_of(script), script.attributes.get("body") or ""
+        if not any(word in (name + body).lower() for word in unwanted):
+            kept.setdefault((name, body), script)
     return list(kept.values())
 
 
