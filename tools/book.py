@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"(?P<marks>`{3,}|~{3,}|:{3,})\s*(\{(?P<directive>[^}]+)\})?\s*(?P<title>[^`]*)")
 HEADING = re.compile(r"(#+)\s+(.*)")
 EQUATION = re.compile(r"\$\$\s*\(([^()\s]+)\)$")
+FORMULA = re.compile(r"\$\$(.*?)\$\$(?:[ ]*\(([^()\s]+)\))?", re.DOTALL)
 TARGET = re.compile(r"\(([^()\s]+)\)=$")
 OPTION = re.compile(r":(label|name):\s*(\S+)$")
 # What stands inside these is shown to the reader, not read by the book.
@@ -57,16 +58,35 @@ class Check(NamedTuple):
 def page_names(root: Path = ROOT) -> list[str]:
     """Every page of _toc.yml, without suffix, in book order."""
 
-    def files(entry):
-        if isinstance(entry, dict):
-            yield from (entry[key] for key in ("root", "file") if key in entry)
-            for key in ("parts", "chapters", "sections", "subtrees", "entries"):
-                yield from files(entry.get(key, []))
-        else:
-            for item in entry:
-                yield from files(item)
+    return list(_files(_contents(root)))
 
-    return list(files(yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))))
+
+def parts(root: Path = ROOT) -> list[tuple[str, list[str]]]:
+    """The caption of each part of _toc.yml, with its pages.
+
+    What has no caption belongs to the part before it: the numbered chapters after a page that
+    opens a part, and has no number.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for part in _contents(root)["parts"]:
+        if "caption" in part:
+            found.append((part["caption"], []))
+        found[-1][1].extend(_files(part))
+    return found
+
+
+def _contents(root: Path) -> dict:
+    return yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+
+
+def _files(entry: dict | list) -> Iterator[str]:
+    if isinstance(entry, dict):
+        yield from (entry[key] for key in ("root", "file") if key in entry)
+        for key in ("parts", "chapters", "sections", "subtrees", "entries"):
+            yield from _files(entry.get(key, []))
+    else:
+        for item in entry:
+            yield from _files(item)
 
 
 def notebook_names(root: Path = ROOT) -> list[str]:
@@ -149,6 +169,20 @@ def labels_of(page: str, cells: Iterable[nbformat.NotebookNode]) -> Iterator[Lab
             elif line.directives and (found := OPTION.fullmatch(line.text)):
                 kinds = {"math": "equation", "figure": "figure", "image": "figure"}
                 yield Label(found[2], kinds.get(line.directives[-1][0], "place"), page, says)
+
+
+def formulas_of(cells: Iterable[nbformat.NotebookNode]) -> dict[str, str]:
+    """The TeX of every labelled equation of a page, by its label."""
+    formulas = {}
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            for tex, label in FORMULA.findall(cell.source):
+                lines = [line.strip() for line in tex.splitlines()]
+                if lines[-1] == ">":  # in a quotation each line begins so
+                    lines = [line.removeprefix(">").strip() for line in lines]
+                if label:
+                    formulas[label] = "\n".join(line for line in lines if line)
+    return formulas
 
 
 def checks_of(page: str, cells: Iterable[nbformat.NotebookNode]) -> Iterator[Check]:

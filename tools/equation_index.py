@@ -20,26 +20,26 @@ to the largest entry of the reference, rounded up to a power of ten; where a res
 against one reference several times (on different models, say), it is the worst of them.
 """
 
-TABLE = """\
-## {title}
+# What book/_static/equation-index.js filters.
+ENTRY = """\
+::::{{div}} equation-entry
+{{eq}}`{label}` {says} (`{label}`)
 
-:::{{list-table}}
-:header-rows: 1
-:widths: 15 45 40
+$$
+{formula}
+$$
 
-* - Equation
-  - What it is
-  - Held against, error
-{rows}
-:::
+{checks}
+::::
 """
 
-# A backslash at the end of a line breaks the line inside a cell.
-ROW = """\
-* - {{eq}}`{label}`
-  - {says} \\
-    `{label}`
-  - {checks}"""
+TAIL = """\
+```{raw} html
+<script defer src="../_static/equation-index.js"></script>
+```
+"""
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def make(root: Path = book.ROOT) -> str:
@@ -51,18 +51,29 @@ def make(root: Path = book.ROOT) -> str:
         powers = worst[check.label]
         powers[check.against] = max(check.error_power, powers.get(check.against, check.error_power))
 
-    results, tables = 0, []
-    for page in cells:
-        rows = []
-        for label in book.labels_of(page, cells[page]):
-            if label.is_result:
-                lines = [f"{name}, $10^{{{power}}}$" for name, power in worst[label.name].items()]
-                held = " \\\n    ".join(lines) or "nothing"
-                rows.append(ROW.format(label=label.name, says=label.says, checks=held))
-        results += len(rows)
-        if rows:
-            tables.append(TABLE.format(title=book.title_of(cells[page]), rows="\n".join(rows)))
-    return "\n".join([HEAD.format(results=results, checks=len(checks)), *tables])
+    results, sections = 0, []
+    for part, pages in book.parts(root):
+        chapters = []
+        for page in (page for page in pages if page in cells):
+            formulas = book.formulas_of(cells[page])
+            entries = [
+                entry(label, formulas[label.name], worst[label.name])
+                for label in book.labels_of(page, cells[page])
+                if label.is_result
+            ]
+            results += len(entries)
+            if entries:
+                chapters += [f"### {book.title_of(cells[page])}\n", *entries]
+        if chapters:
+            sections += [f"## {part}\n", *chapters]
+    return "\n".join([HEAD.format(results=results, checks=len(checks)), *sections, TAIL])
+
+
+def entry(label: book.Label, formula: str, worst: dict[str, int]) -> str:
+    """One result: its number, what it is, the formula, and each reference with the error."""
+    held = [f"- {name}, 10{str(power).translate(RAISED)}" for name, power in worst.items()]
+    checks = "\n".join(held) or "- nothing"
+    return ENTRY.format(label=label.name, says=label.says, formula=formula, checks=checks)
 
 
 def write(root: Path = book.ROOT) -> None:

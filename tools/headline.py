@@ -1,4 +1,6 @@
-"""Draw the figure of the landing page and the README: `python -m tools.headline`."""
+"""Draw the figure of the landing page and the README, and the card that a shared link shows:
+`python -m tools.headline`.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +12,7 @@ from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
 from tools import book
 
 PICTURE = "book/_static/headline.png"
+CARD = "book/_static/card.png"
 
 
 def adjoints(model, filtered):
@@ -64,5 +67,26 @@ def draw():
     return figure
 
 
+def draw_card():
+    """1200 x 630 pixels, read at a third of that: the name, the motto and one line."""
+    use_style()
+    series, model = nile(), StateSpace(**local_level_arrays())
+    filtered = kalman_filter(series.y, model)
+    out, r = filtered.out, smoothing_cumulants(model, filtered)
+    figure = plt.figure(figsize=(12, 6.3), layout="none")
+    axes = figure.add_axes((0.05, 0.08, 0.9, 0.5))
+    years = range(1871, 1971)
+    _ = axes.plot(years, series.y[:, 0], "o", color=COLORS["black"], markersize=6)
+    smoothed = out.a_pred[:, 0] + out.P_pred[:, 0, 0] * r[:, 0]
+    _ = axes.plot(years, out.a_filt[:, 0], color=COLORS["blue"], linewidth=4)
+    _ = axes.plot(years, smoothed, color=COLORS["vermillion"], linewidth=4)
+    axes.set_axis_off()
+    motto = "Derive the gradient, write it in NumPy\nand PyTensor, check it, measure it."
+    _ = figure.text(0.05, 0.82, "Gradients by Hand", fontsize=54, fontweight="bold")
+    _ = figure.text(0.05, 0.64, motto, fontsize=28, linespacing=1.4)
+    return figure
+
+
 if __name__ == "__main__":
     draw().savefig(book.ROOT / PICTURE, dpi=145)
+    draw_card().savefig(book.ROOT / CARD, dpi=100, bbox_inches=None)

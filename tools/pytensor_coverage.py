@@ -77,12 +77,14 @@ HEAD = """\
 
 % Made by `make notebooks` from the executed notebooks, not by hand.
 
-The toolbox part executes every public name of `pytensor.gradient`: those of the older reference
-page that it set out from, and those of the PyTensor that is installed. Here each of these names
-leads to the sections whose code uses it; a name that is only imported does not count. A method
-counts where a cell uses it and names its class or an instance of it. The book's tests fail when a
-name has no cell. Of the {reference} names of the reference page {kept} are still there, {gone} have
-gone or have another name, and {new} have come since then.
+The toolbox part executes every public name of `pytensor.gradient`: those that the page on it
+in [PyTensor's documentation](https://pytensor.readthedocs.io/en/latest/library/gradient.html)
+listed before Ops had `pullback` and `pushforward` (the reference page, below), and those of the
+PyTensor that is installed. Here each of these names leads to the sections whose code uses it; a
+name that is only imported does not count. A method counts where a cell uses it and names its class
+or an instance of it. The book's tests fail when a name has no cell. Of the {reference} names of the
+reference page {kept} are still there, {gone} have gone or have another name, and {new} have come
+since then.
 
 The reference page also lists the operations that can be pushed through and those that cannot;
 {{doc}}`../notebooks/pytensor/02-pushing-and-pulling` tries every one of them.

@@ -147,6 +147,12 @@ def test_labels_of_a_page():
     assert book.title_of(cells) == "Title"
 
 
+def test_formulas_of_a_page():
+    text = "$$ a $$ and\n\n> $$\n> b\n> = c\n> $$ (eq-page-b)\n\n$$ d $$ (def-page-d)\n"
+    found = book.formulas_of([new_markdown_cell(text), code("$$ no $$ (eq-page-no)")])
+    assert found == {"eq-page-b": "b\n= c", "def-page-d": "d"}
+
+
 def label(name, kind="equation", page="page"):
     return book.Label(name, kind, page, "")
 
@@ -248,6 +254,13 @@ def test_contents(small_book):
     assert rules.contents(small_book) == []
 
 
+def test_parts(small_book):
+    assert book.parts(small_book) == [("Chapters", ["notebooks/one", "notebooks/two"])]
+    more = "  - caption: More\n    chapters: [file: a]\n  - numbered: 1\n    chapters: [file: b]\n"
+    (small_book / "_toc.yml").write_text(f"root: book/index\nparts:\n{more}")
+    assert book.parts(small_book) == [("More", ["a", "b"])]
+
+
 def test_contents_with_a_page_missing(small_book):
     (small_book / "notebooks/two.md").unlink()
     complaint_of(rules.contents(small_book), "needs notebooks/two.md")
@@ -263,8 +276,9 @@ def test_equation_index(small_book):
     assert "2 results with their 6 checks" in page.replace("\n", " ")
     assert page.index("eq-one-x") < page.index("eq-two-x")
     # The worst of the two complex steps, and the autodiff beside it.
-    assert page.count("complex step, $10^{-12}$ \\\n    autodiff, $10^{-9}$") == 2
-    assert "$10^{-13}$" not in page
+    assert page.count("- complex step, 10⁻¹²\n- autodiff, 10⁻⁹\n") == 2
+    assert "10⁻¹³" not in page
+    assert page.count("$$\nx\n$$") == 2
     equation_index.write(small_book)
     assert (small_book / equation_index.PAGE).read_text() == page
 

@@ -159,7 +159,9 @@ class _PanelOp(Op):
         """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
         dtype, given = node.inputs[0].dtype, [f"x{i}" for i in range(len(node.inputs))]
         weights = [] if len(given) > len(INPUTS) else ["np.ones(x0.shape[:2])"]
-        arguments = ", ".join([*given, *weights, *map(repr, (*self._flags(), self.tol))])
+        # Of the types for which the callee is compiled already.
+        alike = [f"np.ascontiguousarray({x})" for x in given]
+        arguments = ", ".join([*alike, *weights, *map(repr, (*self._flags(), self.tol))])
         cast = "" if dtype == "float64" else f".astype(np.{dtype})"
         local = {"l": "l", "y": "y_bar", "a0": "a0_bar", "c": "c_bar"}
         name = type(self).__name__

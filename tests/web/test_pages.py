@@ -1,0 +1,159 @@
+"""Every page of the built book, as a browser shows it."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools import book
+
+INSPECT = Path(__file__).with_name("inspect.js").read_text(encoding="utf-8")
+PAGES = [f"{name}.html" for name in book.page_names()]
+OTHERS = ["genindex.html", "search.html"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(open_page, name):
+    """On a desktop, then on a phone."""
+    page = open_page(name)
+    troubles = [f"1400 px: {trouble}" for trouble in page.evaluate(INSPECT)]
+    page.set_viewport_size({"width": 375, "height": 800})
+    troubles += [f"375 px: {trouble}" for trouble in page.evaluate(INSPECT)]
+    troubles += page.troubles
+    assert not troubles, "\n".join(troubles)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_page(open_page, name):
+    page = open_page(name)
+    assert not page.troubles
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_edit_button(site, name):
+    """It leads to the text that people edit, and that file is there."""
+    found = re.findall(r'href="[^"]*/edit/main/([^"]*)"', (site / name).read_text(encoding="utf-8"))
+    assert found and all(path.endswith(".md") and (book.ROOT / path).exists() for path in found)
+
+
+TYPESET = [
+    "book/notation.html",
+    "notebooks/pytensor/02-pushing-and-pulling.html",
+    "notebooks/kalman/06-adjoint-smoother.html",
+    "notebooks/sparse/02-gradient-of-a-gather.html",
+    "notebooks/onnx/02-rules.html",
+]
+FREE = "div.math mjx-container { overflow: visible !important; }"
+
+
+@pytest.mark.parametrize("name", TYPESET)
+def test_formulas_keep_their_ink(open_page, name):
+    """Nothing more of a formula is seen when nothing cuts it off.
+
+    A formula that is wider than its column scrolls, and is left out.
+    """
+    images = pytest.importorskip("PIL.Image")
+    page = open_page(name)
+    page.evaluate("""() => document.querySelectorAll("div.math mjx-container").forEach((node) => {
+        if (node.scrollWidth > node.clientWidth) node.style.visibility = "hidden";
+    })""")
+    page.add_style_tag(content="#pst-back-to-top, .bd-header-article { display: none !important; }")
+
+    def shot():
+        clip = page.locator("article.bd-article")
+        return np.asarray(images.open(io.BytesIO(clip.screenshot())).convert("L")).astype(int)
+
+    before = shot()
+    page.add_style_tag(content=FREE)
+    after = shot()
+    assert before.shape == after.shape
+    rows = np.flatnonzero((np.abs(after - before) > 60).any(axis=1))
+    assert not rows.size, f"ink is lost in rows {rows[:20].tolist()}"
+
+
+def test_search_shows_no_tex(open_page):
+    page = open_page("search.html?q=joseph")
+    page.wait_for_selector("#search-results li p.context")
+    page.wait_for_timeout(500)
+    text = page.inner_text("#search-results")
+    assert "Joseph" in text and "\\" not in text
+
+
+def test_a_link_shows_where_it_leads(open_page):
+    """An equation of this page and one of another, by mouse and by keyboard."""
+    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    here = "main a.reference.internal[href^='#equation-']"
+    page.locator(here).first.hover()
+    page.wait_for_selector(".preview-card mjx-container")
+    page.keyboard.press("Escape")
+    assert not page.query_selector(".preview-card")
+    page.locator("main a.reference.internal[href*='.html#equation-']").first.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    page.wait_for_selector(".preview-card mjx-container")
+    assert not page.troubles
+
+
+def test_a_check_and_its_formula_lead_to_each_other(open_page):
+    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    mark = page.locator("p.check-mark a").first
+    box = page.locator(mark.get_attribute("href"))
+    assert "checks" in box.get_attribute("class")
+    formulas = [link.get_attribute("href") for link in box.locator("a").all()]
+    assert mark.locator("xpath=../preceding-sibling::div[1]").get_attribute("id") in [
+        formula.removeprefix("#") for formula in formulas
+    ]
+
+
+def test_a_link_into_a_folded_solution_opens_it(open_page):
+    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    anchor = page.get_attribute("div.solution.toggle-hidden", "id")
+    page.evaluate("id => { location.hash = id; }", anchor)
+    page.wait_for_selector(f"[id='{anchor}']:not(.toggle-hidden)")
+
+
+def test_filters_of_the_equation_index(open_page):
+    page = open_page("book/equation-index.html")
+    everything = page.locator(".equation-entry:visible").count()
+    page.select_option("select[name=against]", "statsmodels")
+    chosen = page.locator(".equation-entry:visible")
+    assert 0 < chosen.count() < everything
+    assert all("statsmodels" in text for text in chosen.all_inner_texts())
+    page.fill("input[name=word]", "smooth")
+    assert "smooth" in chosen.first.inner_text().lower()
+    page.fill("input[name=word]", "no such word")
+    assert chosen.count() == 0
+    assert page.inner_text(".equation-filter output").startswith("0 of")
+
+
+@pytest.mark.parametrize("name", [*PAGES, "404.html"])
+def test_what_a_page_says_of_itself(site, name):
+    text = (site / name).read_text(encoding="utf-8")
+    assert "name not set" not in text and "unpkg.com" not in text
+    if name != "404.html":
+        tags = dict(re.findall(r'<meta (?:property|name)="([^"]*)" content="([^"]*)"', text))
+        assert len(tags["description"]) > 30
+        assert tags["og:title"] and tags["og:site_name"] == "Gradients by Hand"
+        assert "Version" in text and "MIT licence" in text
+
+
+FIGURES = {
+    "notebooks/pytensor/05-is-my-gradient-right.html": ".live-steps",
+    "notebooks/kalman/12-steady-state.html": ".live-settling",
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_live_figure_follows_its_knob(open_page, name):
+    """By keyboard, at both widths; the page grows no wider by it."""
+    for width in (1400, 375):
+        page = open_page(name, width)
+        knob = page.locator(f"{FIGURES[name]} input")
+        before = page.inner_text(FIGURES[name])
+        knob.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text(FIGURES[name]) != before
+        assert knob.get_attribute("aria-valuetext")
+        assert not page.troubles
