@@ -33,11 +33,12 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman import hessian as hessians
 from helpers.kalman import loglike_and_grad as with_known_start
 from helpers.kalman.recursions import pull_columns, pull_spread, symmetric
 from helpers.statespace import Gradients, StateSpace
 
-__all__ = ["Estimate", "loglike", "loglike_and_grad"]
+__all__ = ["Estimate", "hessian", "loglike", "loglike_and_grad"]
 
 
 class Estimate(NamedTuple):
@@ -125,6 +126,66 @@ def loglike_and_grad(
     gradients = Gradients(*(G + X for G, X in zip(at.gradients, spread, strict=True)))
     A_bar = np.outer(gradients.a0, at.delta) - rho @ at.root.T
     return at.value, at.dy + more, gradients, A_bar, at.estimate()
+
+
+def hessian(
+    y,
+    model: StateSpace,
+    A,  # noqa: N803
+    directions: dict[str, np.ndarray],
+    method: str = "fused",
+) -> np.ndarray:
+    r"""Second derivatives of the log-likelihood along pairs of directions.
+
+    With :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`, and :math:`\mathcal L(\delta)` the
+    ordinary likelihood that starts from :math:`a_0 + A \delta`,
+
+    .. math::
+
+       \nabla^2 \mathcal L_\text{diffuse}
+       = E\, \nabla^2 \mathcal L(\delta) + \operatorname{Cov} \nabla \mathcal L(\delta)
+
+    (Louis 1982, Finding the observed information matrix when using the EM algorithm, Journal of
+    the Royal Statistical Society B 44, 226-233).  Both derivatives are quadratic in delta, so that
+    their values at 2 q + 1 points give the two moments exactly.
+
+    Parameters
+    ----------
+    y, model, A, method
+        As :func:`loglike`; real.
+    directions : dict of arrays (k, ...)
+        As in :func:`helpers.kalman.hessian.hessian_vector`; A does not move.
+
+    Returns
+    -------
+    array (k, k)
+        Symmetric.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`; and if a direction has an unknown name or a wrong shape.
+    """
+    at = _Integrated(y, model, A, method)
+    root, q = at.root, len(at.root)
+    directions = reference.check_directions(y, model, directions)
+    k = len(next(iter(directions.values()), ()))
+    # Beside the k directions, those in which a0 moves with delta.
+    moves = {x: np.concatenate([X, np.zeros((q, *X.shape[1:]))]) for x, X in directions.items()}
+    moves.setdefault("a0", np.zeros((k + q, model.m)))
+    moves["a0"][k:] = (A @ root).T
+    model = replace(model, P0=symmetric(model.P0) + at.room * A @ A.T)
+
+    def seen_from(delta):
+        return hessians.hessian(y, replace(model, a0=model.a0 + A @ delta), moves, method)
+
+    centre, curved = seen_from(at.delta), np.empty((k, q, q))
+    mean, slopes = centre[:k, :k].copy(), centre[:k, k:]
+    for i, side in enumerate(root.T):
+        ahead, behind = seen_from(at.delta + side), seen_from(at.delta - side)
+        mean += (ahead + behind - 2 * centre)[:k, :k] / 2
+        curved[:, :, i] = (ahead - behind)[:k, k:] / 2
+    return mean + slopes @ slopes.T + np.einsum("iab,jba->ij", curved, curved) / 2
 
 
 class _Integrated:
