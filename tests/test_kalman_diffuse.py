@@ -408,3 +408,36 @@ def test_the_op_where_the_data_leave_a_direction_open():
     grad = pt.grad(kalman_diffuse_loglike(y, *model.asdict().values(), A=A), A)
     with pytest.raises(NotImplementedError, match="normal prior"):
         pt.grad(grad.sum(), A)
+
+
+@pytest.mark.parametrize("method", ["fused", "reference"])
+@pytest.mark.parametrize("names", [NAMES, ("H", "Q"), ("a0", "T")])
+def test_hessian(names, method):
+    """Of the value for complex arrays, by Cauchy's formula on a circle; and it is symmetric."""
+    rng = np.random.default_rng(7)
+    arrays = random_model(3, 2, rng=rng)
+    y, _ = simulate(15, rng, **arrays)
+    y[rng.random(y.shape) < 0.3] = np.nan
+    model, A = StateSpace(**arrays), rng.normal(size=(3, 2))
+    directions = {x: rng.normal(size=(3, *arrays[x].shape)) / 10 for x in names}
+    for x in set(SYMMETRIC) & set(names):
+        directions[x] = directions[x] + np.swapaxes(directions[x], 1, 2)
+    found = diffuse.hessian(y, model, A, directions, method)
+    circle = np.exp(2j * np.pi * np.arange(32) / 32)
+    for v in np.eye(3)[[0, 1, 2, 0, 1, 2]] + np.eye(3)[[0, 1, 2, 1, 2, 0]]:
+        values = [
+            diffuse.loglike(
+                y,
+                replace(
+                    model,
+                    **{
+                        x: arrays[x] + 0.1 * z * np.tensordot(v, X, 1)
+                        for x, X in directions.items()
+                    },
+                ),
+                A,
+            )
+            for z in circle
+        ]
+        expected = (2 * (values / circle**2).mean() / 0.1**2).real
+        assert abs(v @ found @ v - expected) < 1e-9 * np.abs(found).max()

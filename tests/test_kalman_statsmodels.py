@@ -1,4 +1,4 @@
-"""helpers.kalman.statsmodels: likelihood and score of statsmodels' models, and what it refuses.
+"""helpers.kalman.statsmodels: likelihood, score, Hessian, information, and what it refuses.
 
 The reference is a complex step through everything: the model's update, its initial distribution
 (solved here) and the NumPy filter.  statsmodels' own score has the noise of its step, about 1e-8.
@@ -8,10 +8,12 @@ import warnings
 
 import numpy as np
 import pytest
+from test_kalman_information import stacked
 
 from helpers.checks import relative_error
 from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
+from helpers.statespace import NAMES
 
 sm = pytest.importorskip("statsmodels.api")
 from statsmodels.tsa.statespace import (  # noqa: E402
@@ -119,8 +121,8 @@ def stationary(start, T, W, c):
     return np.linalg.solve(eye - T, c), P
 
 
-def whole_likelihood(mod, params):
-    """The log-likelihood for complex parameters, by the filter in NumPy."""
+def whole_model(mod, params):
+    """y, the model for complex parameters with its start solved here, and its diffuse states."""
     mod.update(params, transformed=True, includes_fixed=True, complex_step=True)
     names = {"c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",
              "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
@@ -148,11 +150,16 @@ def whole_likelihood(mod, params):
     fill(mod.ssm.initialization, np.arange(m))
     X["c"][~np.isfinite(X["c"])] = 0
     arrays = {x: A[0] if len(A) == 1 else A for x, A in X.items()} | {"a0": a0, "P0": P0}
-    y = mod.ssm.endog.T
+    return mod.ssm.endog.T, StateSpace(**arrays), flat
+
+
+def whole_likelihood(mod, params):
+    """The log-likelihood for complex parameters, by the filter in NumPy."""
+    y, model, flat = whole_model(mod, params)
     burn = mod.loglikelihood_burn
     if flat:
-        return diffuse.loglike(y, StateSpace(**arrays), np.eye(m)[:, flat])
-    filtered = reference.kalman_filter(y, StateSpace(**arrays))
+        return diffuse.loglike(y, model, np.eye(model.m)[:, flat])
+    filtered = reference.kalman_filter(y, model)
     l = filtered.out.l[burn:]
     if not mod.ssm.filter_concentrated:
         return l.sum()
@@ -198,13 +205,183 @@ def test_as_the_optimiser_sees_them(name):
     assert abs(found @ direction - expected) < 1e-6 * np.abs(found * direction).sum()
 
 
+def second_derivative(f, radius, points=16):
+    """f''(0) of an analytic f, by Cauchy's formula on a circle: exact but for rounding."""
+    circle = np.exp(2j * np.pi * np.arange(points) / points)
+    values = np.array([f(radius * z) for z in circle])
+    return (2 * (values / circle**2).mean() / radius**2).real
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hessian(name):
+    """Along two directions, of the whole likelihood, which knows none of our derivatives."""
+    mod, params = build(name)
+    H = ours.hessian(mod, params)
+    assert np.array_equal(H, H.T)
+    assert not np.iscomplexobj(mod.ssm["transition"])
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        v = rng.normal(size=len(params)) / np.sqrt(len(params) * np.abs(np.diag(H)))
+        # A small circle magnifies rounding of the likelihood, a large one may meet a singularity.
+        errors = (
+            v @ H @ v - second_derivative(lambda z, v=v: whole_likelihood(mod, params + z * v), r)
+            for r in (0.1, 0.2, 0.4)
+        )
+        assert any(abs(error) < 1e-8 * (np.abs(v) @ np.abs(H) @ np.abs(v)) for error in errors)
+
+
+@pytest.mark.parametrize(
+    "name", ["SARIMA with trend and gaps", "level, cycle, autoregression", "dynamic factor"]
+)
+def test_the_hessian_as_the_optimiser_sees_it(name):
+    """Central differences of the sixth order of the score, which is tested above."""
+    mod, params = build(name)
+    free = mod.untransform_params(params)
+    H = ours.hessian(mod, free, transformed=False)
+    v = np.random.default_rng(1).normal(size=len(free)) / np.sqrt(np.abs(np.diag(H)))
+
+    def slope(h):
+        return ours.score(mod, free + h * v, transformed=False)
+
+    h = 1e-3
+    one, two, three = (slope(i * h) - slope(-i * h) for i in (1, 2, 3))
+    expected = (45 * one - 9 * two + three) / (60 * h)
+    assert (np.abs(H @ v - expected) < 1e-7 * (np.abs(H) @ np.abs(v))).all()
+
+
+def test_the_hessian_of_statsmodels_is_a_rough_one():
+    """Its complex step is a difference of complex values: five digits or so."""
+    mod, params = build("SARIMAX with measurement error")
+    theirs = mod.hessian(params, approx_complex_step=True) * mod.nobs
+    assert relative_error(ours.hessian(mod, params), theirs) < 1e-4
+
+
+def derivatives_of(function, params):
+    """Along each parameter, by complex steps."""
+    return [function(params + 1j * STEP * unit).imag / STEP for unit in np.eye(len(params))]
+
+
+def dense_information(mod, params, steps):
+    """Expected information of the first steps, as one Gaussian vector, and of a log scale."""
+
+    at = mod.filter(params).scale if mod.ssm.filter_concentrated else 1.0
+
+    def law(params, scale=at):
+        y, model, _ = whole_model(mod, params)
+        X = {x: model.over_time(x, len(y))[:steps] for x in NAMES[2:]}
+        X |= {"H": scale * X["H"], "Q": scale * X["Q"]}
+        mean, S = stacked(steps, model.a0, scale * model.P0, **X)
+        o = ~np.isnan(y[:steps]).ravel()
+        return np.column_stack([mean[o], S[np.ix_(o, o)]])
+
+    S = law(params.astype(complex)).real[:, 1:]
+    moves = derivatives_of(law, params)
+    if mod.ssm.filter_concentrated:
+        moves.append(law(params.astype(complex), at * (1 + 1j * STEP)).imag / STEP)
+    half = np.linalg.inv(np.linalg.cholesky(S))
+    moves = [(half @ X[:, 0], half @ X[:, 1:] @ half.T) for X in moves]
+    return np.array([[u @ v + (U * V).sum() / 2 for v, V in moves] for u, U in moves])
+
+
+def without_the_scale(mod, info):
+    """What is known of the parameters where the scale, which comes last, is not."""
+    if not mod.ssm.filter_concentrated:
+        return info
+    return np.linalg.inv(np.linalg.inv(info)[:-1, :-1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SARIMAX with measurement error",
+        "ARMA, scale concentrated, gaps",
+        "VAR with regressors",
+        "dynamic factor",
+        "exponential smoothing",
+    ],
+)
+def test_expected_information(name):
+    mod, params = build(name)
+    expected = without_the_scale(mod, dense_information(mod, params, mod.nobs))
+    assert relative_error(ours.information(mod, params, "expected"), expected) < 1e-8
+
+
+def test_expected_information_after_a_burn_in():
+    mod, params = build("level, cycle, autoregression")
+    burn = mod.loglikelihood_burn
+    assert burn
+    expected = dense_information(mod, params, mod.nobs) - dense_information(mod, params, burn)
+    assert relative_error(ours.information(mod, params, "expected"), expected) < 1e-7
+
+
+@pytest.mark.parametrize("name", ["SARIMA with integration", "VAR", "dynamic factor"])
+def test_outer_product_and_sandwich(name):
+    mod, params = build(name)
+    burn = mod.loglikelihood_burn
+
+    def by_step(params):
+        y, model, _ = whole_model(mod, params)
+        return reference.kalman_filter(y, model).out.l[burn:]
+
+    slopes = np.array(derivatives_of(by_step, params))
+    found = ours.information(mod, params, "opg")
+    assert relative_error(found, slopes @ slopes.T) < 1e-8
+    theirs = mod.opg_information_matrix(params) * (mod.nobs - burn)
+    assert relative_error(found, theirs) < 1e-4
+    observed = ours.information(mod, params)
+    assert relative_error(observed, -ours.hessian(mod, params)) == 0
+    sandwich = ours.information(mod, params, "sandwich")
+    assert relative_error(sandwich @ np.linalg.solve(observed, found), observed) < 1e-7
+
+
+FITTED = {
+    "ARMA": lambda: sarimax.SARIMAX(nile(), order=(1, 0, 1), trend="c"),
+    "SARIMA": lambda: sarimax.SARIMAX(co2(), order=(1, 1, 0), seasonal_order=(1, 0, 0, 12)),
+    "SARIMAX": lambda: sarimax.SARIMAX(nile(), order=(1, 0, 0), exog=regressors(100)),
+    "local level": lambda: structural.UnobservedComponents(nile(), "llevel"),
+    "level and regressors": lambda: structural.UnobservedComponents(
+        nile(gaps=True), "llevel", exog=regressors(100)
+    ),
+    "VAR": lambda: varmax.VARMAX(macro()[:, :2], order=(1, 0)),
+    "dynamic factor": lambda: dynamic_factor.DynamicFactor(macro(40), k_factors=1, factor_order=1),
+    "exponential smoothing": lambda: exponential_smoothing.ExponentialSmoothing(
+        nile(), initialization_method="known", initial_level=1100
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_standard_errors_beside_those_of_statsmodels(name):
+    """Theirs have the noise of their differences; "oim" is neither observed nor expected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = FITTED[name]()
+        mod.ssm.tolerance = 0
+        results = ours.fit(mod, disp=False, maxiter=500, pgtol=1e-8)
+    kinds = {"observed": "approx", "opg": "opg", "sandwich": "robust_approx"}
+    for kind, theirs in kinds.items():
+        found = ours.standard_errors(mod, results.params, kind)
+        covariance = getattr(results, f"cov_params_{theirs}")
+        assert relative_error(found / np.sqrt(np.diag(covariance)), np.ones_like(found)) < 1e-3
+        info = ours.information(mod, results.params, kind)
+        assert relative_error(found**2, np.diag(np.linalg.inv(info))) < 1e-6
+    expected = ours.standard_errors(mod, results.params, "expected")
+    harvey = np.sqrt(np.diag(results.cov_params_oim))
+    assert (np.abs(np.log(expected / harvey)) < 0.5).all()
+
+
 def test_fixed_parameters():
     mod, params = build("SARIMAX with measurement error")
     with mod.fix_params({mod.param_names[1]: params[1]}):
         free = np.delete(params, 1)
         found = ours.score(mod, free)
         assert relative_error(found, mod.score(free, approx_complex_step=True)) < 1e-6
+        H, info = ours.hessian(mod, free), ours.information(mod, free, "expected")
+        assert ours.hessian(mod, free / 1e4, transformed=False).shape == H.shape
     assert relative_error(found, np.delete(ours.score(mod, params), 1)) < 1e-12
+    rows = np.ix_(*[np.delete(np.arange(len(params)), 1)] * 2)
+    assert relative_error(H, ours.hessian(mod, params)[rows]) < 1e-12
+    assert relative_error(info, ours.information(mod, params, "expected")[rows]) < 1e-12
 
 
 def test_the_model_is_left_as_it_was():
@@ -265,6 +442,53 @@ def test_what_is_refused(make, params, message):
         mod = make()
     with pytest.raises(ValueError, match=message):
         ours.score(mod, params)
+
+
+def test_a_variance_on_the_boundary():
+    mod = structural.UnobservedComponents(nile(), "lltrend")
+    with pytest.raises(ValueError, match=r"sigma2.trend: a variance of zero.*'sigma2.trend': 0}"):
+        ours.standard_errors(mod, [15000.0, 1400.0, 1e-15])
+    assert np.isfinite(ours.information(mod, [15000.0, 1400.0, 0.0])).all()
+    with mod.fix_params({"sigma2.trend": 0}):
+        found = ours.standard_errors(mod, [15000.0, 1400.0])
+    assert found.shape == (2,) and (found > 0).all()
+    small = ours.standard_errors(mod, [15000.0, 1400.0, 1e-5], "expected")
+    assert np.isfinite(small).all()
+
+
+@pytest.mark.parametrize("kind", ["observed", "expected", "opg", "sandwich"])
+def test_a_direction_of_which_the_data_say_nothing(kind):
+    """The coefficients of a regressor that comes twice."""
+    twice = np.repeat(regressors(100, 1), 2, axis=1)
+    mod = sarimax.SARIMAX(nile(), order=(1, 0, 0), trend="c", exog=twice)
+    params = [400.0, 10.0, 20.0, 0.5, 20000.0]
+    with pytest.raises(ValueError, match=r"is singular: the data say nothing about .*x1.*x2"):
+        ours.standard_errors(mod, params, kind)
+
+
+def test_no_maximum():
+    mod = sarimax.SARIMAX(nile(), order=(1, 0, 1), trend="c")
+    with pytest.raises(ValueError, match="the likelihood curves upwards along"):
+        ours.standard_errors(mod, [400.0, 0.5, 0.1, 3e6])
+
+
+def test_fewer_steps_than_parameters():
+    mod = varmax.VARMAX(macro(20), order=(2, 0))
+    params = np.asarray(mod.start_params)
+    with pytest.raises(ValueError, match="the outer product of the gradients is singular"):
+        ours.information(mod, params, "sandwich")
+
+
+@pytest.mark.parametrize("function", [ours.information, ours.standard_errors])
+def test_bad_arguments_of_information(function):
+    mod, params = build("exact diffuse SARIMA")
+    with pytest.raises(ValueError, match="kind is 'oim', expected 'observed', 'expected', 'opg'"):
+        function(mod, params, "oim")
+    for kind in ("expected", "opg", "sandwich"):
+        with pytest.raises(ValueError, match="exact diffuse start, which has the observed inform"):
+            ours.information(mod, params, kind)
+    with pytest.raises(ValueError, match=r"params has shape \(2,\), expected \(k,\) = \(4,\): "):
+        function(mod, params[:2])
 
 
 def test_an_optimiser_may_step_out_of_bounds():

@@ -49,11 +49,12 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman import hessian as hessians
 from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import LOG_2PI, TOLERANCE, symmetric
 from helpers.statespace import Gradients, StateSpace, check_data
 
-__all__ = ["Estimate", "Integrated", "loglike", "loglike_and_grad"]
+__all__ = ["Estimate", "Integrated", "hessian", "loglike", "loglike_and_grad"]
 
 
 class Estimate(NamedTuple):
@@ -204,6 +205,69 @@ def loglike_and_grad(
         X_bar=None if X is None else found.X_bar - less.X_bar,
         B_bar=None if B is None else found.B_bar - less.B_bar,
     )
+
+
+def hessian(
+    y,
+    model: StateSpace,
+    A,  # noqa: N803
+    directions: dict[str, np.ndarray],
+    method: str = "fused",
+) -> np.ndarray:
+    r"""Second derivatives of the log-likelihood along pairs of directions.
+
+    With :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`, and :math:`\mathcal L(\delta)` the
+    ordinary likelihood that starts from :math:`a_0 + A \delta`,
+
+    .. math::
+
+       \nabla^2 \mathcal L_\text{diffuse}
+       = E\, \nabla^2 \mathcal L(\delta) + \operatorname{Cov} \nabla \mathcal L(\delta)
+
+    (Louis 1982, Finding the observed information matrix when using the EM algorithm, Journal of
+    the Royal Statistical Society B 44, 226-233).  Both derivatives are quadratic in delta, so that
+    their values at 2 q + 1 points give the two moments exactly.
+
+    Parameters
+    ----------
+    y, model, A, method
+        As :func:`loglike`; real.
+    directions : dict of arrays (k, ...)
+        As in :func:`helpers.kalman.hessian.hessian_vector`; A does not move.
+
+    Returns
+    -------
+    array (k, k)
+        Symmetric.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`; and if a direction has an unknown name or a wrong shape.
+    """
+    columns = _Columns(y, model, A, None, None, None)
+    delta, covariance = columns.value_and_grad(method, TOLERANCE).estimate
+    q, A = columns.q, columns.A  # noqa: N806
+    # P0 has room on the span of A, and delta is so much less uncertain.
+    root = np.linalg.cholesky(covariance + columns.room * np.eye(q))
+    directions = reference.check_directions(y, model, directions)
+    k = len(next(iter(directions.values()), ()))
+    # Beside the k directions, those in which a0 moves with delta.
+    moves = {x: np.concatenate([X, np.zeros((q, *X.shape[1:]))]) for x, X in directions.items()}
+    moves.setdefault("a0", np.zeros((k + q, model.m)))
+    moves["a0"][k:] = (A @ root).T
+    model = replace(model, P0=symmetric(model.P0) + columns.room * A @ A.T)
+
+    def seen_from(at):
+        return hessians.hessian(y, replace(model, a0=model.a0 + A @ at), moves, method)
+
+    centre, curved = seen_from(delta), np.empty((k, q, q))
+    mean, slopes = centre[:k, :k].copy(), centre[:k, k:]
+    for i, side in enumerate(root.T):
+        ahead, behind = seen_from(delta + side), seen_from(delta - side)
+        mean += (ahead + behind - 2 * centre)[:k, :k] / 2
+        curved[:, :, i] = (ahead - behind)[:k, k:] / 2
+    return mean + slopes @ slopes.T + np.einsum("iab,jba->ij", curved, curved) / 2
 
 
 class _Columns:

@@ -91,13 +91,13 @@ def hessian_vector(
 
 
 def hessian(
-    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused"
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None
 ) -> np.ndarray:
     """The second derivatives of the log-likelihood along pairs of directions.
 
     Parameters
     ----------
-    y, model, directions, method
+    y, model, directions, method, weights
         As :func:`hessian_vector`.
 
     Returns
@@ -111,7 +111,7 @@ def hessian(
     ValueError, numpy.linalg.LinAlgError, MemoryError
         As :func:`hessian_vector`.
     """
-    _, dy, gradients = hessian_vector(y, model, directions, method)
+    _, dy, gradients = hessian_vector(y, model, directions, method, weights)
     moved = gradients.asdict() | {"y": dy}
     return symmetric(
         sum(

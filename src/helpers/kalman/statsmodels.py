@@ -1,4 +1,4 @@
-r"""The likelihood and the exact score of any state space model of statsmodels, in closed form.
+r"""Likelihood, exact score and Hessian of any state space model of statsmodels, in closed form.
 
 statsmodels differentiates by running its filter once more for each parameter.  Here the
 likelihood's gradient with respect to the arrays of the model, :math:`\bar T, \bar Z, \dots`, comes
@@ -11,11 +11,23 @@ step of ``mod.update``, which runs no filter; and the two meet in
    = \sum_X \langle \bar X, \partial X / \partial \theta_j \rangle ,
    \qquad X = a_0, P_0, c, d, T, Z, R, H, Q .
 
+The Hessian is that of the arrays, along their derivatives, and what the arrays' own second
+derivatives add:
+
+.. math::
+
+   \frac{\partial^2 \mathcal L}{\partial \theta_i\, \partial \theta_j}
+   = \sum_X \Bigl\langle \frac{\partial X}{\partial \theta_i} ,
+     \frac{\partial \bar X}{\partial \theta_j} \Bigr\rangle
+   + \sum_X \Bigl\langle \bar X, \frac{\partial^2 X}{\partial \theta_i\, \partial \theta_j}
+     \Bigr\rangle .
+
 >>> import statsmodels.api as sm
 >>> from helpers.kalman.statsmodels import fit, score
 >>> mod = sm.tsa.SARIMAX(sm.datasets.nile.data.load_pandas().data["volume"], order=(1, 0, 1))
 >>> exact = score(mod, mod.start_params)
 >>> results = fit(mod, disp=False)
+>>> errors = standard_errors(mod, results.params, "expected")
 """
 
 from __future__ import annotations
@@ -25,7 +37,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from helpers.checks import symmetrize
 from helpers.kalman import diffuse, fused
+from helpers.kalman import hessian as arrays_hessian
+from helpers.kalman import information as arrays_information
 from helpers.statespace import SHAPES, StateSpace
 
 try:
@@ -39,9 +54,19 @@ except ModuleNotFoundError as error:
 
 from scipy.linalg import solve_discrete_lyapunov
 
-__all__ = ["fit", "loglike", "score", "using"]
+__all__ = ["fit", "hessian", "information", "loglike", "score", "standard_errors", "using"]
 
 STEP = 1e-40  # of the complex step: its square is lost, so the derivative has no truncation error
+
+# An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
+# a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
+SINGULAR = 1e-11
+
+# A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
+# square root, and leave that at 1e-7 or so where the variance is to be zero.
+BOUNDARY = 1e-12
+
+SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
 # Our names and statsmodels', whose last axis is time.
 ARRAYS = {
@@ -99,6 +124,111 @@ def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     """
     params = _checked(mod, params)
     return _score_as_given(mod, params, transformed, False, lambda full: _score(mod, full))
+
+
+def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
+    """The second derivatives of the log-likelihood, as ``mod.hessian(params)``.
+
+    Parameters
+    ----------
+    mod, params, transformed
+        As :func:`loglike`.  A concentrated scale and an exact diffuse start count here too.
+
+    Returns
+    -------
+    array (k, k)
+        Symmetric.  Exact but for the second derivatives of the arrays, which are differences of
+        first ones that are exact: 1e-10 or better.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    params = _checked(mod, params)
+    full = mod.handle_params(params, transformed=transformed)
+    found = _Point(mod, full).hessian()
+    if not transformed:
+        free, slopes = mod.handle_params(params, True, False), _score(mod, full)
+        J = _jacobian(mod.transform_params, free)
+        curved = _jacobian(lambda x: _jacobian(mod.transform_params, x).T @ slopes, free)
+        found = symmetrize(J.T @ found @ J + curved)
+    return _free(mod, found)
+
+
+def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
+    """The information matrix: its inverse estimates the covariance of the fitted parameters.
+
+    Parameters
+    ----------
+    mod, params
+        As :func:`loglike`; the parameters are those of the model.
+    kind : "observed", "expected", "opg" or "sandwich"
+        - "observed": minus the Hessian, I.
+        - "expected": its mean over series from the model with gaps in the same places.  (With an
+          approximate diffuse start these have a starting level of any size, and what they say about
+          a parameter in T or Z that multiplies it has little to do with the series at hand.)
+        - "opg": the outer product of the gradients of the steps, G.
+        - "sandwich": I G^-1 I, so that its inverse is I^-1 G I^-1, the covariance of an estimate
+          that does not need the model to be true (but does need its score to have mean zero).
+
+        Where a scale is concentrated out, what is lost by not knowing it is taken off.
+
+    Returns
+    -------
+    array (k, k)
+        Symmetric, of the whole series: not divided by its length.
+
+    Raises
+    ------
+    ValueError
+        If ``kind`` is none of these; if it is not "observed" and the start is exact diffuse; if G
+        is singular for "sandwich".  Or as :func:`loglike`.
+    numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    _check_kind(kind)
+    point = _Point(mod, mod.handle_params(_checked(mod, params), transformed=True))
+    if kind == "observed":
+        return _free(mod, -point.hessian())
+    if kind == "expected":
+        return _free(mod, point.information(arrays_information.expected_information))
+    opg = _free(mod, point.information(arrays_information.outer_product))
+    if kind == "opg":
+        return opg
+    observed = _free(mod, -point.hessian())
+    found = observed @ _inverse(opg, _names(mod), "outer product of the gradients") @ observed
+    return symmetrize(found)
+
+
+def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
+    """Standard errors of fitted parameters: roots of the diagonal of the inverse information.
+
+    Parameters
+    ----------
+    mod, params, kind
+        As :func:`information`.
+
+    Returns
+    -------
+    array (k,)
+
+    Raises
+    ------
+    ValueError
+        If a variance is zero, the boundary of what it may be: the message says which.  If the
+        information is singular, or the likelihood curves upwards somewhere: the message names the
+        direction.  Or as :func:`information`.
+    numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    _check_kind(kind)
+    _refuse_boundary(mod, mod.handle_params(_checked(mod, params), transformed=True))
+    inner = "observed" if kind == "sandwich" else kind
+    covariance = _inverse(information(mod, params, inner), _names(mod), f"{inner} information")
+    if kind == "sandwich":
+        covariance = covariance @ information(mod, params, "opg") @ covariance
+    return np.sqrt(np.diag(covariance))
 
 
 @contextmanager
@@ -244,52 +374,233 @@ def _parts(start, states: np.ndarray) -> Iterator:
         yield from _parts(part, states[list(block)])
 
 
+def _stationary(mod: MLEModel) -> Iterator[np.ndarray]:
+    """The states of each stationary part of the initial distribution."""
+    for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
+        if part.initialization_type == "stationary":
+            yield states
+
+
+def _first(arrays: dict) -> dict:
+    """The arrays of the first step: those that statsmodels takes for a stationary start."""
+    return {x: X[0] if X.ndim > len(SHAPES[x]) else X for x, X in arrays.items()}
+
+
+def _start_adjoints(T, P_bar, a_bar):  # noqa: N803
+    """S = T' S T + P_bar and s = T' s + a_bar."""
+    return solve_discrete_lyapunov(T.T, P_bar), np.linalg.solve(np.eye(len(T)) - T.T, a_bar)
+
+
 def _through_stationary_start(mod: MLEModel, arrays: dict, gradient) -> None:
     """Add to the gradients of c, T, R and Q what a stationary a0 and P0 make of theirs.
 
     P = T P T' + R Q R' and a = T a + c have the pullbacks S = T' S T + P_bar, which is added to
     W_bar, and 2 S T P, to T_bar; and s = T' s + a_bar, to c_bar, and s a', to T_bar.
     """
-    # An array that varies is that of its first step here, as in statsmodels.
-    here, bar = ({x: X[0] if X.ndim > len(SHAPES[x]) else X for x, X in from_.items()}
-                 for from_ in (arrays, gradient.asdict()))  # fmt: skip
-    for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
-        if part.initialization_type != "stationary":
-            continue
+    here, bar = _first(arrays), _first(gradient.asdict())
+    for states in _stationary(mod):
         block = np.ix_(states, states)
         T, R, Q = here["T"][block], here["R"][states], here["Q"]
-        S = solve_discrete_lyapunov(T.T, bar["P0"][block])
-        s = np.linalg.solve(np.eye(len(T)) - T.T, bar["a0"][states])
+        S, s = _start_adjoints(T, bar["P0"][block], bar["a0"][states])
         bar["T"][block] += 2 * S @ T @ here["P0"][block] + np.outer(s, here["a0"][states])
         bar["c"][states] += s
         bar["R"][states] += 2 * S @ R @ Q
         bar["Q"] += R.T @ S @ R
 
 
+class _Point:
+    """A model at some parameters: its likelihood, its arrays, and what they make of directions.
+
+    `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
+    multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
+    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0.
+    """
+
+    def __init__(self, mod: MLEModel, params: np.ndarray):
+        _check_supported(mod)
+        self.mod, self.params = mod, params
+        self.arrays = arrays = _arrays(mod, params)
+        start, self.A = _start(mod)
+        arrays |= start
+        self.y = y = np.ascontiguousarray(mod.ssm.endog.T)
+        burn = mod.loglikelihood_burn
+        self.weights = weights = (np.arange(len(y)) >= burn).astype(float) if burn else None
+        self.scale, self.model = 1.0, StateSpace(**arrays)
+        if self.A.size:
+            self.value, _, self.raw, *_ = diffuse.loglike_and_grad(y, self.model, self.A)
+        else:
+            self.value, _, self.raw = fused.loglike_and_grad(y, self.model, weights=weights)
+        if mod.ssm.filter_concentrated:
+            # The scale that maximises the likelihood: all covariances times 1 + x add
+            # x/2 (sum v' F^-1 v - number of observations) to it. There its own derivative is zero.
+            observed = np.isfinite(y[burn:]).sum()
+            twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
+            self.scale = scale = (twice + observed) / observed
+            self.model = StateSpace(**arrays | {x: scale * arrays[x] for x in SCALED})
+            self.value, _, self.raw = fused.loglike_and_grad(y, self.model, weights=weights)
+        self.gradient = self.raw._replace(
+            **{x: self.scale * getattr(self.raw, x) for x in SCALED},
+            **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
+        )
+        _through_stationary_start(mod, arrays, self.gradient)
+
+    def moves(self) -> dict[str, np.ndarray]:
+        """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
+        found = [self._with_stationary(move) for move in _moves(self.mod, self.params)]
+        _arrays(self.mod, self.params)  # leaves the model real
+        return {x: np.stack([move[x] for move in found]) for x in SHAPES}
+
+    def _with_stationary(self, move: dict) -> dict:
+        found = {x: move.get(x, np.zeros_like(X)) for x, X in self.arrays.items()}
+        here, d = _first(self.arrays), _first(found)
+        for states in _stationary(self.mod):
+            block = np.ix_(states, states)
+            T, R, Q, dR = here["T"][block], here["R"][states], here["Q"], d["R"][states]
+            E = d["T"][block] @ here["P0"][block] @ T.T + dR @ Q @ R.T
+            found["P0"][block] = solve_discrete_lyapunov(T, E + E.T + R @ d["Q"] @ R.T)
+            found["a0"][states] = np.linalg.solve(
+                np.eye(len(T)) - T, d["T"][block] @ here["a0"][states] + d["c"][states]
+            )
+        return found
+
+    def directions(self, moves: dict) -> dict[str, np.ndarray]:
+        """The same for the arrays of `model`; where a scale is concentrated, its log comes last."""
+        if not self.mod.ssm.filter_concentrated:
+            return moves
+        found = {}
+        for x, dX in moves.items():
+            X = getattr(self.model, x)[np.newaxis]
+            found[x] = np.concatenate([self.scale * dX, X] if x in SCALED else [dX, 0 * X])
+        return found
+
+    def hessian(self) -> np.ndarray:
+        """For all of the model's parameters, fixed ones included."""
+        moves = self.moves()
+        directions = self.directions(moves)
+        if self.A.size:
+            found = diffuse.hessian(self.y, self.model, self.A, directions)
+        else:
+            found = arrays_hessian.hessian(self.y, self.model, directions, weights=self.weights)
+        if self.mod.ssm.filter_concentrated:
+            # In the log scale and in another parameter, an array has for its second derivative its
+            # first in that other.
+            mixed = sum(
+                np.tensordot(directions[x], getattr(self.raw, x), getattr(self.raw, x).ndim)
+                for x in SCALED
+            )
+            found[-1] += mixed
+            found[:-1, -1] += mixed[:-1]
+            found = _without_last(found)
+        found = found + self._products_in_a_stationary_start(moves)
+        curved = _jacobian(lambda params: _score(self.mod, params, self.gradient), self.params)
+        _arrays(self.mod, self.params)  # those of the differences are elsewhere
+        return symmetrize(found + curved)
+
+    def _products_in_a_stationary_start(self, moves: dict):
+        """What products of first derivatives add to the second ones of a stationary a0 and P0.
+
+        d2P = T d2P T' + E, and <P_bar, d2P> = <S, E>. What second derivatives of T, R, Q and c give
+        to E is in the gradients of those arrays already.
+        """
+        here, bar, total = _first(self.arrays), self.raw, 0.0
+        for states in _stationary(self.mod):
+            block = np.ix_(states, states)
+            T, R, Q, P = here["T"][block], here["R"][states], here["Q"], here["P0"][block]
+            S, s = _start_adjoints(T, self.scale * bar.P0[block], bar.a0[states])
+            dT, dR, dQ = (
+                moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
+            )
+            dT, dR, da = dT[:, *block], dR[:, states], moves["a0"][:, states]
+            # E is X + X' in each pair of parameters, so <S, E> = 2 <S, X>.
+            one = _inner(S @ dT, T @ moves["P0"][:, *block]) + _inner(S @ dR, R @ dQ)
+            both = _inner(S @ dT @ P, dT) + _inner(S @ dR @ Q, dR)
+            mean = np.einsum("a,iab,jb->ij", s, dT, da)
+            total = total + 2 * (one + one.T + both) + mean + mean.T
+        return total
+
+    def information(self, of_arrays) -> np.ndarray:
+        """That of the arrays, in all of the model's parameters."""
+        if self.A.size:
+            states = ", ".join(map(str, np.flatnonzero(self.A.any(axis=1))))
+            raise ValueError(
+                f"the states {states} of this {type(self.mod).__name__} have an exact diffuse "
+                "start, which has the observed information alone: kind='observed'"
+            )
+        found = of_arrays(self.y, self.model, self.directions(self.moves()), self.weights)
+        return symmetrize(_without_last(found)) if self.mod.ssm.filter_concentrated else found
+
+
+def _inner(X, Y):  # noqa: N803
+    """The inner products of matrices (k, ...) with others."""
+    return np.tensordot(X, Y, axes=([1, 2], [1, 2]))
+
+
+def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
+    """Second derivatives where the last parameter is at its best for each value of the others."""
+    return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]
+
+
 def _value_and_gradient(mod: MLEModel, params: np.ndarray):
     """The log-likelihood and its gradient for the model's arrays, all parameters given."""
-    _check_supported(mod)
-    arrays = _arrays(mod, params)
-    start, A = _start(mod)
-    arrays |= start
-    y = np.ascontiguousarray(mod.ssm.endog.T)
-    burn = mod.loglikelihood_burn
-    weights = (np.arange(len(y)) >= burn).astype(float) if burn else None
-    if A.size:
-        value, _, gradient, *_ = diffuse.loglike_and_grad(y, StateSpace(**arrays), A)
-    else:
-        value, _, gradient = fused.loglike_and_grad(y, StateSpace(**arrays), weights=weights)
-    if mod.ssm.filter_concentrated:
-        # The scale that maximises the likelihood: all covariances times 1 + x add
-        # x/2 (sum v' F^-1 v - number of observations) to it. There its own derivative is zero.
-        observed = np.isfinite(y[burn:]).sum()
-        twice = 2 * sum((getattr(gradient, x) * arrays[x]).sum() for x in ("P0", "H", "Q"))
-        scale = (twice + observed) / observed
-        scaled = StateSpace(**arrays | {x: scale * arrays[x] for x in ("P0", "H", "Q")})
-        value, _, gradient = fused.loglike_and_grad(y, scaled, weights=weights)
-        gradient = gradient._replace(**{x: scale * getattr(gradient, x) for x in ("P0", "H", "Q")})
-    _through_stationary_start(mod, arrays, gradient)
-    return value, gradient
+    point = _Point(mod, params)
+    return point.value, point.gradient
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in ("observed", "expected", "opg", "sandwich"):
+        raise ValueError(f"kind is {kind!r}, expected 'observed', 'expected', 'opg' or 'sandwich'")
+
+
+def _names(mod: MLEModel) -> list[str]:
+    """Of the free parameters."""
+    names = np.array(mod.param_names)
+    return list(names[mod._free_params_index] if mod._has_fixed_params else names)
+
+
+def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:  # noqa: N803
+    """The rows and columns of the free parameters."""
+    return X[np.ix_(mod._free_params_index, mod._free_params_index)] if mod._has_fixed_params else X
+
+
+def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:  # noqa: N803
+    """The inverse of an information matrix, or a sentence that says what it leaves open."""
+    size = np.sqrt(np.maximum(np.diag(X), 0))
+    upwards = f"the {what} is not positive definite: the likelihood curves upwards along"
+    blind = f"the {what} is singular: the data say nothing about"
+    if not size.all():
+        j = int(np.argmin(np.diag(X)))
+        raise ValueError(f"{blind if X[j, j] == 0 else upwards} {names[j]}")
+    values, vectors = np.linalg.eigh(X / size / size[:, np.newaxis])
+    if values[0] <= SINGULAR:
+        direction = vectors[:, 0] / size
+        direction = direction / direction[np.abs(direction).argmax()]
+        told = [
+            f"{x:+.2g} {name}" for x, name in zip(direction, names, strict=True) if abs(x) > 1e-6
+        ]
+        sentence = f"{upwards if values[0] < -SINGULAR else blind} {' '.join(told)}"
+        raise ValueError(sentence)
+    scaled = vectors / size[:, np.newaxis]
+    return scaled / values @ scaled.T
+
+
+def _refuse_boundary(mod: MLEModel, params: np.ndarray) -> None:
+    """A variance of zero has nowhere to go but up, and its estimate no standard error."""
+    here, found, free = _first(_arrays(mod, params)), [], _names(mod)
+    spectra = {x: np.linalg.eigh(here[x]) for x in ("H", "Q")}
+    least = BOUNDARY * max(values.max() for values, _ in spectra.values())
+    null = {x: vectors[:, values <= least] for x, (values, vectors) in spectra.items()}
+    for name, move in zip(mod.param_names, _moves(mod, params), strict=True):
+        d = _first(move)
+        # Where a covariance takes no room, a derivative would make it negative to one side.
+        if name in free and any(x in d and (V.T @ d[x] @ V).any() for x, V in null.items()):
+            found.append(name)
+    _arrays(mod, params)  # leaves the model real
+    if found:
+        fixed = ", ".join(f"{name!r}: 0" for name in found)
+        raise ValueError(
+            f"{', '.join(found)}: a variance of zero, the least that it may be, has no standard "
+            f"error; for those of the other parameters, fix it, mod.fix_params({{{fixed}}})"
+        )
 
 
 def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all) -> np.ndarray:
@@ -317,26 +628,43 @@ def _jacobian(function, x: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
-    """The score for all parameters, fixed ones included."""
-    gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    bars = {}  # as statsmodels has the arrays: time last
-    for x, theirs in ARRAYS.items():
-        G = getattr(gradient, x)
-        bars[theirs] = np.moveaxis(G, 0, -1) if G.ndim > len(SHAPES[x]) else G[..., np.newaxis]
-    given = [  # the parts of a0 and P0 that `mod.update` may write
-        (part, gradient.a0[states], gradient.P0[np.ix_(states, states)])
-        for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
+def _moves(mod: MLEModel, params: np.ndarray) -> Iterator[dict]:
+    """For each parameter, the derivatives of those arrays that `mod.update` moves.
+
+    With a0 and P0 where it writes a known initial distribution. Leaves the model complex.
+    """
+    m = mod.ssm.k_states
+    known = [
+        (part, states)
+        for part, states in _parts(mod.ssm.initialization, np.arange(m))
         if part.initialization_type == "known"
     ]
-    found = np.zeros(len(params))
     for j in range(len(params)):
         shifted = params.astype(complex)
         shifted[j] += 1j * STEP
         mod.update(shifted, transformed=True, includes_fixed=True, complex_step=True)
-        pairs = [(bar, getattr(mod.ssm, theirs)) for theirs, bar in bars.items()]
-        for part, a0_bar, P0_bar in given:
-            pairs += [(a0_bar, part.constant), (P0_bar, part.stationary_cov)]
-        found[j] = sum(np.vdot(bar, X.imag) for bar, X in pairs if np.iscomplexobj(X))
+        found = {}
+        for x, theirs in ARRAYS.items():
+            X = getattr(mod.ssm, theirs)
+            if np.iscomplexobj(X):
+                X = np.moveaxis(X.imag, -1, 0) / STEP
+                found[x] = X[0] if len(X) == 1 else X
+        if "c" in found and found["c"].ndim > 1:  # as in `_arrays`
+            found["c"] = np.append(found["c"][:-1], np.zeros_like(found["c"][:1]), axis=0)
+        for part, states in known:
+            for x, X in (("a0", part.constant), ("P0", part.stationary_cov)):
+                if np.iscomplexobj(X):
+                    full = found.setdefault(x, np.zeros((m,) * len(SHAPES[x])))
+                    full[np.ix_(*[states] * full.ndim)] = X.imag / STEP
+        yield found
+
+
+def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
+    """The score for all parameters, fixed ones included."""
+    gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
+    found = [
+        sum(np.vdot(getattr(gradient, x), dX) for x, dX in move.items())
+        for move in _moves(mod, params)
+    ]
     _arrays(mod, params)  # leaves the model real
-    return found / STEP
+    return np.array(found, dtype=float)
