@@ -346,10 +346,11 @@ class _Columns:
         y, starts, c, P0 = self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
+        # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
+        arrays = [np.array(M, dtype=float, order="C") for M in (y, starts, c, P0, T, Z, H, W)]
         found = fused.building.load("integrated").integrated(
-            y, starts, c, P0, T, Z, H, W, precision, backwards, *[backwards] * 4,
-            fused._tolerance(tol),
-        )  # fmt: skip
+            *arrays, np.array(precision), backwards, *[backwards] * 4, fused._tolerance(tol)
+        )
         if found[-1][0] < len(self.y):
             raise reference._not_positive_definite(int(found[-1][0]))
         return found

@@ -74,7 +74,7 @@ def kalman_diffuse_loglike(
     >>> print(l.eval().round(3))
     -3.031
     """
-    return _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol)[0]
+    return posterior(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[0]
 
 
 def kalman_diffuse_estimate(
@@ -85,11 +85,13 @@ def kalman_diffuse_estimate(
     Parameters and errors as :func:`kalman_diffuse_loglike`. The covariance is that of delta given
     P0: what P0 says of the span of A is not counted twice.
     """
-    return _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol)[1:]
+    return posterior(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[1:]
 
 
-def _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol):
-    y, a0, P0, c, d, T, Z, H, W = _from_model(y, a0, P0, c, d, T, Z, R, H, Q)
+def posterior(
+    y, a0, P0, c, d, T, Z, H, W, A=None, X=None, B=None, precision=None, tol=TOLERANCE
+):  # fmt: skip
+    """The log-likelihood, and the mean and covariance of delta; with W = R Q R' for R and Q."""
     given = {"A": A, "X": X, "B": B}
     given = {x: pt.as_tensor_variable(M).astype(y.dtype) for x, M in given.items() if M is not None}
     if not given:
@@ -139,7 +141,7 @@ def _posterior(y, a0, P0, c, d, T, Z, R, H, Q, A, X, B, precision, tol):
 
 def _alike(arguments) -> str:
     """The arguments of a call, of the types for which the callee is compiled already."""
-    return ", ".join(f"np.ascontiguousarray({x})" for x in arguments)
+    return ", ".join(f"entry.contiguous({x})" for x in arguments)
 
 
 class _IntegratedOp(Op):
@@ -165,7 +167,7 @@ class _IntegratedOp(Op):
             ]
         )
         key = sha256(f"{source} {load('entry').DIGEST}".encode()).hexdigest()
-        known = {"np": np, "code": load("integrated")}
+        known = {"np": np, "entry": load("entry"), "code": load("integrated")}
         return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
 
 

@@ -356,8 +356,11 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
     y, _, a0, c, model, _ = given
     fused = _fused()
     _, _, P0, _, _, T, Z, H, W = fused.arrays_of(y[0], model)
+    # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
+    arrays = [np.array(M, dtype=float, order="C") for M in (a0, P0, c, T, Z, H, W)]
+    weights, flags = np.ones(y.shape[:2]), [gradient] * 5
     l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
-        y, a0, P0, c, T, Z, H, W, np.ones(y.shape[:2]), *[gradient] * 5, fused._tolerance(tol)
+        np.require(y, float, "CW"), *arrays, weights, *flags, fused._tolerance(tol)
     )
     if report[0] < y.shape[1]:
         raise np.linalg.LinAlgError(

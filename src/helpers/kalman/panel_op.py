@@ -160,7 +160,7 @@ class _PanelOp(Op):
         dtype, given = node.inputs[0].dtype, [f"x{i}" for i in range(len(node.inputs))]
         weights = [] if len(given) > len(INPUTS) else ["np.ones(x0.shape[:2])"]
         # Of the types for which the callee is compiled already.
-        alike = [f"np.ascontiguousarray({x})" for x in given]
+        alike = [f"entry.contiguous({x})" for x in given]
         arguments = ", ".join([*alike, *weights, *map(repr, (*self._flags(), self.tol))])
         cast = "" if dtype == "float64" else f".astype(np.{dtype})"
         local = {"l": "l", "y": "y_bar", "a0": "a0_bar", "c": "c_bar"}
@@ -173,7 +173,7 @@ class _PanelOp(Op):
             ]
         )
         key = sha256(f"{source} {load('entry').DIGEST}".encode()).hexdigest()
-        known = {"np": np, "panel": load("panel")}
+        known = {"np": np, "entry": load("entry"), "panel": load("panel")}
         return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
 
 

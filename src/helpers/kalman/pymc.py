@@ -8,13 +8,19 @@ and then, for any model of pymc-extras, ``.build(filter_type="closed_form")``.
 
 import inspect
 
+import numpy as np
+import pymc as pm
 import pymc_extras
+import pytensor
 import pytensor.tensor as pt
 from pymc_extras.statespace.core import statespace
 from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.filters.utilities import missing_mask
-from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES
+from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES, LONG_MATRIX_NAMES
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
+from helpers.kalman.diffuse_op import posterior
 from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
 
 SUPPORTED = "0.15"
@@ -46,16 +52,10 @@ class ClosedFormFilter(StandardFilter):
             Filtered, predicted and observed means, their covariances, and the log-likelihood of
             each step.
         """
-        data, a0, P0, c, d, T, Z, R, H, Q = (
-            pt.as_tensor_variable(X) for X in self.check_params(data, a0, P0, c, d, T, Z, R, H, Q)
-        )
-        missing = missing_mask(data, self.missing_fill_value)
-        y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
-        H = H + self.cov_jitter * pt.eye(H.shape[-1])
-        W = _shocks(T, R, Q, self.cov_jitter)
-
-        model = (a0, P0, c, d, T, Z, H, W)
-        loglike = loglike_from_W(y, *model)
+        given = self.check_params(data, a0, P0, c, d, T, Z, R, H, Q)
+        y, *model, missing = self._model_of_the_op(*map(pt.as_tensor_variable, given))
+        a0, d = model[0], model[3]
+        loglike = self._loglike(y, *model)
         loglike.name = "loglike_obs"
         out = filter_outputs_from_W(y, *model)
         jitter_where_missing = self.cov_jitter * missing[:, :, None] * pt.eye(d.shape[-1])
@@ -70,6 +70,17 @@ class ClosedFormFilter(StandardFilter):
         for output, name in zip(outputs, FILTER_OUTPUT_NAMES_IN_ORDER, strict=True):
             output.name = name
         return self._declare_covariance_structure([*outputs, loglike])
+
+    def _model_of_the_op(self, data, a0, P0, c, d, T, Z, R, H, Q):
+        """y with NaN for what is missing, the Op's arrays with the jitter, and what is missing."""
+        missing = missing_mask(data, self.missing_fill_value)
+        y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
+        H = H + self.cov_jitter * pt.eye(H.shape[-1])
+        return y, a0, P0, c, d, T, Z, H, _shocks(T, R, Q, self.cov_jitter), missing
+
+    def _loglike(self, y, *model):
+        """The log-likelihood of each step."""
+        return loglike_from_W(y, *model)
 
 
 # StandardFilter returns means before covariances; the constant lists them in pairs.
@@ -132,3 +143,184 @@ def register_filter(name: str = "closed_form") -> None:
     if factory.get(name, ClosedFormFilter) is not ClosedFormFilter:
         raise ValueError(f"pymc-extras has a filter {name!r} already: {factory[name].__name__}")
     factory[name] = ClosedFormFilter
+
+
+class DiffuseFilter(ClosedFormFilter):
+    """`ClosedFormFilter` with the first state's unknown numbers integrated out.
+
+    Its log-likelihoods add up to :func:`helpers.kalman.diffuse.loglike`, each an equal part. Its
+    other outputs are those of the filter that starts from the state space's own a0 and P0.
+
+    Parameters
+    ----------
+    A : array (m, q)
+        What the numbers add to the first state.
+    **settings
+        Of StandardFilter.
+    """
+
+    def __init__(self, A, **settings):  # noqa: N803
+        super().__init__(**settings)
+        self.A = A
+
+    def _loglike(self, y, *model):
+        value, mean, covariance = posterior(y, *model, A=self.A)
+        within = pm.modelcontext(None)
+        for name, X in zip(ESTIMATES, (mean, covariance), strict=True):
+            if name not in within.named_vars:
+                pm.Deterministic(name, X)
+        return pt.broadcast_to(value / y.shape[0], (y.shape[0],))
+
+
+# What a model with a diffuse start remembers of each draw.
+ESTIMATES = ("diffuse_mean", "diffuse_covariance")
+
+
+def diffuse_start(built, names=None) -> tuple[str, ...]:
+    """Leave the first state to the data: no priors for it, and no P0.
+
+    To be called within the PyMC model, in the place of those priors and before
+    ``built.build_statespace_graph(data)``. The numbers of the initial state (``initial_level`` and
+    the like) are integrated out under a flat prior, exactly; so a sampler has the model's
+    parameters to itself. :func:`draw_initial` draws the numbers afterwards.
+
+    Parameters
+    ----------
+    built : PyMCStateSpace
+        A state space model, of any filter type: its likelihood is that of :class:`DiffuseFilter`
+        from now on, until :func:`draw_initial`.
+    names : iterable of str, optional
+        The parameters to integrate out. All that enter the initial state alone, if None; then P0 is
+        left out too. Otherwise P0 is the model's, for the states that keep a prior.
+
+    Returns
+    -------
+    tuple of str
+        The parameters that no longer need a prior.
+
+    Raises
+    ------
+    ValueError
+        If a name is none of those, one of them has a prior already, or the initial state is not
+        linear in them.
+    TypeError
+        If there is no model context.
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> from pymc_extras.statespace import structural as st
+    >>> from helpers.datasets import nile
+    >>> model = st.LevelTrend(order=1) + st.MeasurementError(name="noise")
+    >>> built = model.build(verbose=False)
+    >>> with pm.Model(coords=built.coords) as nile_model:
+    ...     _ = pm.HalfNormal("sigma_level_trend", 100.0, dims="shock_level_trend")
+    ...     _ = pm.HalfNormal("sigma_noise", 100.0)
+    ...     print(diffuse_start(built))
+    ...     built.build_statespace_graph(nile().y)
+    ('initial_level_trend', 'P0')
+    """
+    model = pm.modelcontext(None)
+    variables = built._name_to_variable
+    x0, P0, *others = (built.ssm[name] for name in LONG_MATRIX_NAMES)
+    in_x0, in_P0, in_others = (
+        {name for name, X in variables.items() if X in set(ancestors(matrices))}
+        for matrices in ([x0], [P0], others)
+    )
+    initial = [name for name in variables if name in in_x0 - in_P0 - in_others]
+    chosen = list(initial if names is None else names)
+    unknown = [name for name in chosen if name not in initial]
+    if unknown or not chosen:
+        raise ValueError(
+            f"{', '.join(unknown) or 'nothing'} does not enter the initial state alone: expected "
+            f"some of {', '.join(initial) or 'none, as this model has no such parameter'}"
+        )
+    A = _added_to(x0, [variables[name] for name in chosen])
+    if names is None:
+        chosen += [name for name in variables if name in in_P0 - in_x0 - in_others]
+    taken = [name for name in chosen if name in model.named_vars]
+    if taken:
+        raise ValueError(f"{', '.join(taken)} has a prior in the model: leave it out")
+    for name in chosen:
+        info = built.param_info[name]
+        dims = built.param_dims.get(name)
+        pm.Deterministic(name, pt.zeros(info["shape"]), dims=dims)
+    settings = {
+        "time_varying_names": built.ssm.time_varying_names,
+        "cov_jitter": built.cov_jitter,
+        "missing_fill_value": built.missing_fill_value,
+    }
+    smoother = built.make_filters()[1]
+    built.make_filters = lambda: (DiffuseFilter(A, **settings), smoother)
+    built._integrated_out = tuple(name for name in chosen if name in initial)
+    return tuple(chosen)
+
+
+def _added_to(x0, parameters) -> np.ndarray:
+    """What the parameters add to the first state (m, q): it has to be linear in them."""
+    flat = [pt.vector(f"flat_{i}") for i in range(len(parameters))]
+    shapes = [X.type.shape for X in parameters]
+    moved = [X.reshape(shape) for X, shape in zip(flat, shapes, strict=True)]
+    replaced = graph_replace([x0], dict(zip(parameters, moved, strict=True)), strict=False)[0]
+    rest = [X for X in explicit_graph_inputs([replaced]) if X not in flat]
+    if rest:
+        raise ValueError(f"the initial state depends on {', '.join(map(str, rest))} as well")
+    evaluate = pytensor.function(flat, replaced, mode="FAST_COMPILE", on_unused_input="ignore")
+    sizes = [int(np.prod(shape)) for shape in shapes]
+
+    def at(numbers):
+        return evaluate(*np.split(numbers, np.cumsum(sizes)[:-1]))
+
+    q = sum(sizes)
+    nought = at(np.zeros(q))
+    A = np.column_stack([at(unit) - nought for unit in np.eye(q)])
+    numbers = np.arange(1.0, q + 1)
+    if not np.allclose(at(numbers), nought + A @ numbers):
+        raise ValueError("the initial state is not linear in its parameters")
+    return A
+
+
+def draw_initial(built, idata, random_seed=None):
+    """Draw the numbers that :func:`diffuse_start` integrated out, one for each posterior draw.
+
+    With them, forecasts, smoothing and whatever else pymc-extras does after sampling starts from a
+    known first state, as it does where the numbers were sampled.
+
+    Parameters
+    ----------
+    built : PyMCStateSpace
+        That of :func:`diffuse_start`. Its filter is its own again.
+    idata : DataTree
+        What ``pm.sample`` returned.
+    random_seed : int or numpy.random.Generator, optional
+
+    Returns
+    -------
+    DataTree
+        A copy, with draws in the place of the zeros that stood for the numbers.
+
+    Raises
+    ------
+    ValueError
+        If the model was not built by :func:`diffuse_start`, or ``idata`` is not of that model.
+    """
+    names = getattr(built, "_integrated_out", None)
+    if names is None:
+        raise ValueError("this model has no diffuse start: call diffuse_start first")
+    missing = [name for name in (*ESTIMATES, *names) if name not in idata.posterior]
+    if missing:
+        raise ValueError(f"idata has no {', '.join(missing)}: is it of another model?")
+    rng = np.random.default_rng(random_seed)
+    mean, covariance = (idata.posterior[name].values for name in ESTIMATES)
+    values, vectors = np.linalg.eigh(covariance)
+    z = rng.standard_normal(mean.shape) * np.sqrt(np.maximum(values, 0))
+    numbers = mean + np.einsum("...ij,...j->...i", vectors, z)
+    out, first = idata.copy(deep=True), 0
+    for name in names:
+        old = out.posterior[name]
+        size = int(np.prod(old.shape[2:]))
+        new = numbers[..., first : first + size].reshape(old.shape)
+        out.posterior[name] = old.copy(data=new)
+        first += size
+    vars(built).pop("make_filters", None)
+    return out
