@@ -3,12 +3,15 @@
 import inspect
 
 import numpy as np
+import pymc as pm
 import pymc_extras
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import xarray
 from kalman_models import make
 from kalman_oracle import true_gradient
+from pymc_extras.statespace import structural as st
 from pymc_extras.statespace.core import statespace
 from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.utils.constants import LONG_NAME_TO_SHORT
@@ -16,8 +19,8 @@ from pytensor.graph.traversal import applys_between
 
 from helpers.checks import relative_error, symmetrize
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, register_filter
-from helpers.kalman.pymc import ClosedFormFilter
+from helpers.kalman import StateSpace, diffuse, register_filter
+from helpers.kalman.pymc import ClosedFormFilter, diffuse_start, draw_initial
 from helpers.kalman.scan import symbolic_model
 from helpers.statespace import SYMMETRIC
 
@@ -318,3 +321,126 @@ def test_a_pymc_model_end_to_end(structural):
     assert np.isfinite(ahead).all()
     drawn = built.sample_conditional_posterior(trace, **quiet)["smoothed_posterior_observed"]
     assert np.isfinite(drawn).all()
+
+
+def diffuse_model(y, names=None, **extra):
+    """Trend, season of four and noise, the first state left to the data."""
+    model = (
+        st.LevelTrend(order=2)
+        + st.TimeSeasonality(season_length=4, name="season")
+        + st.MeasurementError(name="noise")
+    )
+    built = model.build(verbose=False)
+    with pm.Model(coords=built.coords) as within:
+        pm.HalfNormal("sigma_level_trend", 1.0, dims="shock_level_trend")
+        pm.HalfNormal("sigma_season", 1.0)
+        pm.HalfNormal("sigma_noise", 1.0)
+        for name, make in extra.items():
+            make(name)
+        left_out = diffuse_start(built, names)
+        built.build_statespace_graph(y)
+    return built, within, left_out
+
+
+def season_of_four():
+    rng = np.random.default_rng(4)
+    y = np.cumsum(rng.normal(size=(40, 1)), axis=0) + np.tile([3.0, -1, 0, -2], 10)[:, None]
+    y[[5, 20]] = np.nan
+    return y
+
+
+def at_ones(y):
+    """The model above with all standard deviations at one."""
+    T = np.zeros((5, 5))
+    T[0, :2] = T[1, 1] = T[3, 2] = T[4, 3] = 1
+    T[2, 2:] = -1
+    Z, R = np.array([[1.0, 0, 1, 0, 0]]), np.eye(5)[:, :3]
+    return StateSpace(
+        np.zeros(5), np.zeros((5, 5)), np.zeros(5), np.zeros(1), T, Z, R, np.eye(1), np.eye(3)
+    )
+
+
+def test_a_diffuse_start():
+    y = season_of_four()
+    built, within, left_out = diffuse_model(y)
+    assert left_out == ("initial_level_trend", "params_season", "P0")
+    names = {x.name for x in within.free_RVs}
+    assert names == {"sigma_level_trend", "sigma_season", "sigma_noise"}
+    point = {x: np.zeros(np.shape(X)) for x, X in within.initial_point().items()}
+    logp = within.compile_fn(within.observedlogp, inputs=within.value_vars)
+    # The order of the seasons in the state is the component's own: what they span is all of it.
+    expected = diffuse.loglike(y, at_ones(y), np.eye(5))
+    assert relative_error(float(logp(point)), expected) < 1e-6  # the jitter is 1e-8
+    slope, whole, h = within.compile_dlogp()(point), within.compile_logp(), 1e-4
+    flat = np.concatenate([X.ravel() for X in point.values()])
+    ends = np.cumsum([X.size for X in point.values()])[:-1]
+    for i, exact in enumerate(slope):
+        values = []
+        for step in (h, -h):
+            parts = np.split(flat + step * (np.arange(len(flat)) == i), ends)
+            moved = {
+                x: part.reshape(X.shape) for part, (x, X) in zip(parts, point.items(), strict=True)
+            }
+            values.append(float(whole(moved)))
+        assert abs((values[0] - values[1]) / (2 * h) - exact) < 1e-5 * np.abs(slope).max()
+
+
+def test_draws_of_a_diffuse_start_have_their_posterior():
+    y = season_of_four()
+    built, _, _ = diffuse_model(y)
+    posterior = diffuse.loglike_and_grad(y, at_ones(y), np.eye(5)).estimate
+    draws = 4000
+    arrays = {
+        "initial_level_trend": np.zeros((1, draws, 2)),
+        "params_season": np.zeros((1, draws, 3)),
+        "diffuse_mean": np.broadcast_to(posterior.mean, (1, draws, 5)),
+        "diffuse_covariance": np.broadcast_to(posterior.covariance, (1, draws, 5, 5)),
+    }
+    dims = {x: ("chain", "draw", *"abc"[: X.ndim - 2]) for x, X in arrays.items()}
+    variables = {}
+    for x, X in arrays.items():
+        names = [f"{d}_{x}" if d in "abc" else d for d in dims[x]]
+        variables[x] = (names, X)
+    idata = xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
+    found = draw_initial(built, idata, random_seed=1).posterior
+    numbers = np.concatenate([found[x].values[0] for x in list(arrays)[:2]], axis=1)
+    error = np.sqrt(np.diag(posterior.covariance) / draws)
+    assert (np.abs(numbers.mean(axis=0) - posterior.mean) < 5 * error).all()
+    spread = np.cov(numbers.T)
+    assert np.abs(spread - posterior.covariance).max() < 0.1 * np.abs(posterior.covariance).max()
+    assert (idata.posterior["params_season"].values == 0).all()  # a copy was changed
+    assert "make_filters" not in vars(built)  # its filter is its own again
+    with pytest.raises(ValueError, match="idata has no diffuse_covariance: is it of another model"):
+        draw_initial(built, without(idata))
+
+
+def without(idata):
+    """The same without the covariances."""
+    return xarray.DataTree.from_dict(
+        {"posterior": idata.posterior.to_dataset().drop_vars("diffuse_covariance")}
+    )
+
+
+def test_some_numbers_keep_their_prior():
+    y = season_of_four()
+    _, within, left_out = diffuse_model(
+        y,
+        ["initial_level_trend"],
+        params_season=lambda name: pm.Normal(name, 0, 2, shape=3),
+        P0=lambda name: pm.Deterministic(name, pt.eye(5)),
+    )
+    assert left_out == ("initial_level_trend",)
+    assert np.isfinite(within.compile_logp()(within.initial_point()))
+
+
+def test_a_diffuse_start_that_cannot_be():
+    y = season_of_four()
+    with pytest.raises(ValueError, match="sigma_noise does not enter the initial state alone"):
+        diffuse_model(y, ["sigma_noise"])
+    with pytest.raises(ValueError, match="P0 has a prior in the model: leave it out"):
+        diffuse_model(y, P0=lambda name: pm.Deterministic(name, pt.eye(5)))
+    built = (st.LevelTrend(order=1) + st.MeasurementError(name="noise")).build(verbose=False)
+    with pytest.raises(TypeError, match="context"):
+        diffuse_start(built)
+    with pytest.raises(ValueError, match="call diffuse_start first"):
+        draw_initial(built, None)

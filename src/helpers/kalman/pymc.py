@@ -235,7 +235,8 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
             f"{', '.join(unknown) or 'nothing'} does not enter the initial state alone: expected "
             f"some of {', '.join(initial) or 'none, as this model has no such parameter'}"
         )
-    A = _added_to(x0, [variables[name] for name in chosen])
+    kept = [variables[name] for name in initial if name not in chosen]
+    A = _added_to(x0, [variables[name] for name in chosen], kept)
     if names is None:
         chosen += [name for name in variables if name in in_P0 - in_x0 - in_others]
     taken = [name for name in chosen if name in model.named_vars]
@@ -256,12 +257,13 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _added_to(x0, parameters) -> np.ndarray:
-    """What the parameters add to the first state (m, q): it has to be linear in them."""
+def _added_to(x0, parameters, others) -> np.ndarray:
+    """What the parameters add to the first state (m, q), whatever the others are: linearly."""
     flat = [pt.vector(f"flat_{i}") for i in range(len(parameters))]
     shapes = [X.type.shape for X in parameters]
     moved = [X.reshape(shape) for X, shape in zip(flat, shapes, strict=True)]
-    replaced = graph_replace([x0], dict(zip(parameters, moved, strict=True)), strict=False)[0]
+    moves = dict(zip(parameters, moved, strict=True)) | {X: pt.ones(X.type.shape) for X in others}
+    replaced = graph_replace([x0], moves, strict=False)[0]
     rest = [X for X in explicit_graph_inputs([replaced]) if X not in flat]
     if rest:
         raise ValueError(f"the initial state depends on {', '.join(map(str, rest))} as well")
