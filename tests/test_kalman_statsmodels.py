@@ -467,6 +467,8 @@ def test_a_direction_of_which_the_data_say_nothing(kind):
 
 
 def test_no_maximum():
+    with pytest.raises(ValueError, match=r"curves upwards along \+1 x -1 y$"):
+        ours._inverse(np.array([[1.0, 2.0], [2.0, 1.0]]), ["x", "y"], "information")
     mod = sarimax.SARIMAX(nile(), order=(1, 0, 1), trend="c")
     with pytest.raises(ValueError, match="the likelihood curves upwards along"):
         ours.standard_errors(mod, [400.0, 0.5, 0.1, 3e6])

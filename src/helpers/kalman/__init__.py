@@ -5,6 +5,12 @@
 - ``kalman_loglike``: for PyTensor and PyMC, a symbolic log-likelihood with its pullback.
 - ``register_filter``: for the state space models of pymc-extras, ``filter_type="closed_form"``.
 - ``helpers.kalman.jax.loglike``: for JAX.
+- ``helpers.kalman.diffuse``: an exact diffuse start, regression coefficients integrated out.
+- ``helpers.kalman.panel``: many series that share a model.
+- ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
+- ``helpers.kalman.statsmodels``: scores, Hessians and fits for models of statsmodels.
+- ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
+- ``helpers.kalman.statsmodels``: score, Hessian and standard errors for statsmodels' models.
 - ``warmup``: compile now what the first call would compile.
 
 >>> import numpy as np

@@ -492,9 +492,29 @@ class _Point:
             found[:-1, -1] += mixed[:-1]
             found = _without_last(found)
         found = found + self._products_in_a_stationary_start(moves)
-        curved = _jacobian(lambda params: _score(self.mod, params, self.gradient), self.params)
-        _arrays(self.mod, self.params)  # those of the differences are elsewhere
-        return symmetrize(found + curved)
+        return symmetrize(found + self._curved_arrays())
+
+    def _curved_arrays(self) -> np.ndarray:
+        """What second derivatives of the arrays add: differences of exact first ones.
+
+        A parameter whose derivatives are the same elsewhere, where all others have moved too, has
+        none: most coefficients are such, and variances.
+        """
+        mod, params, k = self.mod, self.params, len(self.params)
+        found = np.zeros((k, k))
+        away = params + 1e-2 * np.maximum(1, np.abs(params)) * np.sin(np.arange(k) + 1)
+        pairs = zip(list(_moves(mod, params)), list(_moves(mod, away)), strict=True)
+        curved = [j for j, (here, there) in enumerate(pairs) if not _same(here, there)]
+        if curved:
+
+            def slopes(some):
+                x = params.copy()
+                x[curved] = some
+                return _paired(mod, x, self.gradient, curved)
+
+            found[np.ix_(curved, curved)] = _jacobian(slopes, params[curved])
+        _arrays(mod, params)  # leaves the model real, and where it was
+        return found
 
     def _products_in_a_stationary_start(self, moves: dict):
         """What products of first derivatives add to the second ones of a stationary a0 and P0.
@@ -628,8 +648,8 @@ def _jacobian(function, x: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def _moves(mod: MLEModel, params: np.ndarray) -> Iterator[dict]:
-    """For each parameter, the derivatives of those arrays that `mod.update` moves.
+def _moves(mod: MLEModel, params: np.ndarray, some=None) -> Iterator[dict]:
+    """For each parameter, or for some, the derivatives of those arrays that `mod.update` moves.
 
     With a0 and P0 where it writes a known initial distribution. Leaves the model complex.
     """
@@ -639,7 +659,7 @@ def _moves(mod: MLEModel, params: np.ndarray) -> Iterator[dict]:
         for part, states in _parts(mod.ssm.initialization, np.arange(m))
         if part.initialization_type == "known"
     ]
-    for j in range(len(params)):
+    for j in range(len(params)) if some is None else some:
         shifted = params.astype(complex)
         shifted[j] += 1j * STEP
         mod.update(shifted, transformed=True, includes_fixed=True, complex_step=True)
@@ -659,12 +679,30 @@ def _moves(mod: MLEModel, params: np.ndarray) -> Iterator[dict]:
         yield found
 
 
+def _same(here: dict, there: dict) -> bool:
+    """Whether the derivatives of the arrays are equal, but for rounding."""
+    if here.keys() != there.keys():
+        return False
+    return all(
+        np.abs(X - there[x]).max(initial=0) <= 1e-13 * np.abs(X).max(initial=0)
+        for x, X in here.items()
+    )
+
+
+def _paired(mod: MLEModel, params: np.ndarray, gradient, some=None) -> np.ndarray:
+    """The inner products of a gradient with the arrays' derivatives. Leaves the model complex."""
+    return np.array(
+        [
+            sum(np.vdot(getattr(gradient, x), dX) for x, dX in move.items())
+            for move in _moves(mod, params, some)
+        ],
+        dtype=float,
+    )
+
+
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    found = [
-        sum(np.vdot(getattr(gradient, x), dX) for x, dX in move.items())
-        for move in _moves(mod, params)
-    ]
+    found = _paired(mod, params, gradient)
     _arrays(mod, params)  # leaves the model real
-    return np.array(found, dtype=float)
+    return found
