@@ -37,10 +37,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from helpers.checks import symmetrize
 from helpers.kalman import diffuse, fused
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
+from helpers.kalman.recursions import symmetric
 from helpers.statespace import SHAPES, StateSpace
 
 try:
@@ -152,7 +152,7 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
         free, slopes = mod.handle_params(params, True, False), _score(mod, full)
         J = _jacobian(mod.transform_params, free)
         curved = _jacobian(lambda x: _jacobian(mod.transform_params, x).T @ slopes, free)
-        found = symmetrize(J.T @ found @ J + curved)
+        found = symmetric(J.T @ found @ J + curved)
     return _free(mod, found)
 
 
@@ -198,7 +198,7 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
         return opg
     observed = _free(mod, -point.hessian())
     found = observed @ _inverse(opg, _names(mod), "outer product of the gradients") @ observed
-    return symmetrize(found)
+    return symmetric(found)
 
 
 def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
@@ -492,7 +492,7 @@ class _Point:
             found[:-1, -1] += mixed[:-1]
             found = _without_last(found)
         found = found + self._products_in_a_stationary_start(moves)
-        return symmetrize(found + self._curved_arrays())
+        return symmetric(found + self._curved_arrays())
 
     def _curved_arrays(self) -> np.ndarray:
         """What second derivatives of the arrays add: differences of exact first ones.
@@ -547,7 +547,7 @@ class _Point:
                 "start, which has the observed information alone: kind='observed'"
             )
         found = of_arrays(self.y, self.model, self.directions(self.moves()), self.weights)
-        return symmetrize(_without_last(found)) if self.mod.ssm.filter_concentrated else found
+        return symmetric(_without_last(found)) if self.mod.ssm.filter_concentrated else found
 
 
 def _inner(X, Y):  # noqa: N803
