@@ -65,8 +65,8 @@ FAULTS = {
     ),
     "a product that leaves out its last row": (
         "tiles.py",
-        "while i < rows:",
-        "while i < rows - 1:",
+        "while i < rows:\n        height = 4 if i + 4 <= rows else 2",
+        "while i < rows - 1:\n        height = 4 if i + 4 <= rows else 2",
     ),
     "the last inner term left out": (
         "tiles.py",
