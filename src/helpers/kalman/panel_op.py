@@ -1,7 +1,7 @@
 r"""Many series that share a model as one Op, whose gradients are summed over the series inside it.
 
 :func:`kalman_loglike_panel` is the log-likelihood of each step of each series.  Where PyTensor
-vectorizes :func:`helpers.kalman.kalman_loglike` over a batch of series, and of a0, c or d perhaps,
+vectorizes :func:`helpers.kalman.op.kalman_loglike` over a batch of series, and of a0, c or d perhaps,
 the same Op comes out: P, F, the gains and N do not see the data, so one pass of the covariances is
 enough for all series with the same gaps (:mod:`helpers.kalman.panel`).  A batch of any other array
 shares nothing, and stays a loop over the Op of one series.
@@ -46,7 +46,7 @@ def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa
     a0 : tensor (m,) or (J, m)
         For all series, or one for each.
     P0, T, Z, R, H, Q : tensor
-        As :func:`helpers.kalman.kalman_loglike` has them, for all series.
+        As :func:`helpers.kalman.op.kalman_loglike` has them, for all series.
     c, d : tensor
         So too, or with two leading axes: (J, n, m) or c[:, None, :], and (J, n, p) or
         d[:, None, :].
