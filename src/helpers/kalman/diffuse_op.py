@@ -38,8 +38,8 @@ def kalman_diffuse_loglike(
     Parameters
     ----------
     y, a0, P0, c, d, T, Z, R, H, Q : tensor
-        As :func:`helpers.kalman.op.kalman_loglike`; a0, c and d without delta. What P0 is on the span
-        of A makes no difference under a flat prior.
+        As :func:`helpers.kalman.op.kalman_loglike`; a0, c and d without delta. What P0 is on the
+        span of A makes no difference under a flat prior.
     A : tensor (m, q), optional
         What delta adds to the first state: columns of the identity where single states are diffuse.
     X : tensor (p, q) or (n, p, q), optional
