@@ -34,10 +34,21 @@ from helpers.kalman.fused.sweep import (
     sweep_back,
     sweep_forward,
 )
-from helpers.kalman.fused.tiles import clear, entry, jitable, padded, put
+from helpers.kalman.fused.tiles import (
+    Mat,
+    below,
+    clear,
+    copy,
+    entry,
+    jitable,
+    padded,
+    product,
+    put,
+)
 
 UNIDENTIFIED = 4  # beside the ways in which a pass ends
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
+ROWS = 32  # that are mixed at once
 LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
 
 
@@ -71,34 +82,62 @@ def root_of_inverse(S, root):
 
 
 @jitable
-def mix(U, V, A_filt, S, precision, delta, root):
-    """Move column 0 of U = F^-1 v, of v and of a_filt to the mean of delta, the others by root.
+def find_delta(U, V, S, precision, delta, root):
+    """The mean of delta, and the root of its covariance, from the columns of U = F^-1 v and of v.
 
-    ``S`` receives that of delta, with the precision. Returns what delta adds to the log-likelihood
-    of the series at its mean.
+    Column 0 of both moves to that mean. ``S`` receives that of delta, with the precision. Returns
+    what delta adds to the log-likelihood of the series at its mean; NaN if the data leave a
+    direction open.
     """
-    q = len(delta)
-    S[:] = precision + np.ascontiguousarray(V[:, 1 : q + 1].T) @ np.ascontiguousarray(
-        U[:, 1 : q + 1]
-    )
+    rows, q = np.uint64(len(U)), np.uint64(len(delta))
+    one = np.uint64(1)
+    S[:] = precision
+    for t in range(rows):
+        for i in range(q):
+            x = V[t, i + one]
+            for j in range(q):
+                S[i, j] += x * U[t, j + one]
     logdet = root_of_inverse(S, root)
     if np.isnan(logdet):
         return logdet
-    rows = np.uint64(len(U))
+    s, step, y = np.empty(len(delta)), np.empty(len(delta)), np.empty(len(delta))
     for _ in range(1 + REFINED):
-        s = -precision @ delta
+        for i in range(q):
+            s[i] = 0.0
+            for j in range(q):
+                s[i] -= precision[i, j] * delta[j]
+        for t in range(rows):
+            x = U[t, 0]
+            for j in range(q):
+                s[j] -= V[t, j + one] * x
+        for j in range(q):  # step = root root' s
+            y[j] = 0.0
+            for i in range(q):
+                y[j] += root[i, j] * s[i]
+        for i in range(q):
+            step[i] = 0.0
+            for j in range(q):
+                step[i] += root[i, j] * y[j]
+            delta[i] += step[i]
         for t in range(rows):
             for j in range(q):
-                s[j] -= V[t, j + 1] * U[t, 0]
-        step = root @ (np.ascontiguousarray(root.T) @ s)
-        for X in (U, V, A_filt):
-            for t in range(np.uint64(len(X))):
-                for j in range(q):
-                    X[t, 0] += X[t, j + 1] * step[j]
-        delta += step
-    for X in (U, A_filt):
-        X[:, 1 : q + 1] = np.ascontiguousarray(X[:, 1 : q + 1]) @ root
-    return -0.5 * (logdet + delta @ (precision @ delta))
+                U[t, 0] += U[t, j + one] * step[j]
+                V[t, 0] += V[t, j + one] * step[j]
+    x = logdet
+    for i in range(q):
+        for j in range(q):
+            x += delta[i] * precision[i, j] * delta[j]
+    return -0.5 * x
+
+
+@jitable
+def mix(w, X, rows, columns, mixture, block, zero):
+    """The columns of X (rows, columns), times the matrix `mixture`; block is room for ROWS rows."""
+    for first in range(0, rows, ROWS):
+        count = min(ROWS, rows - first)
+        here = below(X, first)
+        product(w, block, 1.0, here, mixture, zero, count, columns, columns)
+        copy(w, here, block, count)
 
 
 def _integrated(
@@ -135,7 +174,9 @@ def _integrated(
     plan, columns = np.empty(HEADER, np.int64), padded(J)
     at = padded(lay_out(Sizes(n, p, m), saved, plan))
     x, size = lay_out_columns(at, n, p, m, columns, True)
-    memory = np.empty(size + 8)
+    step = np.int64(1)
+    mixture, block = Mat(size, columns, step), Mat(size + columns * columns, columns, step)
+    memory = np.empty(size + (columns + ROWS) * columns + 8)
     w = (memory.ctypes.data + 63) // 64 * 64
     start = (w - memory.ctypes.data) // 8
     header = memory.view(np.int64)[start:]
@@ -173,14 +214,11 @@ def _integrated(
         w, x, columns, 0, model, observed, varying, sparse, T_rows, gains, l_of_P, series, 0, J,
         True,
     )  # fmt: skip
-    u, v, a_filt = start + x.u.at, start + x.v.at, start + x.a_filt.at
+    u, v = start + x.u.at, start + x.v.at
     U = memory[u : u + n * p * columns].reshape((n * p, columns))
     V = memory[v : v + n * p * columns].reshape((n * p, columns))
-    A_filt = memory[a_filt : a_filt + n * m * columns].reshape((n * m, columns))
-    more = mix(
-        U, V, A_filt, carray(S, (q, q)), carray(precision, (q, q)), carray(delta, q),
-        carray(root, (q, q)),
-    )  # fmt: skip
+    mean, root_out = carray(delta, q), carray(root, (q, q))
+    more = find_delta(U, V, carray(S, (q, q)), carray(precision, (q, q)), mean, root_out)
     if np.isnan(more):
         return UNIDENTIFIED
     for t in range(n):
@@ -192,6 +230,17 @@ def _integrated(
     if not backwards:
         memory[0] = 0.0  # the address w was good until here
         return DONE
+    # The series moves to the mean of delta, each column becomes a standard deviation of it.
+    clear(w, mixture, columns)
+    put(w, mixture.at, 1.0)
+    for i in range(q):
+        for j in range(q):
+            put(w, mixture.at + (i + 1) * columns + j + 1, root_out[i, j])
+    mix(w, x.u, n * p, columns, mixture, block, x.zero)
+    if saved.filtered:
+        for i in range(q):
+            put(w, mixture.at + (i + 1) * columns, mean[i])
+        mix(w, x.a_filt, n * m, columns, mixture, block, x.zero)
     clear(w, x.r, m)
     sweep_back(
         w, x, columns, 0, model, observed, varying, sparse, T_columns, gains, wanted, series, 0, J,
