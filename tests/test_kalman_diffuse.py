@@ -354,11 +354,10 @@ def test_all_missing():
         diffuse.loglike(np.full_like(y, np.nan), model, A)
 
 
-MODES = ["NUMBA", pytensor.compile.mode.Mode("py", "fast_run")]
+PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["numba", "python"])
-@pytest.mark.parametrize("prior", ["flat", "normal"])
+@pytest.mark.parametrize(("mode", "prior"), [("NUMBA", "normal"), (PYTHON, "flat")])
 def test_the_op(mode, prior):
     y, model, columns = with_regressors(3)
     precision = None if prior == "flat" else np.diag([1.0, 2, 3, 4])
@@ -388,7 +387,8 @@ def test_the_op_with_single_diffuse_states():
     value = kalman_diffuse_loglike(*symbols.values(), A=A)
     mean, covariance = kalman_diffuse_estimate(*symbols.values(), A=A)
     grads = pt.grad(value, [symbols["H"], symbols["Q"]])
-    evaluate = pytensor.function(list(symbols.values()), [value, *grads, mean, covariance])
+    outputs = [value, *grads, mean, covariance]
+    evaluate = pytensor.function(list(symbols.values()), outputs, mode=PYTHON)
     found = evaluate(y, *model.asdict().values())
     expected = diffuse.loglike_and_grad(y, model, A)
     theirs = [expected.value, expected.gradients.H, expected.gradients.Q, *expected.estimate]

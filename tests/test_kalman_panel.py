@@ -340,7 +340,7 @@ def run_twin(Y, model):  # noqa: N803
     saved, wanted = Saved(True, True), Wanted(True, True, True, True)
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     at = -(-len(w.data) // LANES) * LANES
-    x, end = sweep.lay_out_columns(at, n, p, m, tiles.padded(min(J, sweep.WIDTH)))
+    x, end = sweep.lay_out_columns(at, n, p, m, tiles.padded(min(J, sweep.WIDTH)), False)
     memory = Memory(end, w.space, w.sizes)
     memory._bounds = np.sort([*(mat.at for mat in (*w.space, *x)), end])
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))

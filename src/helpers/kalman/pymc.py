@@ -210,14 +210,14 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     --------
     >>> import pymc as pm
     >>> from pymc_extras.statespace import structural as st
-    >>> from helpers.datasets import nile
+    >>> flow = np.array([[1120.0], [1160.0], [963.0], [1210.0], [1160.0]])
     >>> model = st.LevelTrend(order=1) + st.MeasurementError(name="noise")
     >>> built = model.build(verbose=False)
-    >>> with pm.Model(coords=built.coords) as nile_model:
+    >>> with pm.Model(coords=built.coords) as nile:
     ...     _ = pm.HalfNormal("sigma_level_trend", 100.0, dims="shock_level_trend")
     ...     _ = pm.HalfNormal("sigma_noise", 100.0)
     ...     print(diffuse_start(built))
-    ...     built.build_statespace_graph(nile().y)
+    ...     built.build_statespace_graph(flow)
     ('initial_level_trend', 'P0')
     """
     model = pm.modelcontext(None)
