@@ -8,8 +8,6 @@
 - ``helpers.kalman.diffuse``: an exact diffuse start, regression coefficients integrated out.
 - ``helpers.kalman.panel``: many series that share a model.
 - ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
-- ``helpers.kalman.statsmodels``: scores, Hessians and fits for models of statsmodels.
-- ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
 - ``helpers.kalman.statsmodels``: score, Hessian and standard errors for statsmodels' models.
 - ``warmup``: compile now what the first call would compile.
 

@@ -324,21 +324,22 @@ class _Columns:
         """The log-likelihood."""
         if self._loop(method):
             return _Loop(self).value
-        return self._value(*self._compiled(False, tol)[:5])
+        _, value, _, _, S, *_ = self._compiled(False, tol)
+        return self._value(value, S)
 
     def value_and_grad(self, method: str, tol: float) -> Integrated:
         """The log-likelihood, its gradient, and the posterior of delta."""
         if self._loop(method):
             loop = _Loop(self)
             return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
-        how, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
-        value = self._value(how, value, delta, root, S)
-        model, n = self._zero(self.model), len(self.y)
-        gradients = _fused().gradients_of(model, out, n)
+        _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
+        value = self._value(value, S)
+        gradients = _fused().gradients_of(self._zero(), out, len(self.y))
         return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
 
-    def _zero(self, model: StateSpace, **more) -> StateSpace:
+    def _zero(self, **more) -> StateSpace:
         """The model without a mean."""
+        model = self.model
         return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def _compiled(self, backwards: bool, tol: float):
@@ -355,7 +356,7 @@ class _Columns:
             raise reference._not_positive_definite(int(found[-1][0]))
         return found
 
-    def _value(self, how, value, delta, root, S) -> float:
+    def _value(self, value, S) -> float:
         if np.isnan(value):
             _refuse_unidentified(S, self._told)
         return float(value + self._of_the_prior())
@@ -397,7 +398,7 @@ class _Loop:
 
     def __init__(self, columns: _Columns):
         y, starts, c, P0 = columns.series()
-        n, model, q = y.shape[1], columns._zero(columns.model, P0=P0), columns.q
+        n, model, q = y.shape[1], columns._zero(P0=P0), columns.q
         precision = np.zeros((q, q)) if columns.precision is None else columns.precision
         self.delta, self.varies = np.zeros(q), c.shape[1] > 1
         for again in (True, False):  # from where it starts, and then from near the mean of delta
@@ -462,12 +463,11 @@ def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
     if columns.precision is not None:
         raise ValueError("the marginal likelihood is for a flat prior, but there is a precision")
     model = columns.model
-    certain = columns._zero(model, P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
+    certain = columns._zero(P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
     zeros = np.where(columns.missing, np.nan, 0.0)
     seen = (~columns.missing).sum()
-    return _Columns(zeros, certain, **columns.given, precision=None), (
-        seen - columns.q
-    ) / 2 * LOG_2PI
+    constant = (seen - columns.q) / 2 * LOG_2PI
+    return _Columns(zeros, certain, **columns.given, precision=None), constant
 
 
 def _room(model: StateSpace) -> float:

@@ -17,13 +17,12 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
-from helpers.kalman.op import _from_model
+from helpers.kalman.op import _from_model, only_what_is_read, value_with_gradient
 from helpers.kalman.recursions import TOLERANCE
 
 INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
@@ -269,6 +268,10 @@ class KalmanIntegratedGrad(_IntegratedOp):
             "kalman_integrated_grad", arguments, body, results, node.inputs[0].dtype
         )
 
+    def requesting(self, requested: tuple[str, ...]) -> KalmanIntegratedGrad:
+        """The Op that computes these of its outputs."""
+        return KalmanIntegratedGrad(requested, self.tol)
+
     def infer_shape(self, node, shapes):
         shape_of = dict(zip(INPUTS, shapes, strict=True)) | {"value": ()}
         return [shape_of[x] for x in self.requested]
@@ -286,21 +289,11 @@ def numba_funcify_integrated(op, node, **kwargs):
     return op.numba_function(node)
 
 
-def _requesting(node, requested: tuple[str, ...]) -> dict:
-    """The outputs, by name, of a node like this one that computes those of `requested`."""
-    found = KalmanIntegratedGrad(requested, node.op.tol)(*node.inputs, return_list=True)
-    return dict(zip(requested, found, strict=True))
-
-
 @register_specialize
 @node_rewriter([KalmanIntegratedGrad])
 def local_only_requested_integrated_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
-    old = dict(zip(node.op.requested, node.outputs, strict=True))
-    used = tuple(x for x, out in old.items() if fgraph.clients[out])
-    if used == tuple(old) or not used:
-        return None
-    return {old[x]: new for x, new in _requesting(node, used).items()}
+    return only_what_is_read(fgraph, node)
 
 
 @register_specialize
@@ -310,12 +303,4 @@ def local_integrated_value_with_gradient(fgraph, node):
     value, *others = node.outputs
     if any(fgraph.clients[out] for out in others) or not fgraph.clients[value]:
         return None
-    for client, _ in fgraph.clients[node.inputs[0]]:
-        if not isinstance(client.op, KalmanIntegratedGrad) or client.op.tol != node.op.tol:
-            continue
-        if client.inputs != node.inputs or value in ancestors(client.inputs):
-            continue
-        old = dict(zip(client.op.requested, client.outputs, strict=True))
-        new = old if "value" in old else _requesting(client, ("value", *old))
-        return {value: new["value"]} | {out: new[x] for x, out in old.items() if new is not old}
-    return None
+    return value_with_gradient(fgraph, node, KalmanIntegratedGrad, "value")

@@ -629,17 +629,46 @@ def _requesting(node, requested: tuple[str, ...]) -> dict:
     return dict(zip(requested, op(*node.inputs, return_list=True), strict=True))
 
 
+def only_what_is_read(fgraph, node):
+    """A node that computes only those of its outputs that something reads, in the place of this."""
+    old = dict(zip(_core(node.op).requested, node.outputs, strict=True))
+    used = tuple(x for x, out in old.items() if fgraph.clients[out])
+    if used == tuple(old) or not used:
+        return None
+    return {old[x]: new for x, new in _requesting(node, used).items()}
+
+
+def value_with_gradient(fgraph, node, kind, name="l"):
+    """The first output of this node from a node of this kind that computes its gradient, if any.
+
+    Such a node has the same first inputs; its weights, if it has any, come after them.
+    """
+    core, (value, *_), given = _core(node.op), node.outputs, len(node.inputs)
+    for client, _ in fgraph.clients[node.inputs[0]]:
+        op = _core(client.op)
+        if not isinstance(op, kind) or op.tol != core.tol:
+            continue
+        if getattr(op, "varying", ()) != getattr(core, "varying", ()):
+            continue
+        if client.inputs[:given] != node.inputs:
+            continue
+        if value in ancestors(client.inputs[given:]):
+            continue  # the weights depend on the value: no common Op can give both
+        old = dict(zip(op.requested, client.outputs, strict=True))
+        new = old if name in old else _requesting(client, (name, *old))
+        if new[name].type.ndim != value.type.ndim:
+            continue  # one of them runs over a batch of weights
+        return {value: new[name]} | {out: new[x] for x, out in old.items() if new is not old}
+    return None
+
+
 @register_specialize
 @node_rewriter([KalmanLoglikeGrad, KalmanLoglikeTangent, Blockwise])
 def local_only_requested_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
     if not isinstance(_core(node.op), KalmanLoglikeGrad | KalmanLoglikeTangent):
         return None
-    old = dict(zip(_core(node.op).requested, node.outputs, strict=True))
-    used = tuple(x for x, out in old.items() if fgraph.clients[out])
-    if used == tuple(old) or not used:
-        return None
-    return {old[x]: new for x, new in _requesting(node, used).items()}
+    return only_what_is_read(fgraph, node)
 
 
 @register_specialize
@@ -648,25 +677,7 @@ def local_value_with_gradient(fgraph, node):
     """Take the log-likelihood from the Op that computes its gradient, if there is one."""
     if not isinstance(_core(node.op), KalmanLoglike):
         return None
-    for client, _ in fgraph.clients[node.inputs[0]]:
-        op = _core(client.op)
-        core = _core(node.op)
-        if not isinstance(op, KalmanLoglikeGrad) or op.varying != core.varying:
-            continue
-        if op.tol != core.tol:
-            continue
-        if client.inputs[: len(INPUTS)] != node.inputs:
-            continue
-        if node.outputs[0] in ancestors(client.inputs[-1:]):
-            continue  # the weights depend on the value: no common Op can give both
-        old = dict(zip(op.requested, client.outputs, strict=True))
-        new = old if "l" in old else _requesting(client, ("l", *old))
-        if new["l"].type.ndim != node.outputs[0].type.ndim:
-            continue  # one of them runs over a batch of weights
-        return {node.outputs[0]: new["l"]} | {
-            out: new[x] for x, out in old.items() if new is not old
-        }
-    return None
+    return value_with_gradient(fgraph, node, KalmanLoglikeGrad)
 
 
 class _TeachJAX(GraphRewriter):

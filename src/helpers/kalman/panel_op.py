@@ -21,14 +21,13 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.tensor.blockwise import vectorize_node_fallback
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
-from helpers.kalman.op import DIMENSIONS, _from_model
+from helpers.kalman.op import DIMENSIONS, _from_model, only_what_is_read, value_with_gradient
 from helpers.kalman.op import INPUTS as INPUTS_OF_ONE
 from helpers.kalman.recursions import TOLERANCE
 
@@ -231,6 +230,10 @@ class KalmanPanelGrad(_PanelOp):
         matrices = T or Z or W or "P0" in self.requested or "H" in self.requested
         return True, matrices, T, Z, W
 
+    def requesting(self, requested: tuple[str, ...]) -> KalmanPanelGrad:
+        """The Op that computes these of its outputs."""
+        return KalmanPanelGrad(requested, self.tol)
+
     def infer_shape(self, node, shapes):
         shape_of = dict(zip(INPUTS, shapes, strict=False)) | {"l": shapes[0][:2]}
         return [shape_of[x] for x in self.requested]
@@ -248,37 +251,15 @@ def numba_funcify_panel(op, node, **kwargs):
     return op.numba_function(node)
 
 
-def _requesting(node, requested: tuple[str, ...]) -> dict:
-    """The outputs, by name, of a node like this one that computes those of `requested`."""
-    found = KalmanPanelGrad(requested, node.op.tol)(*node.inputs, return_list=True)
-    return dict(zip(requested, found, strict=True))
-
-
 @register_specialize
 @node_rewriter([KalmanPanelGrad])
 def local_only_requested_panel_gradients(fgraph, node):
     """Compute only the outputs that something reads."""
-    old = dict(zip(node.op.requested, node.outputs, strict=True))
-    used = tuple(x for x, out in old.items() if fgraph.clients[out])
-    if used == tuple(old) or not used:
-        return None
-    return {old[x]: new for x, new in _requesting(node, used).items()}
+    return only_what_is_read(fgraph, node)
 
 
 @register_specialize
 @node_rewriter([KalmanPanel])
 def local_panel_value_with_gradient(fgraph, node):
     """Take the log-likelihoods from the Op that computes their gradient, if there is one."""
-    for client, _ in fgraph.clients[node.inputs[0]]:
-        if not isinstance(client.op, KalmanPanelGrad) or client.op.tol != node.op.tol:
-            continue
-        if client.inputs[: len(INPUTS)] != node.inputs:
-            continue
-        if node.outputs[0] in ancestors(client.inputs[-1:]):
-            continue  # the weights depend on the value: no common Op can give both
-        old = dict(zip(client.op.requested, client.outputs, strict=True))
-        new = old if "l" in old else _requesting(client, ("l", *old))
-        return {node.outputs[0]: new["l"]} | {
-            out: new[x] for x, out in old.items() if new is not old
-        }
-    return None
+    return value_with_gradient(fgraph, node, KalmanPanelGrad)
