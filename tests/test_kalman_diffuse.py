@@ -120,6 +120,11 @@ def test_a_level_of_a_million(name):
     assert_gradients(y[:, None], model, A, 5e-9)
     _, dy, gradients, *_ = diffuse.loglike_and_grad(y[:, None], model, A)
     assert abs(dy.sum() + gradients.d.item()) < 1e-12  # d is subtracted from each y
+    for method in ("fused", "reference"):
+        found = diffuse.loglike_and_grad(y[:, None], model, A, method)
+        # Where delta is at its mean the slope along it is zero; in standard deviations.
+        deviations = np.sqrt(np.diag(found.estimate.covariance).clip(0))
+        assert np.abs(A.T @ found.gradients.a0 * deviations).max() < 1e-12, method
 
 
 def several(seed=0):
