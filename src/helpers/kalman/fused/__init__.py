@@ -115,13 +115,15 @@ def gradients_of(model: StateSpace, out, n: int) -> Gradients:
     )
 
 
-def warmup(progress: bool = True) -> float:
+def warmup(progress: bool = True, everything: bool = False) -> float:
     """Compile the pass, or load it from disk where that was done before.
 
     Parameters
     ----------
     progress : bool
         Say on stderr that it happens, and how long it took.
+    everything : bool
+        Compile what second derivatives, diffuse starts and many series need, too: some minutes.
 
     Returns
     -------
@@ -134,7 +136,8 @@ def warmup(progress: bool = True) -> float:
     model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
     loglike(one, model)
     loglike_and_grad(one, model)
-    for name in ("roots", "outputs"):
+    more = ("tangents", "integrated", "panel", "own") if everything else ()
+    for name in ("roots", "outputs", *more):
         building.load(name, progress)
     return time.perf_counter() - start
 

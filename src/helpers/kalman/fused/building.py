@@ -12,6 +12,12 @@ from pathlib import Path
 
 PATIENCE = 600  # seconds after which a process no longer waits for another one
 SILENT = 3  # seconds that need no word
+PURPOSE = {
+    "tangents": "for second derivatives",
+    "integrated": "for diffuse starts",
+    "panel": "for many series of one model",
+    "own": "for many series, each with its model",
+}
 
 
 def load(name: str, announce: bool | None = None):
@@ -21,6 +27,7 @@ def load(name: str, announce: bool | None = None):
     stderr says what takes so long, unless ``announce`` is False; None says so only where somebody
     may read it, on a terminal.
     """
+    what = f"Kalman filter {PURPOSE.get(name, '')}".rstrip()
     name = f"{__package__}.{name}"
     there = sys.modules.get(name)
     if there is not None and not getattr(there.__spec__, "_initializing", False):
@@ -28,15 +35,15 @@ def load(name: str, announce: bool | None = None):
     if announce is None:
         announce = sys.stderr is not None and sys.stderr.isatty()
     start = time.perf_counter()
-    with _alone(), _told(announce, start):
+    with _alone(), _told(what, announce, start):
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def _told(announce: bool, start: float):
+def _told(what: str, announce: bool, start: float):
     def say():
         print(
-            "Compiling the Kalman filter: about half a minute, once on this machine.",
+            f"Compiling the {what}: about half a minute, once on this machine.",
             file=sys.stderr,
             flush=True,
         )
@@ -51,7 +58,7 @@ def _told(announce: bool, start: float):
         timer.cancel()
         took = time.perf_counter() - start
         if announce and took > SILENT:
-            print(f"The Kalman filter is compiled: {took:.0f} s.", file=sys.stderr, flush=True)
+            print(f"The {what} is compiled: {took:.0f} s.", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
