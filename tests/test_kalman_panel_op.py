@@ -30,8 +30,19 @@ def symbolic(model):
     return [pt.tensor3("Y"), *list(symbols.values())[1:]]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "one of each"])
+def every_mode(names, values, compiled):
+    """``values`` in Python and JAX, and ``compiled``, some of them, in Numba, which takes long."""
+    return pytest.mark.parametrize(
+        ("mode", names),
+        [
+            pytest.param(*mode.values, value, id=f"{mode.id}-{value}", marks=mode.marks)
+            for mode in MODES
+            for value in (compiled if mode.id == "numba" else values)
+        ],
+    )
+
+
+@every_mode("name", ["gaps", "time-varying with gaps", "one of each"], ["time-varying with gaps"])
 def test_value_and_gradient(mode, name):
     y, model = make(name)
     Y = series(y, 5)  # noqa: N806
@@ -47,8 +58,7 @@ def test_value_and_gradient(mode, name):
         assert G.shape == X.shape and relative_error(G, X) < 1e-11, x
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("steps", [False, True])
+@every_mode("steps", [False, True], [True])
 def test_weights(mode, steps):
     """Of series: one pass for all. Of steps: each takes its own."""
     y, model = make("two shocks")
@@ -61,7 +71,8 @@ def test_weights(mode, steps):
     ]
     values = Y, *model.asdict().values()
     found = pytensor.function(symbols, [l, *pt.grad(l, symbols)], mode=mode)(*values)
-    expected = pytensor.function(symbols, [sum(of_one), *pt.grad(sum(of_one), symbols)])(*values)
+    outputs = [sum(of_one), *pt.grad(sum(of_one), symbols)]
+    expected = pytensor.function(symbols, outputs, mode=PYTHON)(*values)
     for X, G in zip(expected, found, strict=True):
         assert relative_error(np.asarray(G), X) < 1e-10
 
@@ -93,8 +104,7 @@ def panel_nodes(function):
     return [op for op in ops if isinstance(op, KalmanPanel | KalmanPanelGrad)], ops
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("batched", [("y",), ("y", "d"), ("y", "a0", "c")])
+@every_mode("batched", [("y",), ("y", "d"), ("y", "a0", "c")], [("y", "a0", "c")])
 def test_a_batch_of_series_is_a_panel(mode, batched):
     """vectorize_graph: one Op, value and gradient at once, and what is summed comes out summed."""
     y, model = make("gaps")
@@ -138,7 +148,7 @@ def test_a_batch_of_models_is_no_panel():
 def test_only_the_value():
     y, model = make("gaps")
     symbols = symbolic(model)
-    evaluate = pytensor.function(symbols, kalman_loglike_panel(*symbols))
+    evaluate = pytensor.function(symbols, kalman_loglike_panel(*symbols), mode=PYTHON)
     assert [type(op) for op in panel_nodes(evaluate)[0]] == [KalmanPanel]
     Y = series(y, 3)  # noqa: N806
     Y[1] = np.nan  # nothing is observed: nothing is learned
@@ -152,7 +162,10 @@ def test_shapes_are_inferred_without_a_pass():
     symbols = symbolic(model)
     l = kalman_loglike_panel(*symbols)
     shapes = pytensor.function(
-        symbols, [l.shape, *(G.shape for G in pt.grad(l.sum(), symbols))], on_unused_input="ignore"
+        symbols,
+        [l.shape, *(G.shape for G in pt.grad(l.sum(), symbols))],
+        mode=PYTHON,
+        on_unused_input="ignore",
     )
     assert not panel_nodes(shapes)[0]
 
@@ -173,7 +186,7 @@ def test_float32_stays_float32():
     y, model = make("two shocks")
     symbols = [pt.tensor(dtype="float32", shape=(None,) * X.ndim) for X in symbolic(model)]
     l = kalman_loglike_panel(*symbols)
-    evaluate = pytensor.function(symbols, [l, *pt.grad(l.sum(), symbols)])
+    evaluate = pytensor.function(symbols, [l, *pt.grad(l.sum(), symbols)], mode=PYTHON)
     values = [X.astype("float32") for X in (series(y, 3), *model.asdict().values())]
     for X in evaluate(*values):
         assert X.dtype == np.float32 and np.isfinite(X[~np.isnan(X)]).all()
