@@ -1,5 +1,7 @@
 """Sphinx: what a page says of itself, and what it leaves to nobody: scripts that it does not need.
 
+What the theme leaves without a name for a screen reader gets one.
+
 A description and a card for those who share a link; the edit button leads to the text that people
 edit; no script is loaded twice, and none of sphinx-thebe, which Jupyter Book brings and this book
 does not use.
@@ -27,6 +29,12 @@ def tidy(app, pagename, templatename, context, doctree):
     context["script_files"] = needed(context["script_files"], formulas=has_formulas(doctree))
     context["css_files"] = [file for file in context["css_files"] if "thebe" not in name_of(file)]
     context.setdefault("default_mode", "auto")
+    if "generate_toctree_html" in context:
+        context["generate_toctree_html"] = with_names(context["generate_toctree_html"])
+    # An entry of a bibliography is no item of a list, and its links back are none of it.
+    context["body"] = context.get("body", "").replace(
+        '<div role="list" class="citation-list">', '<div class="citation-list">'
+    )
     for button in buttons(context.get("header_buttons", [])):
         if button.get("label") == "source-edit-button":
             button["url"] = button["url"].removesuffix(".ipynb").removesuffix(".md") + ".md"
@@ -34,6 +42,17 @@ def tidy(app, pagename, templatename, context, doctree):
         context["docstitle"] = ""  # the title of the page says it already
     if doctree is not None:
         context["metatags"] = context.get("metatags", "") + card(app, pagename, context, doctree)
+
+
+def with_names(draw):
+    """The side bar, whose arrows say nothing to those who do not see them, with words."""
+
+    def named(*args, **kwargs):
+        arrow = '<summary><span class="toctree-toggle"'
+        text = str(draw(*args, **kwargs))
+        return text.replace(arrow, arrow.replace("<summary", '<summary aria-label="Pages below"'))
+
+    return named
 
 
 def name_of(file) -> str:
