@@ -2,13 +2,16 @@
 
 The packages copy whole folders: all builds of MathJax, source maps, icons as a script of 1.5 MB
 beside the same icons as fonts. Notebooks to download hold every picture once more, as text; those
-who run them draw the pictures themselves.
+who run them draw the pictures themselves. A drawn figure has a few dozen colours and their shades,
+and needs no 32 bits for each point.
 """
 
 import shutil
 from pathlib import Path
 
 import nbformat
+import numpy as np
+from PIL import Image
 
 MATHJAX = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "a11y", "ui", "sre")
 """The page loads the first; the others are what that one loads when a formula or a reader asks."""
@@ -54,6 +57,8 @@ def trim(app, exception):
         path.unlink()  # every browser of today takes the .woff2 beside it
     for path in (out / "_sources").rglob("*.ipynb"):
         without_pictures(path)
+    for path in (out / "_images").glob("*.png"):
+        with_few_colours(path)
     base, title = app.config.html_baseurl, app.config.html_title
     page = NOT_FOUND.format(base=base, title=title)
     (out / "404.html").write_text(page, encoding="utf-8")
@@ -72,6 +77,24 @@ def without_pictures(path: Path) -> None:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("image/png", None)
     nbformat.write(notebook, path)
+
+
+def with_few_colours(path: Path) -> None:
+    """Write an opaque picture with a palette of 256 colours, if it is smaller and looks the same."""
+    picture = Image.open(path)
+    if picture.mode == "P" or (picture.mode == "RGBA" and picture.getextrema()[3][0] < 255):
+        return
+    picture = picture.convert("RGB")
+    few = picture.quantize(256, dither=Image.Dither.NONE)
+    apart = np.abs(np.subtract(few.convert("RGB"), picture, dtype=np.int16)).max(axis=2)
+    if apart.mean() > 0.5:  # of 255: shades, not lines
+        return
+    small = path.with_suffix(".few")
+    few.save(small, "PNG")
+    if small.stat().st_size < path.stat().st_size:
+        small.replace(path)
+    else:
+        small.unlink()
 
 
 def setup(app):
