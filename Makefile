@@ -12,13 +12,14 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PYTHON
 
-.PHONY: help book test unit web notebooks serve bench links lock clean
+.PHONY: help book test unit web pdf notebooks serve bench links lock clean
 
 help:
 	@echo "make book        build the book, strictly, into _build/html"
 	@echo "make test        run the unit tests, the book's checks of itself and every notebook"
 	@echo "make unit        the same without the notebooks, to have an answer in minutes"
 	@echo "make web         test the built book in a browser (needs playwright and Chromium or Chrome)"
+	@echo "make pdf         print the built book as one PDF (needs playwright, pypdf and Chromium or Chrome)"
 	@echo "make notebooks   run the notebooks from their .md text, and write the pairs and the equation index"
 	@echo "                 (ONLY=kalman/01 for some of them)"
 	@echo "make serve       show the built book at http://localhost:$(PORT) (PORT=9000 for another port)"
@@ -46,6 +47,10 @@ unit: $(ENV)
 # playwright is not pinned: it is needed for these tests alone, and they are skipped without it.
 web: $(ENV)
 	@$(PY) -m pytest tests/web -rs
+
+pdf: $(ENV)
+	@test -f _build/html/index.html || $(MAKE) book
+	@$(PY) -m tools.pdf
 
 links: $(ENV)
 	@.venv/bin/jupyter-book build . --all --builder linkcheck

@@ -80,7 +80,7 @@ def without_pictures(path: Path) -> None:
 
 
 def with_few_colours(path: Path) -> None:
-    """Write an opaque picture with a palette of 256 colours, if it is smaller and looks the same."""
+    """Give an opaque picture a palette of 256 colours, if that is smaller and looks the same."""
     picture = Image.open(path)
     if picture.mode == "P" or (picture.mode == "RGBA" and picture.getextrema()[3][0] < 255):
         return
