@@ -61,14 +61,100 @@ SUCCESSORS = {
     "ZeroGrad.grad": "ZeroGrad.pullback",
 }
 
-# What has changed about a name that is still there.
-NOTES = {
-    "Lop": "deprecated, now `pullback`",
-    "Rop": "deprecated, now `pushforward`",
-    "grad_sources_inputs": "gone: `grad` with `known_grads`",
-    "hessian": "beside it, `hessian_vector_product`",
-    "jacobian": "any number of dimensions; can be vectorised",
-    "subgraph_grad": "no longer `pytensor.subgraph_grad`",
+DEPRECATED = ("Rop", "Lop")  # their options are those of pushforward and pullback
+
+# What to know of a name: what it does, and the trap if there is one.
+KNOW = {
+    "grad_sources_inputs": "gone: `grad(None, wrt, known_grads=...)`",
+    "grad_time": "seconds spent in `grad` so far: PyTensor's own stopwatch",
+    "as_list_or_tuple": "gives back a list, a tuple or a single one, as it was asked",
+    "grad_not_implemented": "for Ops: a null gradient, *not written yet*; it raises when used",
+    "grad_undefined": "for Ops: a null gradient, *does not exist*; it raises when used",
+    "DisconnectedType": "type of a missing path. No two are equal: ask with `isinstance`",
+    "DisconnectedType.filter": "refuses every value",
+    "DisconnectedType.filter_variable": "refuses every variable",
+    "DisconnectedType.value_eq": "refuses too, but PyTensor calls `values_eq`",
+    "disconnected_type": "the instance to return from a `pullback`",
+    "pushforward_through_pullback": "a push made of two pulls, the default of `pushforward`",
+    "pushforward": "$Jv$. Wrong for outputs that use each other: pass copies",
+    "pullback": "$J^\\top u$. Wrong for outputs that use each other: pass copies",
+    "Rop": "deprecated, now `pushforward`; `eval_points` are the tangents",
+    "Lop": "deprecated, now `pullback`; `eval_points` are the cotangents",
+    "grad": "gradient of a scalar, as a graph. Differentiate first, rewrite afterwards",
+    "subgraph_grad": "one piece of a backward pass, with the cotangents on its `end`; "
+    "no longer `pytensor.subgraph_grad`",
+    "NullTypeGradError": "a null gradient was used: the message names the Op",
+    "DisconnectedInputError": "no path from the cost to the variable",
+    "numeric_grad": "forward differences with a fixed absolute step: some seven digits at best",
+    "numeric_grad.type_eps": "the step for each type, $10^{-7}$ for float64",
+    "numeric_grad.abs_rel_err": "absolute and relative error; the relative one is never above 1",
+    "numeric_grad.abs_rel_errors": "the same, for a list of arrays",
+    "numeric_grad.max_err": "array, position and size of the worst error",
+    "mode_not_slow": "replaces `FAST_COMPILE` and `DebugMode` by `FAST_RUN`",
+    "verify_grad": "compares `grad` with `numeric_grad`. Its projection is all positive",
+    "GradientError": "raised by `verify_grad`; a NaN raises `ValueError` instead",
+    "jacobian": "$m$ pulls, in a loop or vectorised; any number of dimensions",
+    "hessian": "of a list: the blocks on the diagonal only",
+    "hessian_vector_product": "$Hp$ for a few gradients' cost, mixed blocks included",
+    "ZeroGrad": "the Op of `zero_grad`",
+    "ZeroGrad.pullback": "zeros",
+    "ZeroGrad.pushforward": "returns no list, so a vector comes out as a scalar",
+    "zero_grad_": "its one instance",
+    "zero_grad": "stops with zeros. A null upstream is still met",
+    "UndefinedGrad": "the Op of `undefined_grad`",
+    "UndefinedGrad.pullback": "null",
+    "UndefinedGrad.pushforward": 'disconnected: with `"ignore"` a silent zero',
+    "UndefinedGrad.connection_pattern": "connected",
+    "undefined_grad_": "its one instance",
+    "undefined_grad": "forbids a gradient: taking it raises",
+    "DisconnectedGrad": "the Op of `disconnected_grad`",
+    "DisconnectedGrad.pullback": "disconnected",
+    "DisconnectedGrad.pushforward": "disconnected",
+    "DisconnectedGrad.connection_pattern": "not connected",
+    "disconnected_grad_": "its one instance",
+    "disconnected_grad": "the safest way to stop a gradient",
+    "GradClip": "its Op. Two are equal whatever their bounds: in a scan the first wins",
+    "GradClip.pullback": "the clip. No push of its own",
+    "grad_clip": "clips the cotangent, entry by entry. NaN passes",
+    "GradScale": "its Op. Two are equal whatever their factors: in a scan the first wins",
+    "GradScale.pullback": "the product. No push of its own",
+    "grad_scale": "multiplies the cotangent; a symbolic factor fails inside a scan",
+    "grad(consider_constant)": "hold these. Ignored if their node has another output in use",
+    "grad(disconnected_inputs)": '`"raise"`, `"warn"` or `"ignore"`; a misspelling is accepted',
+    "grad(add_names)": "name a gradient after cost and variable; a shared one has the last name",
+    "grad(known_grads)": "*finished* cotangents: what else would arrive there is dropped",
+    "grad(return_disconnected)": '`"zero"`, `"none"` or `"disconnected"`',
+    "grad(null_gradients)": '`"raise"` or `"return"`: shows which variables are affected',
+    "subgraph_grad(start)": "cotangents to begin with; added to those of `cost`",
+    "subgraph_grad(cost)": "a cost to begin with",
+    "subgraph_grad(details)": "lists in no fixed order, the first with totals: call twice",
+    "pushforward(disconnected_outputs)": "a missing path raises only by the Ops' own way",
+    "pushforward(return_disconnected)": "what stands for such an output",
+    "pushforward(use_op_pushforward)": "the Ops' own rules, independent of pullbacks: for tests",
+    "pullback(consider_constant)": "as in `grad`",
+    "pullback(disconnected_inputs)": "as in `grad`",
+    "pullback(return_disconnected)": "as in `grad`",
+    "pushforward_through_pullback(disconnected_outputs)": "as in `pushforward`",
+    "pushforward_through_pullback(return_disconnected)": "as in `pushforward`",
+    "jacobian(consider_constant)": "as in `grad`",
+    "jacobian(disconnected_inputs)": "as in `grad`; ignored, the rows are zeros",
+    "jacobian(vectorize)": "all rows at once instead of a loop: faster, and takes more memory",
+    "hessian(consider_constant)": "as in `grad`, in both derivatives",
+    "hessian(disconnected_inputs)": "as in `grad`",
+    "verify_grad(n_tests)": "number of projections, at the same point",
+    "verify_grad(rng)": "of the projections",
+    "verify_grad(eps)": "step of the differences; raise it for large arguments",
+    "verify_grad(out_type)": "type of the differences, if complex; otherwise ignored",
+    "verify_grad(abs_tol)": "an entry passes if *either* error is below its tolerance: "
+    "set it below the gradient's size",
+    "verify_grad(rel_tol)": "see `abs_tol`",
+    "verify_grad(mode)": "for the gradient, and by `mode_not_slow` for the differences",
+    "verify_grad(cast_to_output_type)": "the projection in float32, where the output is",
+    "verify_grad(no_debug_ref)": "`False`: the differences in `mode` itself",
+    "numeric_grad(eps)": "the step",
+    "numeric_grad(out_type)": "type of the result, if complex; otherwise ignored",
+    "grad_undefined(comment)": "added to the error's message",
+    "grad_not_implemented(comment)": "added to the error's message",
 }
 
 HEAD = """\
@@ -77,17 +163,17 @@ HEAD = """\
 
 % Made by `make notebooks` from the executed notebooks, not by hand.
 
-The toolbox part executes every public name of `pytensor.gradient`: those that the page on it
+Every public name of `pytensor.gradient`, and every option of its functions: what it does, the trap
+if there is one, and where a cell runs it. The first table has the names that the page on gradients
 in [PyTensor's documentation](https://pytensor.readthedocs.io/en/latest/library/gradient.html)
-listed before Ops had `pullback` and `pushforward` (the reference page, below), and those of the
-PyTensor that is installed. Here each of these names leads to the sections whose code uses it; a
-name that is only imported does not count. A method counts where a cell uses it and names its class
-or an instance of it. The book's tests fail when a name has no cell. Of the {reference} names of the
-reference page {kept} are still there, {gone} have gone or have another name, and {new} have come
-since then.
+listed before Ops had `pullback` and `pushforward` (the reference page): {kept} of {reference} are
+still there, {gone} have gone or have another name, and {new} have come since. A name that is only
+imported does not count, and a method counts where a cell uses it and names its class or an
+instance. The book's tests fail when a name or an option has no cell.
 
-The reference page also lists the operations that can be pushed through and those that cannot;
-{{doc}}`../notebooks/pytensor/02-pushing-and-pulling` tries every one of them.
+{{doc}}`pytensor-surprises` has the faults of this version, and
+{{doc}}`../notebooks/pytensor/02-pushing-and-pulling` tries every operation that the reference page
+said can be pushed through.
 """
 
 TABLE = """\
@@ -95,16 +181,14 @@ TABLE = """\
 
 :::{{list-table}}
 :header-rows: 1
-:widths: 45 55
+:widths: 27 40 33
 
 * - Name
+  - What to know
   - Executed in
 {rows}
 :::
 """
-
-# A backslash at the end of a line breaks the line inside a cell.
-BREAK = " \\\n    "
 
 
 class Use(NamedTuple):
@@ -145,9 +229,15 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 @cache
 def options() -> tuple[str, ...]:
-    """The options of grad, each written as ``grad(option)``."""
-    parameters = inspect.signature(gradient.grad).parameters.values()
-    return tuple(f"grad({p.name})" for p in parameters if p.default is not inspect.Parameter.empty)
+    """The options of every function that is not deprecated, each written as ``grad(option)``."""
+    functions = [name for name in installed() if inspect.isfunction(getattr(gradient, name, None))]
+    return tuple(
+        f"{name}({parameter.name})"
+        for name in (*functions, "numeric_grad")
+        if name not in DEPRECATED
+        for parameter in inspect.signature(getattr(gradient, name)).parameters.values()
+        if parameter.default is not inspect.Parameter.empty
+    )
 
 
 # --- what a cell uses -----------------------------------------------------------------------------
@@ -186,8 +276,8 @@ def names_used(source: str, known: dict[str, object]) -> set[str]:
                 names.add(name)
             elif isinstance(node, ast.Attribute):
                 attributes.add(node.attr)
-        if isinstance(node, ast.Call) and _public_name(node.func, known) == "grad":
-            names |= {f"grad({keyword.arg})" for keyword in node.keywords} & set(options())
+        if isinstance(node, ast.Call) and (called := _public_name(node.func, known)):
+            names |= {f"{called}({keyword.arg})" for keyword in node.keywords} & set(options())
     for method in installed():
         owner, _, member = method.partition(".")
         if member in attributes and any(_stands_for(name, owner) for name in names):
@@ -255,7 +345,7 @@ def coverage(root: Path = book.ROOT) -> dict[str, list[Use]]:
 
 
 def uncovered(root: Path = book.ROOT) -> list[str]:
-    """The public names, and the options of grad, that no cell uses."""
+    """The public names, and the options of functions, that no cell uses."""
     return [name for name, cells in coverage(root).items() if not cells]
 
 
@@ -271,16 +361,19 @@ def make(root: Path = book.ROOT) -> str:
     tables = [
         ("Names of the reference page", REFERENCE),
         ("Names that have come since", new),
-        ("Options of grad", options()),
+        ("Options", options()),
     ]
     rows = {title: "\n".join(_row(name, cells) for name in names) for title, names in tables}
     return "\n".join([head, *(TABLE.format(title=t, rows=text) for t, text in rows.items())])
 
 
 def _row(name: str, cells: dict[str, list[Use]]) -> str:
-    now = f"now `{SUCCESSORS[name].split('.')[-1]}`" if name in SUCCESSORS else ""
-    says = BREAK.join(filter(None, [f"`{name}`", NOTES.get(name, now)]))
-    return f"* - {says}\n  - {_links(_cells(name, cells))}"
+    if name in SUCCESSORS and name not in KNOW:
+        successor = SUCCESSORS[name]
+        know = f"now `{successor.split('.')[-1]}`: {KNOW[successor]}"
+    else:
+        know = KNOW[name]
+    return f"* - `{name}`\n  - {know}\n  - {_links(_cells(name, cells))}"
 
 
 def _cells(name: str, cells: dict[str, list[Use]]) -> list[Use]:
@@ -288,16 +381,15 @@ def _cells(name: str, cells: dict[str, list[Use]]) -> list[Use]:
 
 
 def _links(where: list[Use]) -> str:
-    """A link to the first section of every chapter, and how many more cells there are."""
-    links = []
-    for page in dict.fromkeys(use.page for use in where):
-        here = [use for use in where if use.page == page]
-        # MyST checks links to whole pages only; the section's id is the one that Sphinx gives it.
-        href = f"../{page}.html#{make_id(here[0].section)}"
-        number = page.removeprefix(CHAPTERS).split("-")[0]
-        more = f" and {len(here) - 1} more" if len(here) > 1 else ""
-        links.append(f'<a href="{href}">{number}: {here[0].section}</a>{more}')
-    return BREAK.join(links) or "nothing"
+    """A link to the section that uses a name first, and the chapters that use it too."""
+    if not where:
+        return "nothing"
+    first = where[0]
+    # MyST checks links to whole pages only; the section's id is the one that Sphinx gives it.
+    href = f"../{first.page}.html#{make_id(first.section)}"
+    number, *others = dict.fromkeys(use.page.removeprefix(CHAPTERS).split("-")[0] for use in where)
+    also = f", also in {', '.join(others)}" if others else ""
+    return f'<a href="{href}">{number}: {first.section}</a>{also}'
 
 
 def write(root: Path = book.ROOT) -> None:

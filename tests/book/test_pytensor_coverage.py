@@ -19,6 +19,20 @@ def test_every_name_has_a_cell():
     assert not missing, "no cell of notebooks/pytensor uses " + ", ".join(missing)
 
 
+def test_every_name_is_explained():
+    names = {*pytensor_coverage.installed(), *pytensor_coverage.options()}
+    known = {*pytensor_coverage.KNOW}
+    assert names <= known, f"say in KNOW what {sorted(names - known)} do"
+    gone = known - names - {*pytensor_coverage.REFERENCE}
+    assert not gone, f"KNOW explains {sorted(gone)}, which PyTensor does not have"
+
+
+def test_options_of_all_functions_and_not_of_deprecated_ones():
+    owners = {option.split("(")[0] for option in pytensor_coverage.options()}
+    assert {"grad", "verify_grad", "numeric_grad", "jacobian"} <= owners
+    assert not owners & {*pytensor_coverage.DEPRECATED}
+
+
 def test_the_page_is_fresh():
     text = (book.ROOT / pytensor_coverage.PAGE).read_text(encoding="utf-8")
     assert text == pytensor_coverage.make(), (
@@ -70,6 +84,10 @@ def test_every_name_of_the_reference_is_there_or_has_a_successor():
         ("from jax import grad\ngrad(f)", set()),
         ("import pytensor\npytensor.grad(c, x, add_names=False)", {"grad", "grad(add_names)"}),
         ("import pytensor\nf(pytensor.grad, add_names=False)", {"grad"}),
+        (
+            "import pytensor.gradient as pg\npg.jacobian(y, x, vectorize=True)",
+            {"jacobian", "jacobian(vectorize)"},
+        ),
         ("grad(c, x)", set()),
         ("x.grad", set()),
     ],
