@@ -119,7 +119,7 @@ def test_faults_are_raised_with_the_whole_table():
             return [(shapes[0][0] + 1,), (pt.constant(3),), ()]
 
     with pytest.raises(
-        AssertionError, match=r"3 faults found\n[^@]*FAULT .* \(6,\), it has \(5,\)"
+        AssertionError, match=r"3 faults found\n[^@]*FAULT .* \(6,\), it has"
     ):
         attack(Wrong(), x, w, labels, backends=())
 

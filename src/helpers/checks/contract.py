@@ -656,7 +656,7 @@ class _Run:
         try:
             self.f_push = self.push(self.moving)
         except NotImplementedError:
-            raise _Found("none of its own: PyTensor makes it from the pullback", "note") from None
+            raise _Found("none of its own; the default is made from the pullback", "note") from None
         pushed = [np.array(y) for y in self.f_push(*self.arrays, *self.x_dots)]
         for j, y_dot in zip(self.smooth, pushed, strict=True):
             if y_dot.shape != self.values[j].shape:
