@@ -140,8 +140,8 @@ def attack(
 
     Notes
     -----
-    A view or an in-place Op must be given as a function that copies,
-    ``lambda x: op(x.copy())``: PyTensor itself refuses to destroy a function's inputs.
+    PyTensor compiles no graph that contains an Op with a ``destroy_map``: attack the twin of such
+    an Op that copies.
     """
     arrays = [np.asarray(x) for x in inputs]
     if not arrays:
