@@ -61,3 +61,7 @@ def __getattr__(name: str):
 
         return getattr(contract, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM_CONTRACT})
