@@ -1,21 +1,4 @@
-r"""Is this gradient right?  Independent ways to find out, and the book's record of each answer.
-
-A gradient :math:`G` of a scalar function :math:`L` at an array :math:`X` is the array of
-:math:`X`'s shape with :math:`dL = \langle G, dX\rangle` for every small change :math:`dX`.
-Where :math:`X` is symmetric, so are its changes, and :math:`G` is the symmetric one.
-
->>> import numpy as np
->>> from helpers.checks import complex_step, verify
->>> A = np.array([[2.0, 1.0], [1.0, 3.0]])
->>> def half_quadratic(x):
-...     return x @ A @ x / 2
->>> x = np.array([1.0, -1.0])
->>> _ = verify("eq-doc-quadratic", A @ x, complex_step(half_quadratic, x), 1e-12)
-eq-doc-quadratic: agrees with complex step to 1e-12
-
-The line says "complex step" because :func:`complex_step` signed its result: see
-:class:`Reference`.
-"""
+"""Gradients by complex steps and differences, and the record of what was checked."""
 
 from __future__ import annotations
 
