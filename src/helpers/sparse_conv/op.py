@@ -103,7 +103,7 @@ def _rules(src, dst):
 
 
 class BuildQ(RulebookOp):
-    """(values, ground_state) -> Q (a_out, f*f*n_in)."""
+    """(values, ground_state) -> Q (a_out, f^d*n_in)."""
 
     ndims = (2, 1)
 
@@ -138,7 +138,7 @@ class GradQ(RulebookOp):
 
 
 class Conv(RulebookOp):
-    """(values, W, tW (f*f, n_out)) -> Y (a_out, n_out)."""
+    """(values, W, tW (f^d, n_out)) -> Y (a_out, n_out)."""
 
     ndims = (2, 2, 2)
 
@@ -181,7 +181,7 @@ class ConvGradValues(RulebookOp):
 
 
 class ConvGradWeights(RulebookOp):
-    """(values, dY) -> dW (f*f*n_in, n_out), pairs alone."""
+    """(values, dY) -> dW (f^d*n_in, n_out), pairs alone."""
 
     ndims = (2, 2)
 
@@ -212,7 +212,7 @@ class ConvGrads(RulebookOp):
 
 
 class SpreadGround(RulebookOp):
-    """D (f*f, n_out) -> Y (a_out, n_out)."""
+    """D (f^d, n_out) -> Y (a_out, n_out)."""
 
     ndims = (2,)
 
@@ -227,7 +227,7 @@ class SpreadGround(RulebookOp):
 
 
 class SumGround(RulebookOp):
-    """dY (a_out, n_out) -> D (f*f, n_out)."""
+    """dY (a_out, n_out) -> D (f^d, n_out)."""
 
     ndims = (2,)
 
