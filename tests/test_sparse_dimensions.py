@@ -374,6 +374,10 @@ X3, W3, B3 = image(3)
             r"x is on a grid \(1, 5, 4, 5\), but the rulebook leads to \(3, 2, 3\)",
         ),
         (lambda: sparse_conv(image(3, a=5)[0], W3, B3, strided(X3)), "values has shape"),
+        (
+            lambda: graph.conv_with_q((X3.values, X3.ground_state), W3, B3, transposed(X3)),
+            "of a transposed convolution: use conv",
+        ),
         (lambda: sparse_add(X3, image(3, 1)[0]), r"images of shapes \(5, 4, 5, 2\) \(d = 3\)"),
         (
             lambda: SparseValue.from_points([[0.0, 5.0]], [[1.0]], 1.0, (4, 4)),

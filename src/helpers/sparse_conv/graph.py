@@ -95,7 +95,9 @@ def conv_transposed(x: SymbolicValue, W, b, rules) -> SymbolicValue:
 
 
 def conv_with_q(x: SymbolicValue, W, b, rules) -> SymbolicValue:
-    """The same by way of Q; parameters as :func:`conv`, but no transposed rulebook."""
+    """The same with Q; parameters as :func:`conv`, but no transposed rulebook."""
+    if getattr(rules, "transposed", False):
+        raise ValueError("the rulebook is of a transposed convolution: use conv")
     x, W, src, dst = _arguments(x, W, rules)
     Q = op.build_q(*x, src, dst)
     return SymbolicValue(Q @ W + b, next_ground_state(W, x.ground_state, dst.shape[1]) + b)

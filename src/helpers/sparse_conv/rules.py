@@ -221,7 +221,7 @@ def dense_rulebook(sites, shape) -> Rulebook:
 def union_rulebooks(first, second, shape) -> tuple[Rulebook, Rulebook]:
     """Two rulebooks of windows of one cell, with the same outputs: all sites of both images.
 
-    Two images of different sites are added by way of them.
+    They serve to add two images of different sites.
 
     Parameters
     ----------
