@@ -1,16 +1,23 @@
 """When does sparse pay?  One layer, forward and backward, against dense frameworks and spconv.
 
-f = 3, 8 -> 16 channels, float32, one thread, on 128 x 128 and 512 x 512 grids with random sites and
-with blobs, from nearly nothing to nearly everything active. Whatever is sparse also searches its
-output sites each time; whatever is dense is given its dense image. Every contender returns the
-output and the gradients to its input, W and b; the package's also those of the ground state.
-The record holds, for each setting and contender, the quartiles of the seconds and the ratio of
-medians to the package's best with the extremes of the rounds, as (median, low, high).
+f = 3, 8 -> 16 channels (two settings 64 -> 64), float32, on 128 x 128 and 512 x 512 grids with
+random sites and with blobs, from nearly nothing to nearly everything active. Whatever is sparse
+also searches its output sites each time; whatever is dense is given its dense image. Two contenders
+are in between: JAX's dense convolution on the bounding box of the active outputs, and on the tiles
+of outputs that hold an active one. Every contender returns the output and the gradients to its
+input, W and b, and all four are compared with float64; the package's also those of the ground
+state. spconv is a CUDA library; what is timed is its fallback for the CPU.
 
-    python benchmarks/sparse_crossover.py [--seconds 6] [--only 512] [--record FILE]
+The record holds, for each setting and contender, the quartiles of the seconds, the ratio of medians
+to the package's best with the extremes of the rounds, as (median, low, high), and the quartiles of
+the rounds' ratios. For the package's best it also holds the quartiles of its stages timed apart:
+the search, all gathers and scatters without a product, and all products without a gather.
 
-It takes about six minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
-and spconv are optional: what is missing is named, and left out.
+    python benchmarks/sparse_crossover.py [--seconds 6] [--only 512] [--threads 2] [--record FILE]
+
+It takes about ten minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
+and spconv are optional: what is missing is named, and left out. With two threads the frameworks and
+BLAS have two; the package's loops have one in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
 
+import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -32,7 +40,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from helpers.checks import relative_error
-from helpers.sparse_conv import SparseValue, graph, rulebook, sparse_conv_2d, sparse_conv_2d_grad
+from helpers.sparse_conv import (
+    SparseValue,
+    graph,
+    kernels,
+    rulebook,
+    sparse_conv_2d,
+    sparse_conv_2d_grad,
+)
 from helpers.timing import Timings, compare, machine, write_record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -44,8 +59,11 @@ GRIDS = (128, 512)
 # Shares of active inputs (random sites), and of active outputs (blobs).
 RANDOM = (0.001, 0.005, 0.012, 0.0315, 0.05, 0.1, 0.25)
 BLOBS = (0.01, 0.05, 0.1, 0.25, 0.4, 0.6, 0.9)
+WIDE = (64, 64)  # channels of the wide settings, of these shares of active inputs and outputs:
+WIDE_SETTINGS = ((128, "random", 0.0315), (128, "blobs", 0.25))
 LOOPS = 1000  # sites, above which the loops are not run: they take seconds
 DENSE = ("TensorFlow", "PyTorch", "JAX")
+TILE = 32  # outputs along the side of a dense tile
 OURS = "without Q"
 
 
@@ -68,25 +86,25 @@ def blob_sites(size: int, share: float, rng) -> np.ndarray:
     return np.argwhere(covered)
 
 
-def layer(sites: np.ndarray, size: int, rng) -> dict:
+def layer(sites: np.ndarray, size: int, rng, n_in: int = N_IN, n_out: int = N_OUT) -> dict:
     """Everything that any contender needs; a cotangent that is zero where no output is active."""
 
     def numbers(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
     x = SparseValue(
-        sites, numbers(len(sites), N_IN), (size, size, N_IN), ground_state=numbers(N_IN)
+        sites, numbers(len(sites), n_in), (size, size, n_in), ground_state=numbers(n_in)
     )
     rules = rulebook(sites, x.shape, F)
-    dY = numbers(len(rules.sites), N_OUT)
-    dense_dY = np.zeros((size - F + 1, size - F + 1, N_OUT), np.float32)
+    dY = numbers(len(rules.sites), n_out)
+    dense_dY = np.zeros((size - F + 1, size - F + 1, n_out), np.float32)
     dense_dY[tuple(rules.sites.T)] = dY
     return {
         "x": x,
-        "W": numbers(F * F * N_IN, N_OUT) / 8,
-        "b": numbers(N_OUT),
+        "W": numbers(F * F * n_in, n_out) / 8,
+        "b": numbers(n_out),
         "dY": dY,
-        "dt_out": np.zeros(N_OUT, np.float32),
+        "dt_out": np.zeros(n_out, np.float32),
         "dense_dY": dense_dY,
         "rules": rules,
     }
@@ -94,15 +112,15 @@ def layer(sites: np.ndarray, size: int, rng) -> dict:
 
 # --- the package, and the loops -------------------------------------------------------------------
 # A contender is made from a layer, and is a function without arguments that returns arrays: the
-# output, then dW and db. What else it computes is in its signature.
+# output, then the gradients to its input, W and b.
 
 
 def loops(x, W, b, dY, **_):
     def run():
         _, Q = loop_build_q(x.sites, x.values, x.shape, F, x.ground_state)
         Y = Q @ W + b
-        loop_grad_q(dY @ W.T, x.sites, x.values, x.shape, F)
-        return Y, Q.T @ dY, dY.sum(axis=0)
+        dM, _ = loop_grad_q(dY @ W.T, x.sites, x.values, x.shape, F)
+        return Y, dM, Q.T @ dY, dY.sum(axis=0)
 
     return run
 
@@ -110,8 +128,8 @@ def loops(x, W, b, dY, **_):
 def in_numpy(x, W, b, dY, dt_out, **_):
     def run():
         y = sparse_conv_2d(x, W, b, F)
-        _, _, dW, db = sparse_conv_2d_grad(x, W, F, dY, dt_out)
-        return y.values, dW, db
+        dM, _, dW, db = sparse_conv_2d_grad(x, W, F, dY, dt_out)
+        return y.values, dM, dW, db
 
     return run
 
@@ -135,10 +153,10 @@ def compile_layer(conv: Callable):
 def in_pytensor(function, x, W, b, dY, dt_out, **_):
     def run():
         rules = rulebook(x.sites, x.shape, F)
-        Y, _, _, _, dW, db = function(
+        Y, _, dM, _, dW, db = function(
             x.values, x.ground_state, W, b, dY, dt_out, rules.src, rules.dst
         )
-        return Y, dW, db
+        return Y, dM, dW, db
 
     return run
 
@@ -146,11 +164,11 @@ def in_pytensor(function, x, W, b, dY, dt_out, **_):
 # --- dense frameworks, and spconv -----------------------------------------------------------------
 
 
-def in_tensorflow():
+def in_tensorflow(threads):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
     @tf.function
@@ -163,20 +181,21 @@ def in_tensorflow():
     def make(x, W, b, dense_dY, **_):
         args = [
             tf.constant(v)
-            for v in (x.to_dense()[None], W.reshape(F, F, N_IN, N_OUT), b, dense_dY[None])
+            for v in (x.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
         ]
 
         def run():
-            y, _, dW, db = both(*args)
-            return y, dW, db
+            return both(*args)
 
         return run
 
     return make
 
 
-def in_jax():
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+def in_jax(threads):
+    if threads == 1:  # otherwise it takes all there are
+        flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ["XLA_FLAGS"] = flags
     import jax
 
     def conv(x, W, b):
@@ -191,54 +210,113 @@ def in_jax():
     def make(x, W, b, dense_dY, **_):
         args = [
             jax.numpy.array(v)
-            for v in (x.to_dense()[None], W.reshape(F, F, N_IN, N_OUT), b, dense_dY[None])
+            for v in (x.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
         ]
 
         def run():
-            y, _, dW, db = jax.block_until_ready(both(*args))
-            return y, dW, db
+            return jax.block_until_ready(both(*args))
 
         return run
 
     return make
 
 
-def in_torch():
+def in_box(make: Callable) -> Callable:
+    """A dense contender on the bounding box of the active outputs, and the box's corner.
+
+    Outside of it everything is known: the output is the ground state and no cotangent comes back.
+    """
+
+    def make_boxed(x, dense_dY, rules, **rest):
+        low, high = rules.sites.min(axis=0), rules.sites.max(axis=0) + 1
+        shape = (*(high - low + F - 1), x.shape[-1])
+        box = SparseValue(x.sites - low, x.values, shape, x.ground_state)
+        part = dense_dY[low[0] : high[0], low[1] : high[1]]
+        return make(x=box, dense_dY=np.ascontiguousarray(part), **rest), low
+
+    return make_boxed
+
+
+def in_tiles(x, W, b, dense_dY, **_):
+    """JAX's dense convolution on the tiles of outputs that hold an active one, found each time."""
+    import jax
+
+    count = -(-dense_dY.shape[0] // TILE)
+    side = count * TILE
+    X = np.zeros((side + F - 1, side + F - 1, x.shape[-1]), np.float32) + x.ground_state
+    X[tuple(x.sites.T)] = x.values
+    dY = np.zeros((side, side, W.shape[1]), np.float32)
+    dY[: len(dense_dY), : len(dense_dY)] = dense_dY
+
+    def cells(starts, length):
+        every = starts[:, :, None] * TILE + np.arange(length)
+        return every[:, 0, :, None], every[:, 1, None, :]
+
+    def conv(X, W, b, seen):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return (
+            jax.lax.conv_general_dilated(X[seen], W, (1, 1), "VALID", dimension_numbers=layout) + b
+        )
+
+    @jax.jit
+    def both(X, W, b, dY, seen, reached):
+        Y, pullback = jax.vjp(lambda *a: conv(*a, seen), X, W, b)
+        return Y, *pullback(dY[reached])
+
+    args = [jax.numpy.array(v) for v in (X, W.reshape(F, F, -1, W.shape[1]), b, dY)]
+    windows = np.array([(0, 0), (0, F - 1), (F - 1, 0), (F - 1, F - 1)])  # a tile is wider than F
+
+    def tiles():
+        reached = (x.sites[:, None] - windows).reshape(-1, 2)
+        inside = ((reached >= 0) & (reached < len(dense_dY))).all(axis=1)
+        keys = np.unique((reached[inside] // TILE) @ [count, 1])
+        return np.column_stack(np.divmod(keys, count))
+
+    def run():
+        starts = tiles()
+        return jax.block_until_ready(both(*args, cells(starts, TILE + F - 1), cells(starts, TILE)))
+
+    return run, tiles
+
+
+def in_torch(threads):
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
 
     def tensor(array, axes):  # channels last in memory too: its faster layout
         return torch.tensor(array).permute(axes).contiguous(memory_format=torch.channels_last)
 
     def make(x, W, b, dense_dY, **_):
         image = tensor(x.to_dense()[None], (0, 3, 1, 2)).requires_grad_()
-        weight = tensor(W.reshape(F, F, N_IN, N_OUT), (3, 2, 0, 1)).requires_grad_()
+        weight = tensor(W.reshape(F, F, -1, W.shape[1]), (3, 2, 0, 1)).requires_grad_()
         bias, dY = torch.tensor(b, requires_grad=True), tensor(dense_dY[None], (0, 3, 1, 2))
 
         def run():
             image.grad = weight.grad = bias.grad = None
             y = torch.nn.functional.conv2d(image, weight, bias)
             y.backward(dY)
-            return y.detach().permute(0, 2, 3, 1), weight.grad.permute(2, 3, 1, 0), bias.grad
+            y, dX = y.detach().permute(0, 2, 3, 1), image.grad.permute(0, 2, 3, 1)
+            return y, dX, weight.grad.permute(2, 3, 1, 0), bias.grad
 
         return run
 
     return make
 
 
-def in_spconv():
+def in_spconv(threads):
+    """spconv is made for CUDA. On the CPU it has a fallback, ConvAlgo.Native: this is that."""
     import spconv.pytorch as spconv
     import torch
     from spconv.core import ConvAlgo
     from spconv.pytorch import ops
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     ops.get_current_stream = lambda: 0  # its backward pass asks for CUDA's, on a CPU too
 
     def make(x, W, b, dY, rules, **_):
-        conv = spconv.SparseConv2d(N_IN, N_OUT, F, bias=True, algo=ConvAlgo.Native)
-        W_spconv = torch.tensor(W.reshape(F, F, N_IN, N_OUT)).permute(spconv_axes(conv))
+        conv = spconv.SparseConv2d(x.shape[-1], len(b), F, bias=True, algo=ConvAlgo.Native)
+        W_spconv = torch.tensor(W.reshape(F, F, -1, W.shape[1])).permute(spconv_axes(conv))
         with torch.no_grad():
             conv.weight.copy_(W_spconv)
             conv.bias.copy_(torch.tensor(b))
@@ -259,7 +337,7 @@ def in_spconv():
             y = forward()
             y.features.backward(dY_there)
             dW = conv.weight.grad.permute(*np.argsort(spconv_axes(conv)))
-            return y.features.detach(), dW, conv.bias.grad
+            return y.features.detach(), values.grad, dW, conv.bias.grad
 
         return run, back
 
@@ -269,7 +347,7 @@ def in_spconv():
     return make
 
 
-def dense_makers(say) -> dict[str, Callable]:
+def dense_makers(say, threads: int) -> dict[str, Callable]:
     """Makers of the frameworks that are here; the others are named."""
     makers = {}
     for name, load in {
@@ -279,7 +357,7 @@ def dense_makers(say) -> dict[str, Callable]:
         "spconv": in_spconv,
     }.items():
         try:
-            makers[name] = load()
+            makers[name] = load(threads)
         except ImportError as error:
             say(f"{name} is left out: {error}")
     return makers
@@ -326,28 +404,97 @@ def contenders_of(a: dict, functions: dict, makers: dict) -> dict[str, Callable]
     if len(a["x"].sites) <= LOOPS:
         made = {"loops": loops(**a)} | made
     x, rules = a["x"], a["rules"]
+    reference = in_float64(a, x.ground_state)
+    at, seen = tuple(rules.sites.T), tuple(x.sites.T)
     for name, run in made.items():
-        check(name, run(), a, x.values, x.ground_state, rules, dense=name in DENSE)
+        Y, dX, dW, db = map(np.asarray, run())
+        if name in DENSE:
+            Y, dX = Y[0][at], dX[0][seen]
+        check(name, (Y, dX, dW, db), reference)
+    if "JAX" in makers and len(rules.sites):
+        made["JAX, box"], low = in_box(makers["JAX"])(**a)
+        Y, dX, dW, db = map(np.asarray, made["JAX, box"]())
+        Y, dX = Y[0][tuple((rules.sites - low).T)], dX[0][tuple((x.sites - low).T)]
+        check("JAX, box", (Y, dX, dW, db), reference)
+        made["JAX, tiles"], tiles = in_tiles(**a)
+        Y, dX, dW, db = map(np.asarray, made["JAX, tiles"]())
+        number = np.zeros(tiles().max(axis=0) + 1, int)
+        number[tuple(tiles().T)] = np.arange(len(Y))
+        which, place = number[tuple((rules.sites // TILE).T)], rules.sites % TILE
+        check("JAX, tiles", (Y[which, place[:, 0], place[:, 1]], dX[seen], dW, db), reference)
     if "spconv" in makers:
         made["spconv"], order = makers["spconv"](**a)
         # It knows no ground state: for it that is zero.
-        y, dW, db = made["spconv"]()
-        check("spconv", (y[order], dW, db), a, x.values, 0 * x.ground_state, rules, dense=False)
+        Y, dX, dW, db = map(np.asarray, made["spconv"]())
+        check("spconv", (Y[order], dX, dW, db), in_float64(a, 0 * x.ground_state))
     return made
 
 
-def check(name, found, a, values, ground_state, rules, dense: bool) -> None:
-    x64 = SparseValue(a["x"].sites, values.astype(float), a["x"].shape, ground_state)
+def in_float64(a, ground_state) -> tuple[np.ndarray, ...]:
+    """Output and gradients to the input, W and b."""
+    x = SparseValue(a["x"].sites, a["x"].values.astype(float), a["x"].shape, ground_state)
     W, b, dY = (a[key].astype(float) for key in ("W", "b", "dY"))
-    y = sparse_conv_2d(x64, W, b, F)
-    _, _, dW, db = sparse_conv_2d_grad(x64, W, F, dY, np.zeros(N_OUT))
-    Y_found, dW_found, db_found = map(np.asarray, found)
-    if dense:
-        Y_found = Y_found[0][tuple(rules.sites.T)]
-    pairs = ((Y_found, y.values), (dW_found.reshape(dW.shape), dW), (db_found, db))
-    for value, reference in pairs:
-        error = relative_error(value, reference)
-        assert error < 1e-4, f"{name} computes something else: {error:.0e}"
+    y = sparse_conv_2d(x, W, b, F)
+    dM, _, dW, db = sparse_conv_2d_grad(x, W, F, dY, np.zeros(len(b)))
+    return y.values, dM, dW, db
+
+
+def check(name, found, reference) -> None:
+    for what, value, expected in zip(("Y", "dX", "dW", "db"), found, reference, strict=True):
+        error = relative_error(value.reshape(expected.shape), expected)
+        assert error < 1e-4, f"{name} computes another {what}: {error:.0e}"
+
+
+# --- the stages of the package's best -------------------------------------------------------------
+
+
+@numba.njit
+def gathers(Z, dY, Y, G, dst):
+    """What `conv` and `conv_grads` move, tile by tile: one scatter of products, one gather."""
+    a, positions = dst.shape
+    a_out, n_out = Y.shape
+    for first in range(0, a, kernels.TILE):
+        rows = min(kernels.TILE, a - first)
+        for r in range(rows):
+            for k in range(positions):
+                o = dst[first + r, k]
+                if 0 <= o < a_out:
+                    for n in range(n_out):
+                        Y[o, n] += Z[r, k * n_out + n]
+        kernels._gather(dY, dst, first, G[:rows])
+
+
+@numba.njit
+def products(values, wide, wide_T, Z, G, dM, part):
+    """What `conv` and `conv_grads` multiply, tile by tile: three BLAS calls."""
+    a = len(values)
+    for first in range(0, a, kernels.TILE):
+        rows = min(kernels.TILE, a - first)
+        np.dot(values[first : first + rows], wide, Z[:rows])
+        np.dot(G[:rows], wide_T, dM[first : first + rows])
+        np.dot(values[first : first + rows].T, G[:rows], part)
+
+
+def stages_of(a: dict) -> dict[str, Callable]:
+    """The parts of "without Q", each alone; what is left is adding up, the bias and the call."""
+    x, W, dY, rules = a["x"], a["W"], a["dY"], a["rules"]
+    n_in, n_out = x.shape[-1], W.shape[1]
+    rows = min(kernels.TILE, len(x.sites))
+    wide = np.ascontiguousarray(W.reshape(F * F, n_in, n_out).swapaxes(0, 1).reshape(n_in, -1))
+    wide_T, Z = np.ascontiguousarray(wide.T), np.zeros((rows, F * F * n_out), np.float32)
+    G, Y, dM, part = Z.copy(), np.zeros_like(dY), np.empty_like(x.values), np.empty_like(wide)
+    D = np.ones((F * F, n_out), np.float32)
+
+    def ground():
+        kernels.spread_ground(D, rules.src, rules.dst)
+        kernels.sum_ground(dY, rules.src, rules.dst)
+
+    return {
+        "search": lambda: rulebook(x.sites, x.shape, F),
+        "gather": lambda: gathers(Z, dY, Y, G, rules.dst),
+        "product": lambda: products(x.values, wide, wide_T, Z, G, dM, part),
+        "ground state": ground,
+    }
 
 
 def counts(a: dict) -> dict:
@@ -358,7 +505,8 @@ def counts(a: dict) -> dict:
         len(rules.sites),
         int((rules.src < len(a["x"].sites)).sum()),
     )
-    product, cells = 2 * N_IN * N_OUT, (h - F + 1) * (w - F + 1)
+    n_in, n_out = a["x"].shape[-1], a["W"].shape[1]
+    product, cells = 2 * n_in * n_out, (h - F + 1) * (w - F + 1)
     return {
         "a_in": a_in,
         "a_out": a_out,
@@ -370,10 +518,10 @@ def counts(a: dict) -> dict:
             "without Q": 3 * a_in * F * F * product,
         },
         "bytes": {
-            "dense": 4 * 2 * (h * w * N_IN + cells * N_OUT),
-            "Q": 4 * (2 * (a_in * N_IN + a_out * N_OUT) + 2 * a_out * F * F * N_IN),
+            "dense": 4 * 2 * (h * w * n_in + cells * n_out),
+            "Q": 4 * (2 * (a_in * n_in + a_out * n_out) + 2 * a_out * F * F * n_in),
             "rulebook": 4 * F * F * (a_in + a_out),
-            "without Q": 4 * 2 * (a_in * N_IN + a_out * N_OUT),
+            "without Q": 4 * 2 * (a_in * n_in + a_out * n_out),
         },
     }
 
@@ -389,21 +537,36 @@ def verdict(times: Timings, facts: dict) -> str:
     if dense:
         best = min(dense, key=times.median)
         against.append(f"{times.ratio(best, OURS).median:.1f} x dense ({best})")
-    for name in ("spconv", "loops", "NumPy", "with Q"):
+    for name in ("JAX, box", "JAX, tiles", "spconv", "loops", "NumPy", "with Q"):
         if name in times.seconds:
             against.append(f"{times.ratio(name, OURS).median:.1f} x {name}")
     return f"{times.median(OURS) * 1e3:8.3f} ms, faster by " + ", ".join(against)
 
 
-def main(seconds: float, only: list[int] | None, path: Path) -> None:
+def measured(a: dict, label: str, seconds: float, functions: dict, makers: dict) -> tuple:
+    """Timings of all contenders, and what the record says of this setting."""
+    times = compare(contenders_of(a, functions, makers), seconds=seconds, label=label)
+    stages = compare(stages_of(a), seconds=seconds / 4, label=f"{label}, stages")
+    rounds = {name: np.array(t) for name, t in times.seconds.items()}
+    return times, {
+        **counts(a),
+        "rounds": len(times.seconds["NumPy"]),
+        "seconds": {name: short(quantiles(t)) for name, t in times.seconds.items()},
+        "ratio": {name: short(times.ratio(name, OURS)) for name in times.seconds},
+        "ratio_quartiles": {name: short(quantiles(t / rounds[OURS])) for name, t in rounds.items()},
+        "stages": {name: short(quantiles(t)) for name, t in stages.seconds.items()},
+    }
+
+
+def main(seconds: float, only: list[int] | None, threads: int, path: Path) -> None:
     start = perf_counter()
-    threadpool_limits(1)
+    threadpool_limits(threads)
     keep_memory()
 
     def say(what: str) -> None:
         print(f"{perf_counter() - start:5.0f} s  {what}", flush=True)
 
-    makers = dense_makers(say)
+    makers = dense_makers(say, threads)
     say("compiling")
     functions = {
         "with Q": compile_layer(graph.conv_with_q),
@@ -411,25 +574,22 @@ def main(seconds: float, only: list[int] | None, path: Path) -> None:
     }
     blas = sorted({f"{p['internal_api']}, {p.get('architecture')}" for p in threadpool_info()})
     say(f"BLAS: {'; '.join(blas)}")
-    found = {}
-    for size in only or GRIDS:
-        for kind, shares, draw in (("random", RANDOM, random_sites), ("blobs", BLOBS, blob_sites)):
-            for share in shares:
-                label = f"{size} {kind} {share}"
-                rng = np.random.default_rng(size)
-                a = layer(draw(size, share, rng), size, rng)
-                facts = counts(a)
-                times = compare(contenders_of(a, functions, makers), seconds=seconds, label=label)
-                say(f"{label:18}  {facts['outputs']:6.1%} of outputs  {verdict(times, facts)}")
-                found[label] = {
-                    "grid": size,
-                    "sites": kind,
-                    "share": share,
-                    **facts,
-                    "rounds": len(times.seconds["NumPy"]),
-                    "seconds": {name: short(quantiles(t)) for name, t in times.seconds.items()},
-                    "ratio": {name: short(times.ratio(name, OURS)) for name in times.seconds},
-                }
+    draw = {"random": random_sites, "blobs": blob_sites}
+    listed = [(size, "random", share) for size in only or GRIDS for share in RANDOM]
+    listed += [(size, "blobs", share) for size in only or GRIDS for share in BLOBS]
+    wide = [setting for setting in WIDE_SETTINGS if setting[0] in (only or GRIDS)]
+    found, found_wide = {}, {}
+    for into, settings, channels in (
+        (found, listed, (N_IN, N_OUT)),
+        (found_wide, wide, WIDE),
+    ):
+        for size, kind, share in settings:
+            label = f"{size} {kind} {share}"
+            rng = np.random.default_rng(size)
+            a = layer(draw[kind](size, share, rng), size, rng, *channels)
+            times, facts = measured(a, label, seconds, functions, makers)
+            say(f"{label:18}  {facts['outputs']:6.1%} of outputs  {verdict(times, facts)}")
+            into[label] = {"grid": size, "sites": kind, "share": share, **facts}
     packages = ("tensorflow-cpu", "tensorflow", "torch", "jax", "spconv")
     versions = {
         d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name
@@ -438,8 +598,10 @@ def main(seconds: float, only: list[int] | None, path: Path) -> None:
         "machine": machine(),
         "frameworks": {name: versions[name] for name in packages if name in versions},
         "blas": blas,
+        "threads": threads,
         "layer": {"f": F, "n_in": N_IN, "n_out": N_OUT, "dtype": "float32"},
         "settings": found,
+        "wide": {"n_in": WIDE[0], "n_out": WIDE[1], "settings": found_wide},
     }
     write_record(record, path)
 
@@ -448,7 +610,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6, help="budget of each setting")
     parser.add_argument("--only", type=int, nargs="+", help="these grids alone (with --record)")
+    parser.add_argument("--threads", type=int, default=1, help="of BLAS and the frameworks")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
     options = parser.parse_args()
     use_the_processor()
-    main(options.seconds, options.only, options.record)
+    main(options.seconds, options.only, options.threads, options.record)

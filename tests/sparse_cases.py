@@ -1,32 +1,56 @@
 """Layers that the sparse tests run on, and what a dense convolution makes of their dense forms."""
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
-from scipy.signal import correlate2d
+from scipy.signal import convolve
 
 from helpers.sparse_conv import SparseValue
 
+# The first example of a test may wait for a kernel to be compiled.
+settings.register_profile("sparse", deadline=None)
+settings.load_profile("sparse")
 
-def dense_conv(dense, W, b, f):
-    """Valid cross-correlation (h - f + 1, w - f + 1, n_out) of an image (h, w, n_in)."""
-    n_in, n_out = dense.shape[-1], W.shape[1]
-    filters = W.reshape(f, f, n_in, n_out)
+
+def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0):
+    """Cross-correlation of an image (*grid, n_in), padded with the ground state: (*out, n_out)."""
+    d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
+    filters = W.reshape((f,) * d + (n_in, n_out))
+    dense = np.pad(dense - ground_state, [(pad, pad)] * d + [(0, 0)]) + ground_state
+    every = (slice(None, None, stride),) * d
     return np.stack(
         [
-            sum(correlate2d(dense[..., c], filters[..., c, n], "valid") for c in range(n_in)) + b[n]
+            sum(
+                # Flipped, so a correlation; SciPy's would conjugate complex filters.
+                convolve(dense[..., c], np.flip(filters[..., c, n]), "valid", method="direct")
+                for c in range(n_in)
+            )[every]
+            + b[n]
             for n in range(n_out)
         ],
         axis=-1,
     )
 
 
+def dense_transposed(dense, W, b, f, stride=1, pad=0):
+    """Transposed convolution of an image (*grid, n_in): every cell adds its window in its turn."""
+    d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
+    blocks = W.reshape((f,) * d + (n_in, n_out))
+    shape = (*((h - 1) * stride + f for h in dense.shape[:-1]), n_out)
+    full = np.zeros(shape, np.result_type(dense, W))
+    for cell in np.ndindex(dense.shape[:-1]):
+        window = tuple(slice(i * stride, i * stride + f) for i in cell)
+        full[window] += np.tensordot(blocks, dense[cell], axes=([d], [0]))
+    return full[tuple(slice(pad, size - pad) for size in full.shape[:-1])] + b
+
+
 @st.composite
-def layers(draw, dtype=np.float64, images=False):
+def layers(draw, dtype=np.float64, images=False, d=2):
     """A SparseValue with any sites in any order, f, W and b."""
-    h, w = draw(st.integers(1, 7)), draw(st.integers(1, 7))
-    f = draw(st.integers(1, min(h, w, 4)))
+    space = tuple(draw(st.integers(1, 7 if d < 3 else 4)) for _ in range(d))
+    f = draw(st.integers(1, min(*space, 4)))
     n_in, n_out = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    grid = (draw(st.integers(1, 3)), h, w) if images else (h, w)
+    grid = (draw(st.integers(1, 3)), *space) if images else space
     cells = draw(st.lists(st.integers(0, int(np.prod(grid)) - 1), unique=True, max_size=20))
     integers = draw(st.sampled_from([np.int32, np.int64]))
     sites = np.array(np.unravel_index(np.array(cells, dtype=int), grid), dtype=integers).T
@@ -36,17 +60,17 @@ def layers(draw, dtype=np.float64, images=False):
         return rng.standard_normal(shape).astype(dtype)
 
     t = numbers(n_in) * draw(st.sampled_from([0, 1]))
-    x = SparseValue(sites, numbers(len(cells), n_in), (*grid, n_in), t.astype(dtype))
-    return x, f, numbers(f * f * n_in, n_out), numbers(n_out)
+    x = SparseValue(sites, numbers(len(cells), n_in), (*grid, n_in), t.astype(dtype), d)
+    return x, f, numbers(f**d * n_in, n_out), numbers(n_out)
 
 
-def random_layer(a, shape, f, n_out, seed=0, dtype=np.float64, integers=np.int64):
+def random_layer(a, shape, f, n_out, seed=0, dtype=np.float64, integers=np.int64, d=2):
     """The same, of a given size."""
     rng = np.random.default_rng(seed)
     *grid, n_in = shape
     cells = rng.choice(int(np.prod(grid)), size=a, replace=False)
     sites = np.array(np.unravel_index(cells, grid), dtype=integers).T
     values, t = rng.standard_normal((a, n_in)), rng.standard_normal(n_in)
-    x = SparseValue(sites, values.astype(dtype), shape, t.astype(dtype))
-    W, b = rng.standard_normal((f * f * n_in, n_out)), rng.standard_normal(n_out)
+    x = SparseValue(sites, values.astype(dtype), shape, t.astype(dtype), d)
+    W, b = rng.standard_normal((f**d * n_in, n_out)), rng.standard_normal(n_out)
     return x, W.astype(dtype), b.astype(dtype)

@@ -139,7 +139,7 @@ def test_all_gradients_of_a_layer(layer):
 
     def loss(**change):
         arrays = {"values": x.values, "ground_state": x.ground_state, "W": W, "b": b} | change
-        image = SparseValue(x.sites, arrays["values"], x.shape, arrays["ground_state"])
+        image = replace(x, values=arrays["values"], ground_state=arrays["ground_state"])
         y = sparse_conv_2d(image, arrays["W"], arrays["b"], f)
         return (dY * y.values).sum() + (dt_out * y.ground_state).sum() + 0j
 
@@ -205,7 +205,7 @@ def test_no_active_site_at_all(shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"W": np.ones((17, 4))}, r"W has shape \(17, 4\), expected \(f\*f\*n_in, n_out\) = \(18,"),
+        ({"W": np.ones((17, 4))}, r"W has shape \(17, 4\), expected \(f\^d\*n_in, n_out\) = \(18,"),
         ({"W": np.ones(18)}, r"W has shape \(18,\)"),
         ({"W": np.full((18, 4), "a")}, "W is not an array of numbers"),
         ({"b": np.ones(3)}, r"b has shape \(3,\), expected \(n_out,\) = \(4,\)"),
@@ -292,7 +292,7 @@ def test_a_small_network_by_finite_differences():
     dP, dt_p, *_ = sparse_conv_2d_grad(
         p, W2, 2, np.ones(q.values.shape), np.full(2, float(inactive))
     )
-    rules = rulebook(z.sites, z.grid, 2, stride=2)
+    rules = rulebook(z.sites, z.grid, 2, stride=2, d=2)
     dZ, dt_z = max_pool_grad(dP, max_pool_winners(z.values, z.ground_state, rules), len(z.sites))
     dt_z = dt_z + dt_p  # the pooled ground state is the ground state
     dM, *_ = sparse_conv_2d_grad(x, W1, 3, dZ * (y.values > 0), dt_z * (y.ground_state > 0))

@@ -26,7 +26,7 @@ def test_dense_form_and_back(one, batch):
     for x, *_ in (one, batch):
         dense = x.to_dense()
         assert dense.shape == x.shape
-        back = SparseValue.from_dense(dense, x.ground_state)
+        back = SparseValue.from_dense(dense, x.ground_state, d=2)
         order = np.lexsort(x.sites.T[::-1])
         np.testing.assert_array_equal(back.sites, x.sites[order])
         np.testing.assert_array_equal(back.values, x.values[order])
@@ -70,7 +70,8 @@ def test_other_numbers_become_floats_and_other_integers_sites():
         ({"values": [["a", "b"]]}, "values is not an array of numbers"),
         ({"ground_state": [1.0]}, r"ground_state has shape \(1,\)"),
         ({"ground_state": 1.0}, r"ground_state has shape \(\)"),
-        ({"shape": (2, 3)}, "expected .h, w, n_in."),
+        ({"shape": (2, 3)}, r"sites has shape \(1, 2\), expected \(a, 1\)"),
+        ({"shape": (3,)}, "expected .h, w, n_in."),
         ({"shape": (2, 0, 2)}, "all positive"),
         ({"shape": (2.5, 3, 2)}, "all positive"),
         ({"shape": None}, "expected .h, w, n_in."),
@@ -97,7 +98,7 @@ def test_output_sites_come_in_the_order_of_the_loops(layer):
 def test_rulebook_says_what_each_window_sees(layer, stride):
     x, f, *_ = layer
     *_, h, w, _ = x.shape
-    rules = rulebook(x.sites, x.shape, f, stride)
+    rules = rulebook(x.sites, x.shape, f, stride, d=2)
     a, a_out = len(x.sites), len(rules.sites)
     number = {tuple(site): s for s, site in enumerate(x.sites.tolist())}
     seen = set()
@@ -131,7 +132,7 @@ def test_a_large_canvas_with_few_sites():
 
 def test_submanifold_keeps_the_sites():
     x, *_ = random_layer(9, (2, 5, 6, 1), 3, 1)
-    rules = submanifold_rulebook(x.sites, x.shape, 3)
+    rules = submanifold_rulebook(x.sites, x.shape, 3, d=2)
     np.testing.assert_array_equal(rules.sites, x.sites)
     number = {tuple(site): s for s, site in enumerate(x.sites.tolist())}
     for (image, row, col), window in zip(x.sites.tolist(), rules.src, strict=True):
@@ -186,7 +187,7 @@ def test_sites_that_no_window_holds_may_not_repeat_either():
 @pytest.mark.parametrize("grid", [(5, 6), (3, 5, 6)])
 def test_no_site_at_all(grid):
     sites = np.zeros((0, len(grid)), np.int32)
-    for rules in (rulebook(sites, grid, 3), submanifold_rulebook(sites, grid, 3)):
+    for rules in (rulebook(sites, grid, 3, d=2), submanifold_rulebook(sites, grid, 3, d=2)):
         assert rules.sites.shape == (0, len(grid)) and rules.sites.dtype == np.int32
         assert rules.src.shape == rules.dst.shape == (0, 9)
     assert (dense_rulebook(sites, grid).src == 0).all()

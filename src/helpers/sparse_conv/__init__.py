@@ -1,8 +1,10 @@
 """Convolution of images that are the same nearly everywhere, and its gradients.
 
-An image is its active sites, their values and the ground state of all other sites. NumPy
-functions take a :class:`~helpers.sparse_conv.value.SparseValue`, and
-:mod:`helpers.sparse_conv.graph` has the same layers for PyTensor.
+An image, a signal or a volume is its active sites, their values and the ground state of all other
+sites. NumPy functions take a :class:`~helpers.sparse_conv.value.SparseValue`, and
+:mod:`helpers.sparse_conv.graph` has the same layers for PyTensor. The kind of a convolution (with
+stride or padding, submanifold, transposed, inverse) is that of its rulebook,
+:mod:`helpers.sparse_conv.rules`.
 
 >>> import numpy as np
 >>> from helpers.sparse_conv import SparseValue, sparse_conv_2d
@@ -13,6 +15,14 @@ functions take a :class:`~helpers.sparse_conv.value.SparseValue`, and
 >>> y.to_dense()[..., 0]
 array([[5.5, 5.5],
        [5.5, 5.5]])
+
+A volume of voxels says that it is no batch of pictures; a submanifold layer keeps its site:
+
+>>> from helpers.sparse_conv import sparse_conv, submanifold_rulebook
+>>> v = SparseValue(sites=[[0, 1, 2]], values=[[5.0]], shape=(4, 4, 4, 1), d=3)
+>>> rules = submanifold_rulebook(v.sites, v.grid, f=3, d=3)
+>>> sparse_conv(v, W=np.ones((27, 1)), b=np.array([0.5]), rules=rules).values
+array([[5.5]])
 """
 
 from helpers.sparse_conv import graph
@@ -20,13 +30,24 @@ from helpers.sparse_conv.conv import (
     build_q,
     grad_q,
     next_ground_state,
+    sparse_add,
+    sparse_conv,
     sparse_conv_2d,
     sparse_conv_2d_grad,
+    sparse_conv_grad,
     sparse_relu,
 )
 from helpers.sparse_conv.pairs import conv_without_q, conv_without_q_grad
-from helpers.sparse_conv.pool import sparse_max_pool_2d
-from helpers.sparse_conv.rules import Rulebook, dense_rulebook, rulebook, submanifold_rulebook
+from helpers.sparse_conv.pool import sparse_max_pool, sparse_max_pool_2d
+from helpers.sparse_conv.rules import (
+    Rulebook,
+    dense_rulebook,
+    inverse_rulebook,
+    rulebook,
+    submanifold_rulebook,
+    transposed_rulebook,
+    union_rulebooks,
+)
 from helpers.sparse_conv.value import SparseValue, stack
 
 __all__ = [
@@ -38,12 +59,19 @@ __all__ = [
     "dense_rulebook",
     "grad_q",
     "graph",
+    "inverse_rulebook",
     "next_ground_state",
     "rulebook",
+    "sparse_add",
+    "sparse_conv",
     "sparse_conv_2d",
     "sparse_conv_2d_grad",
+    "sparse_conv_grad",
+    "sparse_max_pool",
     "sparse_max_pool_2d",
     "sparse_relu",
     "stack",
     "submanifold_rulebook",
+    "transposed_rulebook",
+    "union_rulebooks",
 ]

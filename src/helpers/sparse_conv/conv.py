@@ -1,6 +1,6 @@
 r"""The convolution and its gradients in NumPy, each in a few lines; any dtype, complex too.
 
-With :math:`Q` of shape (a_out, f*f*n_in), whose row o holds what output site o sees, position by
+With :math:`Q` of shape (a_out, f^d*n_in), whose row o holds what output site o sees, position by
 position,
 
 .. math:: Y = Q W + b, \qquad t_\text{out} = \sum_k W_k^\top t + b,
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.sparse_conv.rules import Rulebook, rulebook
+from helpers.sparse_conv.rules import Rulebook, rulebook, union_rulebooks
 from helpers.sparse_conv.value import SparseValue
 
 __all__ = [
     "build_q",
     "grad_q",
     "next_ground_state",
+    "sparse_add",
+    "sparse_conv",
     "sparse_conv_2d",
     "sparse_conv_2d_grad",
+    "sparse_conv_grad",
     "sparse_relu",
 ]
 
@@ -37,7 +40,7 @@ def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
 
     Returns
     -------
-    array (a_out, f*f*n_in)
+    array (a_out, f^d*n_in)
         Column k n_in + c is channel c at position k of the window.
     """
     values, ground_state = np.asarray(values), np.asarray(ground_state)
@@ -50,12 +53,12 @@ def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
 def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of a loss with respect to values and ground state, from that to Q: a gather too.
 
-    An input site is at each position of at most one window, so its gradient is a sum of f*f
+    An input site is at each position of at most one window, so its gradient is a sum of f^d
     entries that dst finds. The ground state's is the sum over all positions without a site.
 
     Parameters
     ----------
-    dQ : array (a_out, f*f*n_in)
+    dQ : array (a_out, f^d*n_in)
     rules : Rulebook
 
     Returns
@@ -67,7 +70,7 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     (a_out, positions), a = rules.src.shape, len(rules.dst)
     if dQ.ndim != 2 or len(dQ) != a_out or dQ.shape[1] % positions:
         raise ValueError(
-            f"dQ has shape {dQ.shape}, expected (a_out, f*f*n_in) = ({a_out}, {positions} n_in)"
+            f"dQ has shape {dQ.shape}, expected (a_out, f^d*n_in) = ({a_out}, {positions} n_in)"
         )
     blocks = dQ.reshape(a_out, positions, dQ.shape[1] // positions)
     reached = np.concatenate([blocks, np.zeros_like(blocks, shape=(1, *blocks.shape[1:]))])
@@ -76,15 +79,16 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     return dM, dt
 
 
-def next_ground_state(W, ground_state, f: int, b=0.0) -> np.ndarray:
-    """What a window without active sites gives: W' tile(t, f*f) + b.
+def next_ground_state(W, ground_state, f: int, b=0.0, d: int = 2) -> np.ndarray:
+    """What a window without active sites gives: W' tile(t, f^d) + b.
 
     Parameters
     ----------
-    W : array (f*f*n_in, n_out)
+    W : array (f^d*n_in, n_out)
     ground_state : array (n_in,)
     f : int
     b : array (n_out,), optional
+    d : int, optional
 
     Returns
     -------
@@ -92,15 +96,89 @@ def next_ground_state(W, ground_state, f: int, b=0.0) -> np.ndarray:
     """
     W, t = np.asarray(W), np.asarray(ground_state)
     expect("ground_state", t, "(n_in,)", (t.size,))
-    if W.ndim != 2 or len(W) != f * f * t.size:
+    if W.ndim != 2 or len(W) != f**d * t.size:
         raise ValueError(
-            f"W has shape {W.shape}, expected (f*f*n_in, n_out) = ({f * f * t.size}, n_out)"
+            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({f**d * t.size}, n_out)"
         )
-    return np.tile(t, f * f) @ W + b
+    return np.tile(t, f**d) @ W + b
 
 
-def sparse_conv_2d(x: SparseValue, W, b, f: int) -> SparseValue:
-    """Valid convolution with stride 1 of a sparse image, or of each image of a batch.
+def sparse_conv(x: SparseValue, W, b, rules: Rulebook) -> SparseValue:
+    """Convolution of a sparse image, or of each image of a batch, in one, two or three dimensions.
+
+    Which convolution is for the rulebook to say: :func:`~helpers.sparse_conv.rules.rulebook` (with
+    stride and padding), :func:`~helpers.sparse_conv.rules.submanifold_rulebook`,
+    :func:`~helpers.sparse_conv.rules.transposed_rulebook` or
+    :func:`~helpers.sparse_conv.rules.inverse_rulebook`. The last two act on what differs from the
+    ground state, and their own ground state is b.
+
+    Parameters
+    ----------
+    x : SparseValue (*grid, n_in)
+    W : array (f^d*n_in, n_out)
+        Row k n_in + c belongs to position k of the window and channel c.
+    b : array (n_out,)
+    rules : Rulebook
+        Made of ``x.sites``.
+
+    Returns
+    -------
+    SparseValue (*rules.grid, n_out)
+
+    Raises
+    ------
+    ValueError
+        If the rulebook is not one of x's sites, or W or b do not fit.
+    """
+    W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1])
+    M, t = _acted_on(x, rules)
+    values = build_q(M, t, rules) @ W + b
+    t_out = np.tile(t, rules.src.shape[1]) @ W + b
+    return SparseValue._trusted(rules.sites, values, (*rules.grid, len(b)), t_out, x.d)
+
+
+def sparse_conv_grad(x: SparseValue, W, rules: Rulebook, dY, dt_out) -> tuple[np.ndarray, ...]:
+    """Gradients with respect to what goes into :func:`sparse_conv`.
+
+    Parameters
+    ----------
+    x : SparseValue (*grid, n_in)
+    W : array (f^d*n_in, n_out)
+    rules : Rulebook
+    dY : array (a_out, n_out)
+        Gradient with respect to the output's values.
+    dt_out : array (n_out,)
+        Gradient with respect to the output's ground state.
+
+    Returns
+    -------
+    dM (a_in, n_in), dt (n_in,), dW (f^d*n_in, n_out), db (n_out,)
+    """
+    positions, n_in = rules.src.shape[1], x.shape[-1]
+    dY, dt_out = np.asarray(dY), np.asarray(dt_out)
+    W, _ = check_weights(W, dt_out, positions, n_in)
+    expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
+    M, t = _acted_on(x, rules)
+    dM, dt = grad_q(dY @ W.T, rules)
+    if rules.transposed:
+        dt = -dM.sum(axis=0)
+    else:
+        dt = dt + (W @ dt_out).reshape(positions, n_in).sum(axis=0)
+    dW = build_q(M, t, rules).T @ dY + np.outer(np.tile(t, positions), dt_out)
+    return dM, dt, dW, dY.sum(axis=0) + dt_out
+
+
+def _acted_on(x: SparseValue, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
+    """Values and ground state; of a transposed convolution their differences from it."""
+    if len(rules.grid) != len(x.grid):
+        raise ValueError(f"x is on a grid {x.grid}, but the rulebook leads to {rules.grid}")
+    if rules.transposed:
+        return x.values - x.ground_state, np.zeros_like(x.ground_state)
+    return x.values, x.ground_state
+
+
+def sparse_conv_2d(x: SparseValue, W, b, f: int, stride: int = 1, pad: int = 0) -> SparseValue:
+    """Convolution of a sparse image, or of each image of a batch, with its own search for outputs.
 
     Parameters
     ----------
@@ -110,71 +188,79 @@ def sparse_conv_2d(x: SparseValue, W, b, f: int) -> SparseValue:
     b : array (n_out,)
     f : int
         The window is f by f.
+    stride, pad : int
+        As in :func:`~helpers.sparse_conv.rules.rulebook`.
 
     Returns
     -------
-    SparseValue (h - f + 1, w - f + 1, n_out)
+    SparseValue ((h + 2 pad - f) // stride + 1, (w + 2 pad - f) // stride + 1, n_out)
         Active is each site whose window holds an active site, in first-seen order.
 
     Raises
     ------
     ValueError
-        If f is larger than the grid, or W or b do not fit.
+        If x is no picture, f is larger than the padded grid, or W or b do not fit.
     """
-    W, b = check_weights(W, b, f, x.shape[-1])
-    rules = rulebook(x.sites, x.grid, f)
-    values = build_q(x.values, x.ground_state, rules) @ W + b
-    t = next_ground_state(W, x.ground_state, f, b)
-    return SparseValue._trusted(rules.sites, values, (*rules.grid, len(b)), t)
+    check_weights(W, b, f * f, x.shape[-1])
+    return sparse_conv(x, W, b, _rulebook_2d(x, f, stride, pad))
 
 
-def sparse_conv_2d_grad(x: SparseValue, W, f: int, dY, dt_out) -> tuple[np.ndarray, ...]:
-    """Gradients with respect to what goes into :func:`sparse_conv_2d`.
+def sparse_conv_2d_grad(
+    x: SparseValue, W, f: int, dY, dt_out, stride: int = 1, pad: int = 0
+) -> tuple[np.ndarray, ...]:
+    """Gradients with respect to what goes into :func:`sparse_conv_2d`: :func:`sparse_conv_grad`."""
+    return sparse_conv_grad(x, W, _rulebook_2d(x, f, stride, pad), dY, dt_out)
+
+
+def _rulebook_2d(x: SparseValue, f: int, stride: int, pad: int) -> Rulebook:
+    if x.d != 2:
+        raise ValueError(f"x has {x.d} dimensions: use sparse_conv, which takes a rulebook")
+    return rulebook(x.sites, x.grid, f, stride, pad, d=2)
+
+
+def sparse_add(x: SparseValue, y: SparseValue) -> SparseValue:
+    """The sum of two images, of different sites too: active is what is active in one of them.
 
     Parameters
     ----------
-    x : SparseValue (h, w, n_in)
-    W : array (f*f*n_in, n_out)
-    f : int
-    dY : array (a_out, n_out)
-        Gradient with respect to the output's values.
-    dt_out : array (n_out,)
-        Gradient with respect to the output's ground state.
+    x, y : SparseValue (*grid, n)
 
     Returns
     -------
-    dM (a_in, n_in), dt (n_in,), dW (f*f*n_in, n_out), db (n_out,)
+    SparseValue (*grid, n)
+        The sites of x, then those of y that x lacks.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ.
     """
-    n_in = x.shape[-1]
-    dY, dt_out = np.asarray(dY), np.asarray(dt_out)
-    W, _ = check_weights(W, dt_out, f, n_in)
-    rules = rulebook(x.sites, x.grid, f)
-    expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
-    dM, dt = grad_q(dY @ W.T, rules)
-    dt = dt + (W @ dt_out).reshape(f * f, n_in).sum(axis=0)
-    Q = build_q(x.values, x.ground_state, rules)
-    dW = Q.T @ dY + np.outer(np.tile(x.ground_state, f * f), dt_out)
-    return dM, dt, dW, dY.sum(axis=0) + dt_out
+    if (x.shape, x.d) != (y.shape, y.d):
+        raise ValueError(f"images of shapes {x.shape} (d = {x.d}) and {y.shape} (d = {y.d})")
+    rules = union_rulebooks(x.sites, y.sites, x.grid)
+    values = sum(build_q(z.values, z.ground_state, r) for z, r in zip((x, y), rules, strict=True))
+    t = x.ground_state + y.ground_state
+    return SparseValue._trusted(rules[0].sites, values, x.shape, t, x.d)
 
 
 def sparse_relu(x: SparseValue) -> SparseValue:
     """Rectifier of the values and of the ground state; what is active stays active."""
-    return SparseValue._trusted(x.sites, _relu(x.values), x.shape, _relu(x.ground_state))
+    return SparseValue._trusted(x.sites, _relu(x.values), x.shape, _relu(x.ground_state), x.d)
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
     return np.where(x.real <= 0, x.dtype.type(0), x)  # a NaN stays one
 
 
-def check_weights(W, b, f: int, n_in: int) -> tuple[np.ndarray, np.ndarray]:
-    """W and b as arrays; ValueError if their shapes do not fit f and n_in."""
+def check_weights(W, b, positions: int, n_in: int) -> tuple[np.ndarray, np.ndarray]:
+    """W and b as arrays; ValueError if their shapes do not fit positions = f^d and n_in."""
     W, b = np.asarray(W), np.asarray(b)
     for name, X in (("W", W), ("b", b)):
         if X.dtype.kind not in "biufc":
             raise ValueError(f"{name} is not an array of numbers: {X!r}")
-    if W.ndim != 2 or len(W) != f * f * n_in or W.shape[1] == 0:
+    if W.ndim != 2 or len(W) != positions * n_in or W.shape[1] == 0:
         raise ValueError(
-            f"W has shape {W.shape}, expected (f*f*n_in, n_out) = ({f * f * n_in}, n_out)"
+            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({positions * n_in}, n_out)"
         )
     expect("b", b, "(n_out,)", (W.shape[1],))
     return W, b

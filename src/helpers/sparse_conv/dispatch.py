@@ -15,25 +15,12 @@ from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.sparse_conv import kernels, op
 
-KERNELS = {
-    op.BuildQ: kernels.build_q,
-    op.GradQ: kernels.grad_q,
-    op.Conv: kernels.conv,
-    op.ConvGradValues: kernels.conv_grad_values,
-    op.ConvGradWeights: kernels.conv_grad_weights,
-    op.ConvGrads: kernels.conv_grads,
-    op.SpreadGround: kernels.spread_ground,
-    op.SumGround: kernels.sum_ground,
-    op.PoolWinners: kernels.pool_winners,
-    op.Take: kernels.take,
-    op.PutBack: kernels.put_back,
-}
 # Compiled graphs are kept on disk: other kernels, other key.
 VERSION = zlib.crc32(Path(kernels.__file__).read_bytes())
 
 
 def _numba(sparse_op, node=None, **kwargs):
-    kernel = KERNELS[type(sparse_op)]
+    kernel = sparse_op.kernel
 
     @numba_njit
     def call(*arrays):
@@ -42,7 +29,7 @@ def _numba(sparse_op, node=None, **kwargs):
     return call, VERSION
 
 
-for op_type in KERNELS:
+for op_type in op.RulebookOp.__subclasses__():
     register_funcify_default_op_cache_key(op_type)(_numba)
 
 

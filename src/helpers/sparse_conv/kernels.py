@@ -38,7 +38,7 @@ def _check_outputs(dY, src):
 
 @njit
 def build_q(values, ground_state, src, dst):
-    """Q (a_out, f*f*n_in)."""
+    """Q (a_out, f^d*n_in)."""
     _check_inputs(values, dst)
     a, n = values.shape
     if len(ground_state) != n:
@@ -64,7 +64,7 @@ def grad_q(dQ, src, dst):
     a, positions = dst.shape
     a_out, n = src.shape[0], dQ.shape[1] // positions
     if n * positions != dQ.shape[1]:
-        raise ValueError("dQ needs f*f*n_in columns")
+        raise ValueError("dQ needs f^d*n_in columns")
     dM, dt = np.zeros((a, n), dQ.dtype), np.zeros(n, dQ.dtype)
     for s in range(a):
         for k in range(positions):
@@ -85,10 +85,10 @@ def grad_q(dQ, src, dst):
 
 @njit
 def _side_by_side(W, positions):
-    """W (f*f*n_in, n_out) with its f*f blocks side by side: (n_in, f*f*n_out)."""
+    """W (f^d*n_in, n_out) with its f^d blocks side by side: (n_in, f^d*n_out)."""
     n_in, n_out = W.shape[0] // positions, W.shape[1]
     if n_in * positions != W.shape[0]:
-        raise ValueError("W needs f*f*n_in rows")
+        raise ValueError("W needs f^d*n_in rows")
     wide = np.empty((n_in, positions * n_out), W.dtype)
     for k in range(positions):
         for c in range(n_in):
@@ -155,10 +155,10 @@ def _unseen(src, a, mask):
 
 @njit
 def spread_ground(D, src, dst):
-    """Y (a_out, n_out): the sum of the rows of D (f*f, n_out) at positions without a site."""
+    """Y (a_out, n_out): the sum of the rows of D (f^d, n_out) at positions without a site."""
     a_out, positions = src.shape
     if D.shape[0] != positions:
-        raise ValueError("the ground state's products need f*f rows")
+        raise ValueError("the ground state's products need f^d rows")
     if not D.any():
         return np.zeros((a_out, D.shape[1]), D.dtype)
     Y = np.empty((a_out, D.shape[1]), D.dtype)
@@ -175,7 +175,7 @@ def spread_ground(D, src, dst):
 
 @njit
 def sum_ground(dY, src, dst):
-    """D (f*f, n_out): row k sums the rows of dY whose window holds no site at position k."""
+    """D (f^d, n_out): row k sums the rows of dY whose window holds no site at position k."""
     _check_outputs(dY, src)
     dY, src = np.ascontiguousarray(dY), np.ascontiguousarray(src)
     a_out, positions = src.shape
@@ -232,7 +232,7 @@ def conv_grad_values(dY, W, src, dst):
 
 @njit
 def conv_grad_weights(values, dY, src, dst):
-    """dW (f*f*n_in, n_out), without what the ground state adds: the same gather."""
+    """dW (f^d*n_in, n_out), without what the ground state adds: the same gather."""
     _check_inputs(values, dst)
     _check_outputs(dY, src)
     values = np.ascontiguousarray(values)

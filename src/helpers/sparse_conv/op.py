@@ -16,8 +16,8 @@ Two families, each closed under differentiation, so that derivatives of every or
 Max pooling finds its winners first (``PoolWinners``, integers) and is linear from there:
 ``Take`` and its transpose ``PutBack``.
 
-Every Op ends its inputs with the integer arrays of a rulebook. Run without Numba, they are the
-NumPy functions of :mod:`helpers.sparse_conv.conv`.
+Every Op ends its inputs with the integer arrays of a rulebook. In every mode of PyTensor it runs
+its kernel of :mod:`helpers.sparse_conv.kernels`; `numpy` is the same in NumPy, for complex steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.scalar import upcast
 
-from helpers.sparse_conv import conv, pairs, pool
+from helpers.sparse_conv import conv, kernels, pairs, pool
 
 
 def _cotangent(cotangent, like):
@@ -42,8 +42,8 @@ def _cotangent(cotangent, like):
 class RulebookOp(Op):
     """Base: `n_float` floating inputs of one dtype, then integer matrices of a rulebook.
 
-    A subclass gives `ndims`, the dimensions of its floating inputs, `outputs`, those of its
-    outputs, and `transpose`, the cotangents of its floating inputs.
+    A subclass gives `ndims`, the dimensions of its floating inputs, `out_ndims`, those of its
+    outputs, `kernel`, `numpy`, and `transpose`, the cotangents of its floating inputs.
     """
 
     __props__ = ()
@@ -88,10 +88,11 @@ class RulebookOp(Op):
         raise NotImplementedError
 
     def perform(self, node, inputs, output_storage):
-        results = self.numpy(*inputs)
+        # A kernel is compiled for each layout of its arrays: one is enough.
+        results = self.kernel(*(np.ascontiguousarray(x) for x in inputs))
         results = results if isinstance(results, tuple) else (results,)
-        for storage, result, out in zip(output_storage, results, node.outputs, strict=True):
-            storage[0] = np.asarray(result, dtype=out.dtype)
+        for storage, result in zip(output_storage, results, strict=True):
+            storage[0] = result
 
 
 def _rules(src, dst):
@@ -103,8 +104,9 @@ def _rules(src, dst):
 
 
 class BuildQ(RulebookOp):
-    """(values, ground_state) -> Q (a_out, f*f*n_in)."""
+    """(values, ground_state) -> Q (a_out, f^d*n_in)."""
 
+    kernel = staticmethod(kernels.build_q)
     ndims = (2, 1)
 
     def numpy(self, values, ground_state, src, dst):
@@ -120,6 +122,7 @@ class BuildQ(RulebookOp):
 class GradQ(RulebookOp):
     """dQ -> dM (a_in, n_in), dt (n_in,)."""
 
+    kernel = staticmethod(kernels.grad_q)
     ndims = (2,)
     out_ndims = (2, 1)
 
@@ -138,8 +141,9 @@ class GradQ(RulebookOp):
 
 
 class Conv(RulebookOp):
-    """(values, W, tW (f*f, n_out)) -> Y (a_out, n_out)."""
+    """(values, W, tW (f^d, n_out)) -> Y (a_out, n_out)."""
 
+    kernel = staticmethod(kernels.conv)
     ndims = (2, 2, 2)
 
     def numpy(self, values, W, tW, src, dst):
@@ -166,6 +170,7 @@ def _conv_pairs(values, W, src, dst):
 class ConvGradValues(RulebookOp):
     """(dY, W) -> dM (a_in, n_in)."""
 
+    kernel = staticmethod(kernels.conv_grad_values)
     ndims = (2, 2)
 
     def numpy(self, dY, W, src, dst):
@@ -181,8 +186,9 @@ class ConvGradValues(RulebookOp):
 
 
 class ConvGradWeights(RulebookOp):
-    """(values, dY) -> dW (f*f*n_in, n_out), pairs alone."""
+    """(values, dY) -> dW (f^d*n_in, n_out), pairs alone."""
 
+    kernel = staticmethod(kernels.conv_grad_weights)
     ndims = (2, 2)
 
     def numpy(self, values, dY, src, dst):
@@ -200,6 +206,7 @@ class ConvGradWeights(RulebookOp):
 class ConvGrads(RulebookOp):
     """(values, W, dY) -> dM, dW: a rewrite puts it where both are wanted, after all pullbacks."""
 
+    kernel = staticmethod(kernels.conv_grads)
     ndims = (2, 2, 2)
     out_ndims = (2, 2)
 
@@ -212,8 +219,9 @@ class ConvGrads(RulebookOp):
 
 
 class SpreadGround(RulebookOp):
-    """D (f*f, n_out) -> Y (a_out, n_out)."""
+    """D (f^d, n_out) -> Y (a_out, n_out)."""
 
+    kernel = staticmethod(kernels.spread_ground)
     ndims = (2,)
 
     def numpy(self, D, src, dst):
@@ -227,8 +235,9 @@ class SpreadGround(RulebookOp):
 
 
 class SumGround(RulebookOp):
-    """dY (a_out, n_out) -> D (f*f, n_out)."""
+    """dY (a_out, n_out) -> D (f^d, n_out)."""
 
+    kernel = staticmethod(kernels.sum_ground)
     ndims = (2,)
 
     def numpy(self, dY, src, dst):
@@ -247,6 +256,7 @@ class SumGround(RulebookOp):
 class PoolWinners(RulebookOp):
     """(values, ground_state) -> winner (a_out, n), int32: the maxima's places, constant nearby."""
 
+    kernel = staticmethod(kernels.pool_winners)
     ndims = (2, 1)
 
     def out_type(self, ndim, dtype):
@@ -268,6 +278,7 @@ class PoolWinners(RulebookOp):
 class Take(RulebookOp):
     """(values, ground_state) -> P (a_out, n), given (winner, dst)."""
 
+    kernel = staticmethod(kernels.take)
     ndims = (2, 1)
 
     def numpy(self, values, ground_state, winner, dst):
@@ -283,6 +294,7 @@ class Take(RulebookOp):
 class PutBack(RulebookOp):
     """dP (a_out, n) -> dM (a_in, n), dt (n,), given (winner, dst)."""
 
+    kernel = staticmethod(kernels.put_back)
     ndims = (2,)
     out_ndims = (2, 1)
 

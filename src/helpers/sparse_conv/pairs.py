@@ -39,7 +39,7 @@ def conv_without_q(values, ground_state, W, rules: Rulebook) -> np.ndarray:
     ----------
     values : array (a_in, n_in)
     ground_state : array (n_in,)
-    W : array (f*f*n_in, n_out)
+    W : array (f^d*n_in, n_out)
     rules : Rulebook
 
     Returns
@@ -65,7 +65,7 @@ def conv_without_q_grad(
     -------
     dM : array (a_in, n_in)
     dt : array (n_in,)
-    dW : array (f*f*n_in, n_out)
+    dW : array (f^d*n_in, n_out)
     """
     t = np.asarray(ground_state)
     dM = pairs_grad_values(dY, W, rules)
@@ -76,25 +76,25 @@ def conv_without_q_grad(
 
 
 def conv_pairs(values, W, tW, rules: Rulebook) -> np.ndarray:
-    """Y (a_out, n_out) from values (a_in, n_in), W (f*f*n_in, n_out) and tW (f*f, n_out)."""
+    """Y (a_out, n_out) from values (a_in, n_in), W (f^d*n_in, n_out) and tW (f^d, n_out)."""
     values, blocks = np.asarray(values), _blocks(W, rules)
     positions, n_in, n_out = blocks.shape
     expect("values", values, "(a_in, n_in)", (len(rules.dst), n_in))
-    expect("tW", np.asarray(tW), "(f*f, n_out)", (positions, n_out))
+    expect("tW", np.asarray(tW), "(f^d, n_out)", (positions, n_out))
     products = values @ blocks.transpose(1, 0, 2).reshape(n_in, positions * n_out)
     products = np.concatenate([products, np.reshape(tW, (1, -1))])  # row a_in: the ground state
     return products.reshape(-1, positions, n_out)[rules.src, np.arange(positions)].sum(axis=1)
 
 
 def pairs_grad_values(dY, W, rules: Rulebook) -> np.ndarray:
-    """dM (a_in, n_in) from dY (a_out, n_out) and W (f*f*n_in, n_out)."""
+    """dM (a_in, n_in) from dY (a_out, n_out) and W (f^d*n_in, n_out)."""
     blocks = _blocks(W, rules)
     positions, n_in, n_out = blocks.shape
     return _reached(dY, n_out, rules) @ blocks.transpose(0, 2, 1).reshape(-1, n_in)
 
 
 def pairs_grad_weights(values, dY, rules: Rulebook) -> np.ndarray:
-    """dW (f*f*n_in, n_out) from values (a_in, n_in) and dY (a_out, n_out), pairs alone."""
+    """dW (f^d*n_in, n_out) from values (a_in, n_in) and dY (a_out, n_out), pairs alone."""
     values, dY = np.asarray(values), np.asarray(dY)
     n_in, n_out = values.shape[-1], dY.shape[-1]
     expect("values", values, "(a_in, n_in)", (len(rules.dst), n_in))
@@ -103,29 +103,29 @@ def pairs_grad_weights(values, dY, rules: Rulebook) -> np.ndarray:
 
 
 def spread_ground(D, rules: Rulebook) -> np.ndarray:
-    """Y (a_out, n_out): the sum of the rows of D (f*f, n_out) at positions without a site."""
+    """Y (a_out, n_out): the sum of the rows of D (f^d, n_out) at positions without a site."""
     D = np.asarray(D)
     return (rules.src == len(rules.dst)).astype(D.dtype) @ D
 
 
 def sum_ground(dY, rules: Rulebook) -> np.ndarray:
-    """D (f*f, n_out), the transpose: sum of the rows of dY (a_out, n_out) without a site at k."""
+    """D (f^d, n_out), the transpose: sum of the rows of dY (a_out, n_out) without a site at k."""
     dY = np.asarray(dY)
     return (rules.src == len(rules.dst)).astype(dY.dtype).T @ dY
 
 
 def _blocks(W, rules: Rulebook) -> np.ndarray:
-    """W (f*f*n_in, n_out) as blocks (f*f, n_in, n_out)."""
+    """W (f^d*n_in, n_out) as blocks (f^d, n_in, n_out)."""
     W, positions = np.asarray(W), rules.src.shape[1]
     if W.ndim != 2 or len(W) % positions:
         raise ValueError(
-            f"W has shape {W.shape}, expected (f*f*n_in, n_out) = ({positions} n_in, n_out)"
+            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({positions} n_in, n_out)"
         )
     return W.reshape(positions, len(W) // positions, W.shape[1])
 
 
 def _reached(dY, n_out: int, rules: Rulebook) -> np.ndarray:
-    """Rows of dY that each input site reaches, side by side (a_in, f*f*n_out); zero for none."""
+    """Rows of dY that each input site reaches, side by side (a_in, f^d*n_out); zero for none."""
     dY = np.asarray(dY)
     expect("dY", dY, "(a_out, n_out)", (len(rules.src), n_out))
     padded = np.concatenate([dY, np.zeros_like(dY, shape=(1, n_out))])

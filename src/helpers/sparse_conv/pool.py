@@ -7,7 +7,13 @@ import numpy as np
 from helpers.sparse_conv.rules import Rulebook, rulebook
 from helpers.sparse_conv.value import SparseValue
 
-__all__ = ["max_pool_grad", "max_pool_winners", "sparse_max_pool_2d", "take_winners"]
+__all__ = [
+    "max_pool_grad",
+    "max_pool_winners",
+    "sparse_max_pool",
+    "sparse_max_pool_2d",
+    "take_winners",
+]
 
 
 def max_pool_winners(values, ground_state, rules: Rulebook) -> np.ndarray:
@@ -57,15 +63,17 @@ def max_pool_grad(dP, winner: np.ndarray, a_in: int) -> tuple[np.ndarray, np.nda
     return both[:-1], both[-1]
 
 
-def sparse_max_pool_2d(x: SparseValue, f: int, stride: int | None = None) -> SparseValue:
-    """Largest value of each channel in f by f windows; the ground state counts where it is seen.
+def sparse_max_pool(x: SparseValue, f: int, stride: int | None = None) -> SparseValue:
+    """Largest value of each channel in windows of f by f, in three dimensions f by f by f.
+
+    The ground state counts where it is seen.
 
     Parameters
     ----------
-    x : SparseValue (h, w, n)
+    x : SparseValue (h, w, n), or a signal, a volume or a batch
     f : int
     stride : int, optional
-        Default: f, windows side by side. Rows and columns that fill no window are dropped.
+        Default: f, windows side by side. Cells at the far edges that fill no window are dropped.
 
     Returns
     -------
@@ -76,7 +84,15 @@ def sparse_max_pool_2d(x: SparseValue, f: int, stride: int | None = None) -> Spa
     ValueError
         If f is larger than the grid, or f or stride is not a positive integer.
     """
-    rules = rulebook(x.sites, x.grid, f, f if stride is None else stride)
+    rules = rulebook(x.sites, x.grid, f, f if stride is None else stride, d=x.d)
     winner = max_pool_winners(x.values, x.ground_state, rules)
     values = take_winners(x.values, x.ground_state, winner)
-    return SparseValue._trusted(rules.sites, values, (*rules.grid, x.shape[-1]), x.ground_state)
+    shape = (*rules.grid, x.shape[-1])
+    return SparseValue._trusted(rules.sites, values, shape, x.ground_state, x.d)
+
+
+def sparse_max_pool_2d(x: SparseValue, f: int, stride: int | None = None) -> SparseValue:
+    """:func:`sparse_max_pool` of a picture (h, w, n), or of each of a batch."""
+    if x.d != 2:
+        raise ValueError(f"x has {x.d} dimensions: use sparse_max_pool")
+    return sparse_max_pool(x, f, stride)

@@ -1,7 +1,8 @@
 """Rulebooks: which active site each output site sees, and where in its window.
 
 The rulebook depends on the sites alone. It is made outside of any graph, once for each set of
-sites, and then serves values, ground states and weights of every kind.
+sites, and then serves values, ground states and weights of every kind. Whether a layer is strided,
+padded, submanifold or transposed is said here and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,49 +12,66 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.sparse_conv import search
-from helpers.sparse_conv.value import check_sites, first_duplicate
+from helpers.sparse_conv.value import check_sites, dimensions, first_duplicate
 
-__all__ = ["Rulebook", "dense_rulebook", "rulebook", "submanifold_rulebook"]
+__all__ = [
+    "Rulebook",
+    "dense_rulebook",
+    "inverse_rulebook",
+    "rulebook",
+    "submanifold_rulebook",
+    "transposed_rulebook",
+    "union_rulebooks",
+]
 
 
 class Rulebook(NamedTuple):
     """The active output sites of a layer, and what they see of the active input sites.
 
-    Position k = p f + q of a window is its row p and column q.
+    The positions of a window are numbered in row-major order: k = p f + q is row p and column q.
 
     Parameters
     ----------
-    sites : array (a_out, 2) or (a_out, 3)
+    sites : array (a_out, d) or (a_out, 1 + d)
         Active output sites, in the order in which the input sites first reach them; of the input
         sites' dtype.
-    grid : tuple (h_out, w_out) or (images, h_out, w_out)
+    grid : tuple (h_out, w_out) or (images, h_out, w_out), and so on
         The grid they lie on.
-    src : int32 array (a_out, f*f)
+    src : int32 array (a_out, f^d)
         Row of the input site at position k of output o's window; a_in where there is none, so
         that the ground state is seen.
-    dst : int32 array (a_in, f*f)
+    dst : int32 array (a_in, f^d)
         The inverse: the output that has input site s at position k; a_out where there is none.
+    transposed : bool
+        Of a transposed or an inverse convolution. These act on what differs from the ground state,
+        since what they would make of the ground state depends on the place.
     """
 
     sites: np.ndarray
     grid: tuple[int, ...]
     src: np.ndarray
     dst: np.ndarray
+    transposed: bool = False
 
 
-def rulebook(sites, shape, f: int, stride: int = 1) -> Rulebook:
-    """Rulebook of a valid convolution or a pooling: active is what sees an active site.
+def rulebook(sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None = None) -> Rulebook:
+    """Rulebook of a convolution or a pooling: active is what sees an active site.
 
     Parameters
     ----------
-    sites : array (a_in, 2) or (a_in, 3), int32 or int64
-        Row and column, or image, row and column, of each active input site.
-    shape : tuple (h, w) or (images, h, w), with or without a last entry n_in
+    sites : array (a_in, d) or (a_in, 1 + d), int32 or int64
+        Coordinates of each active input site, in a batch the image first.
+    shape : tuple (h, w) or (images, h, w), and so on, with or without a last entry n_in
         The input's grid.
     f : int
-        The window is f by f.
+        The window is f by f, in d = 3 dimensions f by f by f.
     stride : int
         From one window to the next.
+    pad : int
+        So many cells of ground state are put around each image. Default: 0, a valid convolution.
+    d : int, optional
+        Dimensions of one image. Sites of three columns need it: 3 for a volume, 2 for a batch of
+        pictures. Default for one, two and four columns: 1, 2 and 3.
 
     Returns
     -------
@@ -62,8 +80,8 @@ def rulebook(sites, shape, f: int, stride: int = 1) -> Rulebook:
     Raises
     ------
     ValueError
-        If f is larger than the grid or not positive, a site lies outside the grid or occurs
-        twice, or shapes or dtypes do not fit.
+        If f is larger than the padded grid or not positive, d is missing, a site lies outside the
+        grid or occurs twice, or shapes or dtypes do not fit.
 
     Examples
     --------
@@ -73,30 +91,22 @@ def rulebook(sites, shape, f: int, stride: int = 1) -> Rulebook:
     >>> rules.sites, rules.src
     (array([[0, 0]]), array([[0, 1, 1, 1]], dtype=int32))
     """
-    sites, grid = _arguments(sites, shape)
-    images, h, w = (1, *grid)[-3:]
-    f, stride = _positive("f", f), _positive("stride", stride)
-    if f > min(h, w):
-        raise ValueError(f"f = {f} is larger than the grid: {(h, w)}")
-    h_out, w_out = (h - f) // stride + 1, (w - f) // stride + 1
-    keys, dst = search.find_outputs(sites, images, h, w, f, stride)
-    sites_out, src, repeated = search.invert(keys, dst, h_out, w_out, sites)
-    if stride > f or (h - f) % stride or (w - f) % stride:  # some sites are in no window
-        twice = first_duplicate(sites, grid)
-    else:
-        twice = sites[repeated] if repeated >= 0 else None
-    _refuse(twice)
-    return Rulebook(sites_out, (*grid[:-2], h_out, w_out), src, dst)
+    sites, grid, d = _arguments(sites, shape, d)
+    f, stride, pad = _integer("f", f, 1), _integer("stride", stride, 1), _integer("pad", pad, 0)
+    _check_fit(f, grid[-d:], pad)
+    out = tuple((h + 2 * pad - f) // stride + 1 for h in grid[-d:])
+    complete = stride <= f and not any((h + 2 * pad - f) % stride for h in grid[-d:])
+    return _search(sites, grid, (*grid[:-d], *out), f, stride, pad, d, complete=complete)
 
 
-def submanifold_rulebook(sites, shape, f: int) -> Rulebook:
+def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook:
     """Rulebook of a submanifold convolution: active is what was active, the grid stays.
 
     Windows are centred on the sites; beyond the edge of the grid they see the ground state.
 
     Parameters
     ----------
-    sites, shape
+    sites, shape, d
         As in :func:`rulebook`.
     f : int
         Odd.
@@ -115,20 +125,78 @@ def submanifold_rulebook(sites, shape, f: int) -> Rulebook:
     Graham, Engelcke and van der Maaten (2018), 3D semantic segmentation with submanifold sparse
     convolutional networks, doi:10.1109/CVPR.2018.00961.
     """
-    sites, grid = _arguments(sites, shape)
-    images, h, w = (1, *grid)[-3:]
-    f = _positive("f", f)
+    sites, grid, d = _arguments(sites, shape, d)
+    f = _integer("f", f, 1)
     if f % 2 == 0:
         raise ValueError(f"f = {f} is even, so its windows have no centre")
-    if f > min(h, w):
-        raise ValueError(f"f = {f} is larger than the grid: {(h, w)}")
-    src, dst, repeated = search.find_neighbours(sites, images, h, w, f)
-    _refuse(sites[repeated] if repeated >= 0 else None)
-    return Rulebook(sites, grid, src, dst)
+    _check_fit(f, grid[-d:], 0)
+    given = np.ravel_multi_index(tuple(sites.T), grid)
+    return _search(sites, grid, grid, f, 1, f // 2, d, given=given)
+
+
+def transposed_rulebook(
+    sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None = None
+) -> Rulebook:
+    """Rulebook of a transposed convolution: active is every cell that a site's window covers.
+
+    Site h reaches the cells stride h + k - pad of a grid of (h - 1) stride + f - 2 pad cells along
+    each axis.
+
+    Parameters
+    ----------
+    sites, shape, f, stride, pad, d
+        As in :func:`rulebook`; pad cells are cut off at each edge.
+
+    Returns
+    -------
+    Rulebook
+
+    Raises
+    ------
+    ValueError
+        As :func:`rulebook`; or if pad leaves no cell.
+    """
+    sites, grid, d = _arguments(sites, shape, d)
+    f, stride, pad = _integer("f", f, 1), _integer("stride", stride, 1), _integer("pad", pad, 0)
+    out = tuple((h - 1) * stride + f - 2 * pad for h in grid[-d:])
+    if min(out) < 1:
+        raise ValueError(f"pad = {pad} leaves no cell of a transposed convolution of {grid[-d:]}")
+    return _search(
+        sites, grid, (*grid[:-d], *out), f, stride, pad, d, transposed=True, complete=pad == 0
+    )
+
+
+def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
+    """Rulebook of an inverse convolution: from the outputs of `rules` back to its input sites.
+
+    It is the transposed convolution at those sites alone: src and dst exchanged.
+
+    Parameters
+    ----------
+    rules : Rulebook
+        Of a :func:`rulebook`, mostly with a stride.
+    sites, shape
+        What `rules` was made of.
+
+    Returns
+    -------
+    Rulebook
+
+    Raises
+    ------
+    ValueError
+        If `rules` has another number of input sites, or as :func:`rulebook`.
+    """
+    sites, grid = _on_grid(sites, shape)
+    if len(sites) != len(rules.dst):
+        raise ValueError(f"there are {len(sites)} sites, but the rulebook has {len(rules.dst)}")
+    if len(grid) != len(rules.grid):
+        raise ValueError(f"the grid {grid} and the rulebook's, {rules.grid}, differ in dimension")
+    return Rulebook(sites, grid, rules.dst, rules.src, not rules.transposed)
 
 
 def dense_rulebook(sites, shape) -> Rulebook:
-    """Rulebook of 1 by 1 windows at all sites of the grid, in row-major order: the dense form.
+    """Rulebook of windows of one cell at all sites of the grid, in row-major order: the dense form.
 
     Parameters
     ----------
@@ -145,36 +213,115 @@ def dense_rulebook(sites, shape) -> Rulebook:
     ValueError
         As :func:`rulebook`.
     """
-    sites, grid = _arguments(sites, shape)
-    _refuse(first_duplicate(sites, grid))
-    a, cells = len(sites), int(np.prod(grid))
-    dst = np.ravel_multi_index(tuple(sites.T), grid).astype(np.int32)
-    src = np.full(cells, a, np.int32)
+    sites, grid = _on_grid(sites, shape)
+    every = np.indices(grid, sites.dtype).reshape(len(grid), -1).T
+    return _copies(sites, np.ravel_multi_index(tuple(sites.T), grid), every, grid)
+
+
+def union_rulebooks(first, second, shape) -> tuple[Rulebook, Rulebook]:
+    """Two rulebooks of windows of one cell, with the same outputs: all sites of both images.
+
+    They serve to add two images of different sites.
+
+    Parameters
+    ----------
+    first, second : sites as in :func:`rulebook`
+        Of two images on one grid.
+    shape
+        As in :func:`rulebook`.
+
+    Returns
+    -------
+    Rulebook, Rulebook
+        Of the first image, whose sites come first, and of the second.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rulebook`.
+    """
+    (first, grid), (second, _) = _on_grid(first, shape), _on_grid(second, shape)
+    both = np.concatenate([first, second])
+    cells = np.ravel_multi_index(tuple(both.T), grid)
+    _, seen, inverse = np.unique(cells, return_index=True, return_inverse=True)
+    order = np.argsort(seen)
+    number = np.argsort(order)[inverse]
+    sites = both[seen[order]]
+    a = len(first)
+    return _copies(first, number[:a], sites, grid), _copies(second, number[a:], sites, grid)
+
+
+def _copies(sites, number, outputs, grid) -> Rulebook:
+    """Site s is output number[s]."""
+    a = len(sites)
+    dst = number.astype(np.int32)
+    src = np.full(len(outputs), a, np.int32)
     src[dst] = np.arange(a, dtype=np.int32)
-    every = np.indices(grid, sites.dtype).reshape(len(grid), cells).T
-    return Rulebook(np.ascontiguousarray(every), grid, src[:, np.newaxis], dst[:, np.newaxis])
+    return Rulebook(np.ascontiguousarray(outputs), grid, src[:, np.newaxis], dst[:, np.newaxis])
 
 
-def _arguments(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Checked sites and grid; a shape of three is told apart by the columns of the sites."""
+def _search(
+    sites, grid, out, f, stride, pad, d, given=None, transposed=False, complete=True
+) -> Rulebook:
+    """The rulebook between two grids; `complete` says that some window holds each site."""
+    batched = len(grid) > d
+    four = np.zeros((len(sites), 4), sites.dtype)  # image and three coordinates
+    four[:, 4 - d :] = sites[:, -d:]
+    if batched:
+        four[:, 0] = sites[:, 0]
+    size = (out[0] if batched else 1, *(1,) * (3 - d), *out[-d:])
+    if np.prod(size, dtype=object) >= 2**62:
+        raise ValueError(f"the grid {out} has too many cells to be numbered")
+    window, strides, pads = (
+        (fill,) * (3 - d) + (x,) * d for x, fill in ((f, 1), (stride, 1), (pad, 0))
+    )
+    given = np.empty(0, np.int64) if given is None else given
+    keys, dst, twice = search.find_outputs(four, size, window, strides, pads, transposed, given)
+    found, src, dst, repeated = search.invert(keys, dst, np.array(out), sites)
+    if not complete:
+        _refuse(first_duplicate(sites, grid))
+    twice = max(twice, repeated)
+    _refuse(sites[twice] if twice >= 0 else None)
+    if len(given):
+        return Rulebook(sites, grid, src, dst)
+    return Rulebook(found, out, src, dst, transposed)
+
+
+def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Checked sites, none twice, and their grid."""
+    columns = np.shape(sites)[1] if np.ndim(sites) == 2 else 2
+    sites, grid, _ = _arguments(sites, shape, min(columns, 3))
+    _refuse(first_duplicate(sites, grid))
+    return sites, grid
+
+
+def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...], int]:
+    """Checked sites, grid and d; a last entry n_in is told by the columns of the sites."""
     sites = np.asarray(sites)
-    columns = sites.shape[1] if sites.ndim == 2 and sites.shape[1] in (2, 3) else 2
+    columns = sites.shape[1] if sites.ndim == 2 else d or 2
     try:
         grid = tuple(int(s) for s in shape)
     except (TypeError, ValueError):
         grid = ()
-    if len(grid) == 4 or (len(grid) == 3 and columns == 2):
-        grid = grid[:-1]
-    if len(grid) not in (2, 3) or min(grid) < 1:
+    if len(grid) not in (columns, columns + 1) or min(grid) < 1:
         raise ValueError(
-            f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in"
+            f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in, or a "
+            f"grid of another dimension: sites of {columns} columns need {columns} entries"
         )
-    return check_sites(sites, grid), grid
+    grid = grid[:columns]
+    return check_sites(sites, grid), grid, dimensions(columns, d, grid)
 
 
-def _positive(name: str, number) -> int:
-    if isinstance(number, bool) or int(number) != number or number < 1:
-        raise ValueError(f"{name} is {number!r}, expected a positive integer")
+def _check_fit(f: int, grid: tuple[int, ...], pad: int) -> None:
+    if f > min(grid) + 2 * pad:
+        padded = f" padded by {pad}" if pad else ""
+        raise ValueError(f"f = {f} is larger than the grid: {grid}{padded}")
+
+
+def _integer(name: str, number, least: int) -> int:
+    if isinstance(number, bool) or int(number) != number or number < least:
+        expected = "a positive integer" if least else "an integer that is not negative"
+        raise ValueError(f"{name} is {number!r}, expected {expected}")
     return int(number)
 
 

@@ -44,63 +44,87 @@ def _table(entries, cells):
 
 
 @njit
-def find_outputs(sites, images, h, w, f, stride):
-    """Output sites in first-seen order, as cell numbers, and dst (a_in, f*f), -1 for none."""
-    a, columns = sites.shape
-    h_out, w_out = (h - f) // stride + 1, (w - f) // stride + 1
-    cells = images * h_out * w_out
-    entries = min(a * f * f, cells)
-    table, direct = _table(entries, cells)
-    keys = np.empty(entries, np.int64)
-    dst = np.full((a, f * f), -1, np.int32)
-    n = 0
-    for s in range(a):
-        row, col = sites[s, columns - 2], sites[s, columns - 1]
-        top = sites[s, 0] * h_out if columns == 3 else 0
-        for p in range(f - 1, -1, -1):
-            i = row - p
-            if stride > 1:  # else spare the division
-                if i % stride:
-                    continue
-                i //= stride
-            if i < 0 or i >= h_out:
-                continue
-            for q in range(f - 1, -1, -1):
-                j = col - q
-                if stride > 1:
-                    if j % stride:
-                        continue
-                    j //= stride
-                if j < 0 or j >= w_out:
-                    continue
-                key = (top + i) * w_out + j
-                slot = key if direct else _slot(table, keys, key)
-                number = table[slot]
-                if number == 0:
-                    keys[n] = key
-                    n += 1
-                    number = n
-                    table[slot] = n
-                dst[s, p * f + q] = number - 1
-    return keys[:n], dst
+def _reached(site, p, pad, size, sign, times, over):
+    """Along one axis: the output whose window holds the site at position p, or -1.
+
+    (site - p + pad) / stride, and for a transposed convolution stride site + p - pad.
+    """
+    i = times * site + sign * (p - pad)
+    if over > 1:  # else spare the division
+        if i % over:
+            return -1
+        i //= over
+    return i if 0 <= i < size else -1
 
 
 @njit
-def invert(keys, dst, h_out, w_out, sites):
-    """Output sites, src (a_out, f*f), dst with a_out for "none", and a repeated site or -1.
+def find_outputs(sites, size, window, stride, pad, transposed, given):
+    """Output sites in first-seen order, as cell numbers, dst (a, f^d), and a repeated site or -1.
 
-    Two sites of the same place claim the same position of the same window.
+    `sites` is (a, 4), image and three coordinates; `size`, of the outputs, and `window`, `stride`
+    and `pad`, of the three axes, are tuples. An axis that the image lacks has size, window and
+    stride 1. With `given` cell numbers, if there are any, these are the outputs, and no others.
     """
-    a, columns = sites.shape
-    a_out, positions = len(keys), dst.shape[1]
+    a, positions = len(sites), window[0] * window[1] * window[2]
+    sign, times, over = (1, stride, (1, 1, 1)) if transposed else (-1, (1, 1, 1), stride)
+    cells = size[0] * size[1] * size[2] * size[3]
+    closed = len(given) > 0
+    entries = len(given) if closed else min(a * positions, cells)
+    table, direct = _table(entries, cells)
+    keys = np.empty(entries, np.int64)
+    dst = np.full((a, positions), -1, np.int32)
+    n, repeated = len(given), -1
+    for o in range(n):
+        slot = given[o] if direct else _slot(table, keys, given[o])
+        if table[slot] > 0:
+            repeated = o
+        keys[o] = given[o]
+        table[slot] = o + 1
+    for s in range(a):
+        for p in range(window[0] - 1, -1, -1):
+            i = _reached(sites[s, 1], p, pad[0], size[1], sign, times[0], over[0])
+            if i < 0:
+                continue
+            for q in range(window[1] - 1, -1, -1):
+                j = _reached(sites[s, 2], q, pad[1], size[2], sign, times[1], over[1])
+                if j < 0:
+                    continue
+                row = ((sites[s, 0] * size[1] + i) * size[2] + j) * size[3]
+                for r in range(window[2] - 1, -1, -1):
+                    k = _reached(sites[s, 3], r, pad[2], size[3], sign, times[2], over[2])
+                    if k < 0:
+                        continue
+                    key = row + k
+                    slot = key if direct else _slot(table, keys, key)
+                    number = table[slot]
+                    if number == 0:
+                        if closed:
+                            continue
+                        keys[n] = key
+                        n += 1
+                        number = n
+                        table[slot] = n
+                    dst[s, (p * window[1] + q) * window[2] + r] = number - 1
+    return keys[:n], dst, repeated
+
+
+@njit
+def invert(keys, dst, grid, sites):
+    """Output sites, src (a_out, f^d), dst with a_out for "none", and a repeated site or -1.
+
+    `grid` is that of the outputs, an array; `sites` are of the wanted dtype. Two sites of the same
+    place claim the same position of the same window.
+    """
+    a, positions = dst.shape
+    a_out, columns = len(keys), len(grid)
     sites_out = np.empty((a_out, columns), sites.dtype)
     for o in range(a_out):
-        i = keys[o] // w_out
-        sites_out[o, columns - 1] = keys[o] - i * w_out
-        if columns == 3:
-            sites_out[o, 0] = i // h_out
-            i = i % h_out
-        sites_out[o, columns - 2] = i
+        key = keys[o]
+        for c in range(columns - 1, 0, -1):
+            rest = key // grid[c]
+            sites_out[o, c] = key - rest * grid[c]
+            key = rest
+        sites_out[o, 0] = key
     src = np.full((a_out, positions), a, np.int32)
     repeated = -1
     for s in range(a):
@@ -112,33 +136,4 @@ def invert(keys, dst, h_out, w_out, sites):
                 if src[o, k] != a:
                     repeated = s
                 src[o, k] = s
-    return sites_out, src, repeated
-
-
-@njit
-def find_neighbours(sites, images, h, w, f):
-    """src (a, f*f) and dst (a, f*f) when the outputs are the inputs, and a repeated site or -1."""
-    a, columns = sites.shape
-    table, direct = _table(a, images * h * w)
-    keys = np.empty(a, np.int64)
-    repeated = -1
-    for s in range(a):
-        top = sites[s, 0] * h if columns == 3 else 0
-        keys[s] = (top + sites[s, columns - 2]) * w + sites[s, columns - 1]
-        slot = keys[s] if direct else _slot(table, keys, keys[s])
-        if table[slot] > 0:
-            repeated = s
-        table[slot] = s + 1
-    src = np.full((a, f * f), a, np.int32)
-    dst = np.full((a, f * f), a, np.int32)
-    half = f // 2
-    for s in range(a):
-        row, col = sites[s, columns - 2], sites[s, columns - 1]
-        for p in range(max(0, half - row), min(f, h + half - row)):
-            for q in range(max(0, half - col), min(f, w + half - col)):
-                key = keys[s] + (p - half) * w + q - half
-                slot = key if direct else _slot(table, keys, key)
-                if table[slot] > 0:
-                    src[s, p * f + q] = table[slot] - 1
-                    dst[table[slot] - 1, p * f + q] = s
-    return src, dst, repeated
+    return sites_out, src, dst, repeated

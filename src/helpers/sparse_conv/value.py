@@ -16,26 +16,31 @@ __all__ = ["SparseValue", "stack"]
 class SparseValue:
     """An image that is the same everywhere, except at some active sites.
 
-    Every function of this package takes a batch of images in the place of one image: its sites
-    have a leading column, the image, and its shape a leading entry, the number of images. All
-    images of a batch have the same ground state.
+    An image has d = 1, 2 or 3 dimensions: a signal, a picture, a volume of voxels. Every function
+    of this package takes a batch of images in the place of one image: its sites have a leading
+    column, the image, and its shape a leading entry, the number of images. All images of a batch
+    have the same ground state.
 
     Parameters
     ----------
-    sites : array (a, 2) or (a, 3), int32 or int64
-        Row and column of each active site, or image, row and column; no site twice.
+    sites : array (a, d) or (a, 1 + d), int32 or int64
+        Coordinates of each active site (row and column, say), in a batch the image first; no site
+        twice.
     values : array (a, n_in)
         What is there: float32, float64 or complex (for a complex step).
-    shape : tuple (h, w, n_in) or (images, h, w, n_in)
+    shape : tuple (h, w, n_in) or (depth, h, w, n_in), in a batch (images, h, w, n_in), and so on
         Shape of the dense form.
     ground_state : array (n_in,), optional
         What is at every other site. Default: zeros.
+    d : int, optional
+        Dimensions of one image. Four entries of shape may be a volume, d = 3, or a batch of
+        pictures, d = 2, and need it. Default for two, three and five entries: 1, 2 and 3.
 
     Raises
     ------
     ValueError
-        If shapes do not fit each other, sites are not integers, lie outside the grid or occur
-        twice, or values are not numbers.
+        If shapes do not fit each other, d is missing or does not fit, sites are not integers, lie
+        outside the grid or occur twice, or values are not numbers.
 
     Examples
     --------
@@ -49,9 +54,11 @@ class SparseValue:
     values: np.ndarray
     shape: tuple[int, ...]
     ground_state: np.ndarray | None = None
+    d: int | None = None
 
     def __post_init__(self):
         shape = check_shape(self.shape)
+        d = dimensions(len(shape) - 1, self.d, shape)
         sites = check_sites(self.sites, shape[:-1])
         n_in = shape[-1]
         values = _numbers("values", self.values)
@@ -69,22 +76,23 @@ class SparseValue:
         if twice is not None:
             raise ValueError(f"site {tuple(twice.tolist())} occurs more than once")
         dtype = np.result_type(values, t)
-        self._set(sites, values.astype(dtype, copy=False), shape, t.astype(dtype, copy=False))
+        self._set(sites, values.astype(dtype, copy=False), shape, t.astype(dtype, copy=False), d)
 
     def _set(self, *fields) -> None:
-        for name, field in zip(("sites", "values", "shape", "ground_state"), fields, strict=True):
+        names = ("sites", "values", "shape", "ground_state", "d")
+        for name, field in zip(names, fields, strict=True):
             object.__setattr__(self, name, field)
 
     @classmethod
-    def _trusted(cls, sites, values, shape, ground_state) -> SparseValue:
+    def _trusted(cls, sites, values, shape, ground_state, d) -> SparseValue:
         """Without the checks: for what a layer made of a SparseValue."""
         x = object.__new__(cls)
-        x._set(sites, values, shape, ground_state)
+        x._set(sites, values, shape, ground_state, d)
         return x
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The shape without the channels, (h, w) or (images, h, w)."""
+        """The shape without the channels."""
         return self.shape[:-1]
 
     def to_dense(self) -> np.ndarray:
@@ -95,14 +103,16 @@ class SparseValue:
         return dense
 
     @classmethod
-    def from_dense(cls, dense, ground_state=None) -> SparseValue:
+    def from_dense(cls, dense, ground_state=None, d=None) -> SparseValue:
         """The sparse form: active is each site that differs from the ground state in a channel.
 
         Parameters
         ----------
-        dense : array (h, w, n_in) or (images, h, w, n_in)
+        dense : array (h, w, n_in) or another shape of a :class:`SparseValue`
         ground_state : array (n_in,), optional
             Default: zeros.
+        d : int, optional
+            Dimensions of one image, as in :class:`SparseValue`.
 
         Returns
         -------
@@ -121,7 +131,50 @@ class SparseValue:
         if t.shape != shape[-1:]:
             raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = {shape[-1:]}")
         sites = np.argwhere((dense != t).any(axis=-1))
-        return cls(sites, dense[tuple(sites.T)], shape, t)
+        return cls(sites, dense[tuple(sites.T)], shape, t, d)
+
+    @classmethod
+    def from_points(cls, points, features, cell: float, grid) -> SparseValue:
+        """A point cloud in voxels: active is each voxel that holds a point; features are averaged.
+
+        Parameters
+        ----------
+        points : array (m, d)
+            Coordinates, counted from the corner of voxel 0.
+        features : array (m, n_in)
+        cell : float
+            Length of a voxel's edge.
+        grid : tuple of d int
+            Number of voxels along each axis.
+
+        Returns
+        -------
+        SparseValue (*grid, n_in)
+            Sites in row-major order.
+
+        Raises
+        ------
+        ValueError
+            If shapes do not fit, a coordinate is not finite, or a point lies outside the grid.
+        """
+        points, features = _numbers("points", points), _numbers("features", features)
+        shape = check_shape((*grid, *features.shape[1:]))
+        d = dimensions(len(grid), len(grid), shape)
+        if points.ndim != 2 or points.shape[1] != d:
+            raise ValueError(f"points has shape {points.shape}, expected (m, d) = (m, {d})")
+        if len(features) != len(points):
+            raise ValueError(f"there are {len(features)} features of {len(points)} points")
+        if not (cell > 0 and np.isfinite(cell)):
+            raise ValueError(f"cell is {cell!r}, expected a positive length")
+        if not np.isfinite(points).all():
+            raise ValueError("a point has a coordinate that is not finite")
+        voxels = np.floor(points / cell).astype(np.int64)
+        voxels = check_sites(voxels, shape[:-1])
+        sites, which = np.unique(voxels, axis=0, return_inverse=True)
+        sums = np.zeros((len(sites), shape[-1]), features.dtype)
+        np.add.at(sums, which.ravel(), features)
+        counts = np.bincount(which.ravel(), minlength=len(sites))[:, np.newaxis]
+        return cls(sites, sums / counts.astype(sums.dtype), shape, None, d)
 
 
 def stack(images: Sequence[SparseValue]) -> SparseValue:
@@ -129,7 +182,7 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
 
     Parameters
     ----------
-    images : sequence of SparseValue (h, w, n_in)
+    images : sequence of SparseValue (h, w, n_in), or of signals or volumes
         Of one shape and one ground state.
 
     Returns
@@ -146,7 +199,7 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
         raise ValueError("there are no images to stack")
     first = images[0]
     for k, x in enumerate(images):
-        if len(x.grid) != 2:
+        if len(x.grid) != x.d:
             raise ValueError(f"image {k} is itself a batch: its shape is {x.shape}")
         if x.shape != first.shape:
             raise ValueError(f"image {k} has shape {x.shape}, image 0 has {first.shape}")
@@ -159,6 +212,7 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
         np.concatenate([x.values for x in images]),
         (len(images), *first.shape),
         first.ground_state,
+        first.d,
     )
 
 
@@ -169,15 +223,33 @@ def check_shape(shape) -> tuple[int, ...]:
         whole = all(n == s for n, s in zip(numbers, shape, strict=True))
     except (TypeError, ValueError):
         numbers, whole = (), False
-    if not whole or len(numbers) not in (3, 4) or min(numbers) < 1:
+    if not whole or len(numbers) not in (2, 3, 4, 5) or min(numbers) < 1:
         raise ValueError(
-            f"shape is {shape!r}, expected (h, w, n_in) or (images, h, w, n_in), all positive"
+            f"shape is {shape!r}, expected (h, w, n_in), or with another number of dimensions, in "
+            "a batch with the number of images first, all positive"
         )
     return numbers
 
 
+def dimensions(columns: int, d: int | None, shape) -> int:
+    """d of an image whose sites have so many columns; ValueError if that does not say it."""
+    if d is None:
+        if columns == 3:
+            raise ValueError(
+                f"shape {tuple(shape)} may be a volume (depth, h, w) or a batch of pictures "
+                "(images, h, w): say d=3 or d=2"
+            )
+        return min(columns, 3)
+    if d not in (1, 2, 3) or columns - d not in (0, 1):
+        raise ValueError(
+            f"d is {d!r} and the shape {tuple(shape)}, but an image has d = 1, 2 or 3 dimensions, "
+            "and its sites have d columns, in a batch 1 + d"
+        )
+    return int(d)
+
+
 def check_sites(sites, grid: tuple[int, ...]) -> np.ndarray:
-    """Sites as an int32 or int64 array (a, 2) or (a, 3) within the grid, else ValueError."""
+    """Sites as an int32 or int64 array (a, columns) within the grid, else ValueError."""
     sites = np.asarray(sites)
     d = len(grid)
     if sites.size == 0 and sites.ndim <= 2:

@@ -1,0 +1,397 @@
+"""Every kind of layer in one, two and three dimensions, against dense arrays.
+
+The references see the dense form alone: no site, no rulebook. Gradients are their complex steps.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytensor.compile.mode import Mode
+from sparse_cases import dense_conv, dense_transposed, layers, random_layer
+
+from helpers.checks import complex_step, relative_error
+from helpers.sparse_conv import (
+    SparseValue,
+    dense_rulebook,
+    graph,
+    inverse_rulebook,
+    rulebook,
+    sparse_add,
+    sparse_conv,
+    sparse_conv_2d,
+    sparse_conv_2d_grad,
+    sparse_conv_grad,
+    sparse_max_pool,
+    sparse_max_pool_2d,
+    stack,
+    submanifold_rulebook,
+    transposed_rulebook,
+    union_rulebooks,
+)
+
+PY = Mode(linker="py", optimizer="fast_compile")
+SIDES = {1: (9,), 2: (6, 5), 3: (5, 4, 5)}
+
+
+def image(d, images=0, a=8, n_in=2, n_out=3, f=3, seed=0):
+    grid = (images, *SIDES[d]) if images else SIDES[d]
+    return random_layer(a * max(images, 1), (*grid, n_in), f, n_out, seed, d=d)
+
+
+def each(function, dense, d):
+    """A function of one dense image, of each image of a batch."""
+    return np.stack([function(X) for X in dense]) if dense.ndim == d + 2 else function(dense)
+
+
+def strided(x):
+    return rulebook(x.sites, x.grid, 3, stride=2, pad=1, d=x.d)
+
+
+def dense_strided(X, t, W, b, x):
+    return each(lambda X: dense_conv(X, W, b, 3, 2, 1, t), X, x.d)
+
+
+def submanifold(x):
+    return submanifold_rulebook(x.sites, x.grid, 3, d=x.d)
+
+
+def dense_submanifold(X, t, W, b, x):
+    same = each(lambda X: dense_conv(X, W, b, 3, 1, 1, t), X, x.d)
+    y = np.zeros_like(same) + (np.tile(t, 3**x.d) @ W + b)
+    y[tuple(x.sites.T)] = same[tuple(x.sites.T)]
+    return y
+
+
+def transposed(x):
+    return transposed_rulebook(x.sites, x.grid, 3, stride=2, pad=1, d=x.d)
+
+
+def dense_up(X, t, W, b, x):
+    return each(lambda X: dense_transposed(X - t, W, b, 3, 2, 1), X, x.d)
+
+
+def fine_sites(x):
+    """Sites on twice the grid and one cell more, whose strided layer has the sites of x."""
+    corner = 0 if len(x.grid) == x.d else 1
+    factor = np.array([1] * corner + [2] * x.d)
+    sites = x.sites * factor
+    more = sites[::2].copy()
+    more[:, -1] += 1
+    grid = tuple(h if c < corner else 2 * h + 1 for c, h in enumerate(x.grid))
+    return np.concatenate([sites, more]), grid
+
+
+def inverse(x):
+    sites, grid = fine_sites(x)
+    down = rulebook(sites, grid, 2, stride=2, d=x.d)
+    np.testing.assert_array_equal(down.sites, x.sites)
+    return inverse_rulebook(down, sites, grid)
+
+
+def dense_inverse(X, t, W, b, x):
+    sites, grid = fine_sites(x)
+    up = each(lambda X: dense_transposed(X - t, W, b, 2, 2), X, x.d)
+    y = np.zeros((*grid, len(b)), up.dtype) + b
+    y[tuple(sites.T)] = up[tuple(sites.T)]
+    return y
+
+
+KINDS = {
+    "strided": (strided, dense_strided, 3),
+    "submanifold": (submanifold, dense_submanifold, 3),
+    "transposed": (transposed, dense_up, 3),
+    "inverse": (inverse, dense_inverse, 2),
+}
+EVERY = [(kind, d, images) for kind in KINDS for d, images in [(1, 2), (2, 0), (3, 0), (3, 2)]]
+
+
+def dense_form(values, t, x):
+    X = np.zeros(x.shape, np.result_type(values, t)) + t
+    X[tuple(x.sites.T)] = values
+    return X
+
+
+def at_sites(C, sites):
+    """A cotangent of the dense form, as cotangents of the values and of the ground state."""
+    dY = C[tuple(sites.T)]
+    return dY, C.reshape(-1, C.shape[-1]).sum(axis=0) - dY.sum(axis=0)
+
+
+@pytest.mark.parametrize(("kind", "d", "images"), EVERY)
+def test_a_layer_and_its_gradients_are_those_of_the_dense_form(kind, d, images):
+    make, dense, f = KINDS[kind]
+    x, W, b = image(d, images, f=f)
+    rules = make(x)
+    y = sparse_conv(x, W, b, rules)
+
+    def reference(M=x.values, t=x.ground_state, W=W, b=b):
+        return dense(dense_form(M, t, x), t, W, b, x)
+
+    expected = reference()
+    assert y.shape == expected.shape and y.d == d
+    assert relative_error(y.to_dense(), expected) < 1e-14
+    C = np.random.default_rng(1).standard_normal(expected.shape)
+    found = sparse_conv_grad(x, W, rules, *at_sites(C, y.sites))
+    arrays = {"M": x.values, "t": x.ground_state, "W": W, "b": b}
+    for (name, at), gradient in zip(arrays.items(), found, strict=True):
+        step = complex_step(lambda X, name=name: (C * reference(**{name: X})).sum(), at)
+        assert relative_error(gradient, step) < 1e-13, name
+
+
+def layer_function(layer):
+    """Loss sum C Y^3, its gradients, and the gradients of their slope along four directions."""
+    x, W, b, rules = graph.symbolic_value(), pt.dmatrix(), pt.dvector(), graph.symbolic_rules()
+    C, c = pt.dmatrix(), pt.dvector()
+    y = layer(x, W, b, rules)
+    inputs = [*x, W, b]
+    loss = (C * y.values**3).sum() + (c * y.ground_state**3).sum()
+    first = pt.grad(loss, inputs)
+    directions = [v.type() for v in inputs]
+    slope = sum((v * g).sum() for v, g in zip(directions, first, strict=True))
+    outputs = [*first, *pt.grad(slope, inputs, disconnected_inputs="ignore")]
+    return pytensor.function([*inputs, *rules, C, c, *directions], outputs, mode=PY)
+
+
+LAYERS = {False: layer_function(graph.conv), True: layer_function(graph.conv_transposed)}
+
+
+@pytest.mark.parametrize(("kind", "d", "images"), EVERY)
+def test_second_derivatives_of_the_graph(kind, d, images):
+    make, _, f = KINDS[kind]
+    x, W, b = image(d, images, f=f)
+    rules = make(x)
+    rng = np.random.default_rng(2)
+    at = [x.values, x.ground_state, W, b]
+    C, c = rng.standard_normal((len(rules.sites), len(b))), rng.standard_normal(len(b))
+    directions = [rng.standard_normal(v.shape) for v in at]
+    found = LAYERS[rules.transposed](*at, rules.src, rules.dst, C, c, *directions)
+
+    def gradients(M, t, W, b):
+        z = replace(x, values=M, ground_state=t)
+        y = sparse_conv(z, W, b, rules)
+        return sparse_conv_grad(z, W, rules, 3 * C * y.values**2, 3 * c * y.ground_state**2)
+
+    moved = gradients(*(v + 1e-30j * u for v, u in zip(at, directions, strict=True)))
+    for k, g in enumerate(moved):
+        assert relative_error(found[k], g.real) < 1e-13
+        assert relative_error(found[4 + k], g.imag / 1e-30) < 1e-12
+
+
+@settings(max_examples=15)
+@given(layers(images=True, d=3), st.integers(1, 2), st.integers(0, 2))
+def test_any_stride_and_padding_of_a_batch_of_volumes(layer, stride, pad):
+    x, f, W, b = layer
+    rules = rulebook(x.sites, x.grid, f, stride, pad, d=3)
+    t = x.ground_state
+    expected = each(lambda X: dense_conv(X, W, b, f, stride, pad, t), x.to_dense(), 3)
+    np.testing.assert_allclose(sparse_conv(x, W, b, rules).to_dense(), expected, atol=1e-12)
+    up = transposed_rulebook(x.sites, x.grid, f, stride, 0, d=3)
+    expected = each(lambda X: dense_transposed(X - t, W, b, f, stride), x.to_dense(), 3)
+    np.testing.assert_allclose(sparse_conv(x, W, b, up).to_dense(), expected, atol=1e-12)
+
+
+def test_stride_and_padding_of_a_picture():
+    x, W, b = image(2)
+    y = sparse_conv_2d(x, W, b, 3, stride=2, pad=1)
+    expected = dense_conv(x.to_dense(), W, b, 3, 2, 1, x.ground_state)
+    assert relative_error(y.to_dense(), expected) < 1e-14
+    dY, dt = np.ones_like(y.values), np.ones(3)
+    for g, h in zip(
+        sparse_conv_2d_grad(x, W, 3, dY, dt, stride=2, pad=1),
+        sparse_conv_grad(x, W, strided(x), dY, dt),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(g, h)
+
+
+def test_the_transposed_convolution_is_the_transpose():
+    """<C, conv(X)> = <convT(C), X> without bias and ground state, W's blocks transposed."""
+    rng = np.random.default_rng(3)
+    W = rng.standard_normal((27 * 2, 3))
+    turned = W.reshape(27, 2, 3).transpose(0, 2, 1).reshape(-1, 2)
+    X, C = rng.standard_normal((5, 5, 5, 2)), rng.standard_normal((3, 3, 3, 3))
+    X[rng.random(X.shape[:-1]) < 0.7], C[rng.random(C.shape[:-1]) < 0.5] = 0, 0
+    x, c = SparseValue.from_dense(X, d=3), SparseValue.from_dense(C, d=3)
+    y = sparse_conv(x, W, np.zeros(3), strided(x)).to_dense()
+    z = sparse_conv(c, turned, np.zeros(2), transposed(c)).to_dense()
+    assert relative_error((C * y).sum(), (z * X).sum()) < 1e-13
+
+
+@pytest.mark.parametrize("stride", [None, 1])
+@given(layers(images=True, d=1), layers(d=3))
+@settings(max_examples=15)
+def test_max_pooling_of_signals_and_volumes(stride, signals, volume):
+    for x, f, *_ in (signals, volume):
+
+        def pooled(X, f=f, d=x.d):
+            windows = np.lib.stride_tricks.sliding_window_view(X, (f,) * d, axis=range(d))
+            every = (slice(None, None, stride or f),) * d
+            return windows[every].max(axis=tuple(range(d + 1, 2 * d + 1)))
+
+        expected = each(pooled, x.to_dense(), x.d)
+        np.testing.assert_array_equal(sparse_max_pool(x, f, stride).to_dense(), expected)
+
+
+def test_sums_of_images_with_different_sites():
+    x, *_ = image(3, 2)
+    y, *_ = image(3, 2, a=5, seed=4)
+    z = sparse_add(x, y)
+    assert len(x.sites) < len(z.sites) < len(x.sites) + len(y.sites)
+    np.testing.assert_allclose(z.to_dense(), x.to_dense() + y.to_dense(), atol=1e-15)
+    for first, second in (union_rulebooks(x.sites, x.sites[::-1], x.grid),):
+        np.testing.assert_array_equal(first.sites, x.sites)
+        np.testing.assert_array_equal(second.dst[::-1, 0], first.dst[:, 0])
+
+
+def block(mode):
+    """A residual sum, normalised, mean-pooled and made dense: value, gradients, second order."""
+    x, y = graph.symbolic_value("x"), graph.symbolic_value("y")
+    gamma, beta = pt.dvectors("gamma", "beta")
+    rules = [graph.symbolic_rules(str(k)) for k in range(4)]
+    z = graph.normalise(graph.add(x, y, *rules[:2]), gamma, beta)
+    dense = graph.to_dense(graph.mean_pool(z, rules[2]), rules[3])
+    C = pt.dmatrix("C")
+    inputs = [*x, *y, gamma, beta]
+    first = pt.grad((C * dense**3).sum(), inputs)
+    directions = [v.type() for v in inputs]
+    slope = sum((v * g).sum() for v, g in zip(directions, first, strict=True))
+    outputs = [dense, *first, *pt.grad(slope, inputs)]
+    flat = [array for r in rules for array in r]
+    return pytensor.function([*inputs, C, *directions, *flat], outputs, mode=mode)
+
+
+def test_addition_normalisation_and_mean_pooling_against_the_dense_form():
+    function = block(PY)
+    x, *_ = image(3, 2)
+    y, *_ = image(3, 2, a=5, seed=4)
+    union = union_rulebooks(x.sites, y.sites, x.grid)
+    pooled = rulebook(union[0].sites, union[0].grid, 2, stride=2, d=3)
+    rules = [*union, pooled, dense_rulebook(pooled.sites, pooled.grid)]
+    flat = [array for r in rules for array in (r.src, r.dst)]
+    rng = np.random.default_rng(6)
+    names = ("x", "t", "y", "u", "gamma", "beta")
+    at = [x.values, x.ground_state, y.values, y.ground_state, *rng.standard_normal((2, 2))]
+
+    def reference(x_values, t, y_values, u, gamma, beta):
+        Z = dense_form(x_values, t, x) + dense_form(y_values, u, y)
+        active = Z[tuple(union[0].sites.T)]
+        mean = active.mean(axis=0)
+        variance = ((active - mean) ** 2).mean(axis=0)
+        Z = (Z - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+        Z = Z[:, :4, :4, :4].reshape(2, 2, 2, 2, 2, 2, 2, 2).mean(axis=(2, 4, 6))
+        return Z.reshape(-1, 2)
+
+    expected = reference(*at)
+    C = rng.standard_normal(expected.shape)
+    directions = [rng.standard_normal(v.shape) for v in at]
+
+    def run(at):
+        return function(*at, C, *directions, *flat)
+
+    found = run(at)
+    assert relative_error(found[0], expected) < 1e-13
+    for k, name in enumerate(names):
+
+        def loss(X, k=k):
+            return (C * reference(*(X if j == k else v for j, v in enumerate(at))) ** 3).sum()
+
+        assert relative_error(found[1 + k], complex_step(loss, at[k])) < 1e-12, name
+
+    def ahead(h):
+        moved = run([v + h * u for v, u in zip(at, directions, strict=True)])
+        return moved[1:7]
+
+    h = 1e-3
+    points = {s: ahead(s * h) for s in (-2, -1, 1, 2)}
+    for k, name in enumerate(names):
+        slope = (8 * (points[1][k] - points[-1][k]) - points[2][k] + points[-2][k]) / (12 * h)
+        assert relative_error(found[7 + k], slope) < 1e-7, name
+
+
+def test_statistics_of_no_site_at_all():
+    x = graph.SymbolicValue(pt.zeros((0, 2)), pt.ones(2))
+    y = graph.normalise(x, np.ones(2), np.zeros(2))
+    mean, variance = graph.moments(x)
+    values, t, mean, variance = pytensor.function([], [*y, mean, variance], mode=PY)()
+    assert values.shape == (0, 2) and np.isfinite(t).all() and not mean.any() and not variance.any()
+
+
+def test_points_become_voxels():
+    points = np.array([[0.1, 0.2, 0.3], [1.9, 0.0, 0.0], [0.4, 0.4, 0.4]])
+    x = SparseValue.from_points(points, [[1.0], [5.0], [3.0]], cell=0.5, grid=(4, 4, 4))
+    np.testing.assert_array_equal(x.sites, [[0, 0, 0], [3, 0, 0]])
+    np.testing.assert_array_equal(x.values, [[2], [5]])
+    assert stack([x, x]).grid == (2, 4, 4, 4)
+
+
+def test_a_volume_is_not_taken_for_a_batch():
+    with pytest.raises(ValueError, match=r"may be a volume .* or a batch .*: say d=3 or d=2"):
+        SparseValue([[0, 0, 0]], [[1.0]], (4, 4, 4, 1))
+    with pytest.raises(ValueError, match="say d=3 or d=2"):
+        SparseValue.from_dense(np.zeros((4, 4, 4, 1)))
+    for make in (rulebook, submanifold_rulebook, transposed_rulebook):
+        with pytest.raises(ValueError, match="say d=3 or d=2"):
+            make([[0, 0, 0]], (4, 4, 4), 3)
+    volume = SparseValue([[0, 0, 0]], [[1.0]], (4, 4, 4, 1), d=3)
+    with pytest.raises(ValueError, match="x has 3 dimensions: use sparse_conv"):
+        sparse_conv_2d(volume, np.ones((9, 1)), np.zeros(1), 3)
+    with pytest.raises(ValueError, match="x has 3 dimensions: use sparse_max_pool"):
+        sparse_max_pool_2d(volume, 2)
+
+
+X3, W3, B3 = image(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SparseValue([[0, 0]], [[1.0]], (4, 4, 1), d=3), r"d is 3 and the shape \(4, 4, 1"),
+        (lambda: SparseValue([[0]], [[1.0]], (4, 1), d=4), "d is 4"),
+        (lambda: rulebook(X3.sites, X3.grid, 3, d=1), r"d is 1 and the shape \(5, 4, 5\)"),
+        (lambda: rulebook(X3.sites, X3.grid, 3, pad=-1, d=3), "pad is -1, expected an integer"),
+        (lambda: rulebook(X3.sites, X3.grid, 7, pad=1, d=3), r"f = 7 .* \(5, 4, 5\) padded by 1"),
+        (lambda: rulebook(X3.sites, (5, 4), 2, d=3), "sites of 3 columns need 3 entries"),
+        (lambda: transposed_rulebook([[0]], (1,), 2, pad=1), "pad = 1 leaves no cell"),
+        (lambda: transposed_rulebook([[0], [0]], (3,), 2), r"site \(0,\) occurs more than once"),
+        (lambda: submanifold_rulebook([[1], [1]], (3,), 3), r"site \(1,\) occurs more than once"),
+        (lambda: rulebook([[0] * 4], (2**20,) * 4, 1), "too many cells"),
+        (
+            lambda: inverse_rulebook(strided(X3), X3.sites[1:], X3.grid),
+            "there are 7 sites, but the rulebook has 8",
+        ),
+        (
+            lambda: inverse_rulebook(strided(X3), X3.sites[:, 1:] * 0, X3.grid[1:]),
+            "occurs more than once",
+        ),
+        (lambda: sparse_conv(X3, W3[1:], B3, strided(X3)), r"W has shape \(53, 3\), expected \(f"),
+        (
+            lambda: sparse_conv(image(3, 1)[0], W3, B3, strided(X3)),
+            r"x is on a grid \(1, 5, 4, 5\), but the rulebook leads to \(3, 2, 3\)",
+        ),
+        (lambda: sparse_conv(image(3, a=5)[0], W3, B3, strided(X3)), "values has shape"),
+        (
+            lambda: graph.conv_with_q((X3.values, X3.ground_state), W3, B3, transposed(X3)),
+            "of a transposed convolution: use conv",
+        ),
+        (lambda: sparse_add(X3, image(3, 1)[0]), r"images of shapes \(5, 4, 5, 2\) \(d = 3\)"),
+        (
+            lambda: SparseValue.from_points([[0.0, 5.0]], [[1.0]], 1.0, (4, 4)),
+            r"site \(0, 5\) lies outside the grid \(4, 4\)",
+        ),
+        (
+            lambda: SparseValue.from_points([[0.0, np.nan]], [[1.0]], 1.0, (4, 4)),
+            "a coordinate that is not finite",
+        ),
+        (lambda: SparseValue.from_points([[0.0]], [[1.0]], 1.0, (4, 4)), r"expected \(m, d\)"),
+        (lambda: SparseValue.from_points([[0.0]], [[1.0]] * 2, 1.0, (4,)), "2 features of 1"),
+        (lambda: SparseValue.from_points([[0.0]], [[1.0]], 0.0, (4,)), "cell is 0.0"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
