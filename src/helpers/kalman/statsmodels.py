@@ -42,6 +42,7 @@ import numpy as np
 from helpers.kalman import diffuse, fused, updates
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
+from helpers.kalman.climbing import climb
 from helpers.kalman.recursions import TOLERANCE, symmetric
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.updates import STEP, Colored
@@ -151,8 +152,9 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     found = _Point(mod, full).hessian()
     if not transformed:
         free, slopes = mod.handle_params(params, True, False), _score(mod, full)
-        J = _jacobian(mod.transform_params, free)
-        curved = _jacobian(lambda x: _jacobian(mod.transform_params, x).T @ slopes, free)
+        map = _transformation(mod, free)
+        J = map.dense(free)
+        curved = _jacobian(lambda x: map.pull(x, slopes), free)
         found = symmetric(J.T @ found @ J + curved)
     return _free(mod, found)
 
@@ -292,7 +294,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         vars(mod).update(own)  # a context around this one
 
 
-def fit(mod: MLEModel, start_params=None, **kwargs):
+def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     """``mod.fit`` with the likelihood and the exact score of this module.
 
     Parameters
@@ -300,8 +302,15 @@ def fit(mod: MLEModel, start_params=None, **kwargs):
     mod : statsmodels.tsa.statespace.mlemodel.MLEModel
     start_params : array (k,), optional
         As in ``mod.fit``; ``mod.start_params`` if None.
+    method : str
+        One of ``mod.fit``, or a climb with second derivatives (:mod:`helpers.kalman.climbing`):
+
+        - "newton": with the Hessian.  A handful of steps, of which each costs a few scores.
+        - "scoring": with the expected information, corrected by what the scores say.
     **kwargs
-        Those of ``mod.fit``: method, maxiter, cov_type, disp and others.
+        Those of ``mod.fit``: maxiter, cov_type, disp and others.  The climbs take ``maxiter``,
+        ``cov_type``, ``cov_kwds``, ``disp``, ``transformed``, ``includes_fixed`` and
+        ``return_params``.
 
     Returns
     -------
@@ -311,15 +320,80 @@ def fit(mod: MLEModel, start_params=None, **kwargs):
     Raises
     ------
     ValueError
-        If the model is one of those that :func:`loglike` refuses.
+        If the model is one of those that :func:`loglike` refuses; or for "scoring" with an exact
+        diffuse start, which has no expected information.
+    TypeError
+        If a climb is given an argument that it does not take.
     """
     with using(mod):
-        return mod.fit(start_params, **({"optim_score": "approx"} | kwargs))
+        if method in ("newton", "scoring"):
+            return _climbed(mod, start_params, method, **kwargs)
+        return mod.fit(start_params, method=method, **({"optim_score": "approx"} | kwargs))
+
+
+def _climbed(
+    mod: MLEModel,
+    start,
+    method: str,
+    *,
+    maxiter: int = 50,
+    transformed: bool = True,
+    includes_fixed: bool = False,
+    cov_type=None,
+    cov_kwds=None,
+    disp=5,
+    return_params: bool = False,
+):
+    """The results of a climb in the parameters that an optimiser sees, as `mod.fit` returns them."""
+    if start is None:
+        start, transformed, includes_fixed = mod.start_params, True, True
+    start = mod.handle_params(start, transformed=True, includes_fixed=includes_fixed)
+    free = mod.untransform_params(start) if transformed else start
+    free = free[mod._free_params_index] if mod._has_fixed_params else free
+
+    def function(x):
+        value = mod.loglike(x, transformed=False)
+        return value, mod.score(x, transformed=False) if np.isfinite(value) else None
+
+    curvature = _minus_hessian if method == "newton" else _expected
+    found = climb(
+        function, lambda x: curvature(mod, x), free, most=maxiter, secant=method == "scoring"
+    )
+    if disp:
+        ended = "converged" if found.converged else "has not converged"
+        print(
+            f"{method} {ended} after {found.steps} steps and {found.evaluations} evaluations, "
+            f"log-likelihood {found.value:.6g}"
+        )
+    if return_params:
+        return mod.handle_params(found.x, transformed=False)
+    results = mod.smooth(found.x, transformed=False, cov_type=cov_type, cov_kwds=cov_kwds)
+    results._results.mle_retvals = {
+        "fopt": -found.value / mod.nobs,
+        "gopt": -found.slope / mod.nobs,
+        "fcalls": found.evaluations,
+        "warnflag": 0 if found.converged else 1,
+        "converged": found.converged,
+        "iterations": found.steps,
+    }
+    results._results.mle_settings = {"optimizer": method, "maxiter": maxiter}
+    return results
+
+
+def _minus_hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    return -hessian(mod, free, transformed=False)
+
+
+def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    """The expected information in the parameters that an optimiser sees."""
+    point = _Point(mod, mod.handle_params(free, transformed=False))
+    J = _transformation(mod, free).dense(mod.handle_params(free))
+    return _free(mod, J.T @ point.information(arrays_information.expected_information) @ J)
 
 
 def _checked(mod: MLEModel, params) -> np.ndarray:
     params = np.atleast_1d(np.asarray(params, dtype=float))
-    k = len(mod.param_names) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
+    k = _number_of_params(mod) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
     if params.shape != (k,):
         raise ValueError(
             f"params has shape {params.shape}, expected (k,) = ({k},): "
@@ -777,10 +851,7 @@ class _Updates:
 
     def dense(self, params: np.ndarray) -> np.ndarray:
         """The derivatives in each parameter (k, N)."""
-        rows, columns, values = self.colored.jacobian(params)
-        found = np.zeros((len(params), self.size))
-        found[columns, rows] = values
-        return found
+        return self.colored.dense(params).T
 
     def moves(self, params: np.ndarray) -> dict[str, np.ndarray]:
         """The same for each array (k, ...), time first where it varies."""
@@ -797,6 +868,9 @@ class _Varmax:
 
     def __init__(self, mod: VARMAX):
         self.mod = mod
+
+    def dense(self, free: np.ndarray) -> np.ndarray:
+        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
 
     def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
         mod, found = self.mod, bar.copy()
@@ -834,6 +908,13 @@ class _Varmax:
         C = M @ C @ inverse
         M_bar = (bar @ C.transpose(0, 2, 1) - C.transpose(0, 2, 1) @ bar).sum(axis=0) @ inverse.T
         return np.tensordot(dC, M.T @ bar @ inverse.T, 3), M_bar
+
+
+def _number_of_params(mod: MLEModel) -> int:
+    known = _KNOWN.setdefault(mod, {})
+    if "params" not in known:  # some models write all their names anew each time
+        known["params"] = len(mod.param_names)
+    return known["params"]
 
 
 _KNOWN = WeakKeyDictionary()  # what is known of the updates and transformations of models
@@ -877,5 +958,5 @@ def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
     gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
     moved = _updates(mod, params)
     found = moved.pull(params, moved.pack(gradient))
-    _arrays(mod, params)  # leaves the model real
+    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found

@@ -70,6 +70,13 @@ class Colored:
         self._paint(self.pattern | (full != 0))
         return self.rows, self.columns, full[self.columns, self.rows]
 
+    def dense(self, params: np.ndarray) -> np.ndarray:
+        """The same as a matrix (N, k)."""
+        rows, columns, values = self.jacobian(params)
+        found = np.zeros((self.pattern.shape[1], self.k))
+        found[rows, columns] = values
+        return found
+
     def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
         """The transposed derivatives times a cotangent (N,): an array (k,)."""
         rows, columns, values = self.jacobian(params)
