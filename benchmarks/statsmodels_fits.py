@@ -1,8 +1,8 @@
 """Twenty fits of statsmodels' models to its own data: ``mod.fit()`` against ``fit(mod)``.
 
 Both use the same optimiser, L-BFGS, the same starting values and the same stopping rules; what
-differs is the likelihood's value and score.  Fits are timed in turn, ours, theirs, ours, theirs, from
-the model to its results with standard errors, and ``results/statsmodels_fits.json`` holds the
+differs is the likelihood's value and score.  Fits are timed in turn, theirs, ours, theirs, ours,
+from the model to its results with standard errors, and ``results/statsmodels_fits.json`` holds the
 seconds, iterations, evaluations and maxima of both.  The trust-region methods run once each.
 
     python benchmarks/statsmodels_fits.py [--repeats 3] [--only NAME ...] [--record FILE]
@@ -93,8 +93,12 @@ MODELS: dict[str, Callable] = {
     "unemployment: cycle": lambda: UnobservedComponents(
         load("macrodata", "unemp"), "rwalk", cycle=True, stochastic_cycle=True, damped_cycle=True
     ),
-    "macro: VAR(1), 3 series": lambda: VARMAX(growth("realgdp", "realcons", "realinv"), order=(1, 0)),
-    "macro: VAR(2), 3 series": lambda: VARMAX(growth("realgdp", "realcons", "realinv"), order=(2, 0)),
+    "macro: VAR(1), 3 series": lambda: VARMAX(
+        growth("realgdp", "realcons", "realinv"), order=(1, 0)
+    ),
+    "macro: VAR(2), 3 series": lambda: VARMAX(
+        growth("realgdp", "realcons", "realinv"), order=(2, 0)
+    ),
     "macro: VAR(2), 4 series": lambda: VARMAX(
         growth("realgdp", "realcons", "realinv", "realdpi"), order=(2, 0)
     ),
@@ -165,7 +169,8 @@ def main(repeats: int, only: list[str], path: Path) -> None:
         )
         seconds = {who: np.median(t) for who, t in record["seconds"].items()}
         print(
-            f"{name:26}{ours['params']:3d}{record['score']['theirs'] / record['score']['ours']:8.1f}"
+            f"{name:26}{ours['params']:3d}"
+            f"{record['score']['theirs'] / record['score']['ours']:8.1f}"
             f"{seconds['theirs'] / seconds['ours']:7.1f}"
             f"{theirs['evaluations']:7d} {ours['evaluations']:4d}"
             f"{theirs['iterations']:8d} {ours['iterations']:4d} {newton['iterations']:3d} "

@@ -49,6 +49,7 @@ from helpers.kalman.updates import STEP, Colored
 from helpers.statespace import SHAPES, Gradients, StateSpace
 
 try:
+    from statsmodels.regression.recursive_ls import RecursiveLS
     from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
     from statsmodels.tsa.statespace.varmax import VARMAX
@@ -67,6 +68,10 @@ SINGULAR = 1e-11
 # A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
 BOUNDARY = 1e-12
+
+# Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong by
+# orders of magnitude, and scores are cheap.
+APPROACH = 15
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
@@ -97,9 +102,11 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
     Raises
     ------
     ValueError
-        If the number of parameters is wrong, or one of them is not a number; if the model has no
-        initial distribution, filtered timing, or an exact diffuse start together with a
-        concentrated scale or a burn-in.
+        If the number of parameters is wrong, or one of them is not a number; if they lie outside
+        the stationary region of a model that starts from its stationary distribution; if the model
+        is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
+        distribution, filtered timing, or an exact diffuse start together with a concentrated scale
+        or a burn-in.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -275,7 +282,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         full = mod.handle_params(params, transformed, includes_fixed)
         try:
             return at(full)[0]
-        except np.linalg.LinAlgError:  # as theirs: an optimiser turns round there
+        except (np.linalg.LinAlgError, _NotStationaryError):  # an optimiser turns round there
             return -np.inf
 
     def slope(params, *args, **kwargs):
@@ -344,7 +351,7 @@ def _climbed(
     disp=5,
     return_params: bool = False,
 ):
-    """The results of a climb in the parameters that an optimiser sees, as `mod.fit` returns them."""
+    """The results of a climb in the parameters that an optimiser sees, as those of `mod.fit`."""
     if start is None:
         start, transformed, includes_fixed = mod.start_params, True, True
     start = mod.handle_params(start, transformed=True, includes_fixed=includes_fixed)
@@ -357,7 +364,12 @@ def _climbed(
 
     curvature = _minus_hessian if method == "newton" else _expected
     found = climb(
-        function, lambda x: curvature(mod, x), free, most=maxiter, secant=method == "scoring"
+        function,
+        lambda x: curvature(mod, x),
+        free,
+        most=maxiter,
+        secant=method == "scoring",
+        approach=APPROACH,
     )
     if disp:
         ended = "converged" if found.converged else "has not converged"
@@ -391,7 +403,12 @@ def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
     return _free(mod, J.T @ point.information(arrays_information.expected_information) @ J)
 
 
+class _NotStationaryError(ValueError):
+    """There is no stationary distribution to start from."""
+
+
 def _checked(mod: MLEModel, params) -> np.ndarray:
+    _check_supported(mod)
     params = np.atleast_1d(np.asarray(params, dtype=float))
     k = _number_of_params(mod) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
     if params.shape != (k,):
@@ -409,6 +426,13 @@ def _checked(mod: MLEModel, params) -> np.ndarray:
 
 def _check_supported(mod: MLEModel) -> None:
     name = type(mod).__name__
+    if not isinstance(mod, MLEModel):
+        raise ValueError(f"{name} is no state space model of statsmodels, expected an MLEModel")
+    if isinstance(mod, RecursiveLS):
+        raise ValueError(
+            f"{name} has no parameters to differentiate by: its coefficients are states, and one "
+            "pass of its filter finds them"
+        )
     if mod.ssm._complex_endog:
         raise ValueError(f"the data of this {name} are complex, expected real ones")
     if mod.ssm.filter_timing == TIMING_INIT_FILTERED:
@@ -459,7 +483,7 @@ class _Start:
                 solved = Stationary(here["T"][block], here["c"][states], R @ here["Q"] @ R.T)
                 if not solved.converged:
                     size = np.abs(np.linalg.eigvals(here["T"][block])).max()
-                    raise ValueError(
+                    raise _NotStationaryError(
                         f"the params lie outside the stationary region of this "
                         f"{type(mod).__name__}, which starts from its stationary distribution: "
                         f"the transition has an eigenvalue of modulus {size:.4g}, expected < 1"
