@@ -110,6 +110,8 @@ def climb(
     given = curvature(x)
     for steps in range(1, most + 1):
         B = given + extra
+        if not np.isfinite(B).all():  # at the edge of where the function is smooth
+            return Climb(x, value, slope, steps, evaluations, False)
         scales = np.sqrt(np.abs(np.diag(B)))
         scales[scales == 0] = 1.0
         values, vectors = np.linalg.eigh(B / scales / scales[:, np.newaxis])

@@ -69,8 +69,12 @@ SINGULAR = 1e-11
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
 BOUNDARY = 1e-12
 
-# Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong by
-# orders of magnitude, and scores are cheap.
+# A variance of an exact diffuse state given the data, relative to the least such variance, that
+# means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
+UNSEEN = 1e20
+
+# Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
+# by orders of magnitude, and scores are cheap.
 APPROACH = 15
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
@@ -106,7 +110,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         the stationary region of a model that starts from its stationary distribution; if the model
         is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
         distribution, filtered timing, or an exact diffuse start together with a concentrated scale
-        or a burn-in.
+        or a burn-in, or of a state that the data do not reach.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -536,6 +540,17 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
         bar["Q"] += R.T @ S @ R
 
 
+def _refuse_unseen(mod: MLEModel, A: np.ndarray, variances: np.ndarray) -> None:  # noqa: N803
+    """A diffuse state that reaches no observation, but for rounding, leaves the likelihood open."""
+    unseen = np.flatnonzero(variances > UNSEEN * variances.min())
+    if unseen.size:
+        states = ", ".join(map(str, A[:, unseen].argmax(axis=0)))
+        raise ValueError(
+            f"the data say nothing about the states {states} of this {type(mod).__name__}, whose "
+            "start is exact diffuse: its likelihood has no value"
+        )
+
+
 def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
     """`fused.loglike_and_grad` for arrays that a model has written: less is checked beforehand."""
     time = {}
@@ -585,7 +600,10 @@ class _Point:
         weights[:burn] = 0
         self.scale = 1.0
         if self.A.size:
-            self.value, _, self.raw, *_ = diffuse.loglike_and_grad(y, self.model, self.A)
+            self.value, _, self.raw, _, estimate, *_ = diffuse.loglike_and_grad(
+                y, self.model, self.A
+            )
+            _refuse_unseen(mod, self.A, np.diag(estimate.covariance))
         else:
             self.value, self.raw = _pass(y, arrays, weights)
         if mod.ssm.filter_concentrated:
@@ -973,7 +991,14 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
             found = np.full(len(free), np.nan)
     expected = rough(free, along)
     if np.abs(found - expected).max(initial=0) <= 1e-6 * np.abs(expected).max(initial=0):
-        return Colored(exact, free)
+
+        def along(free, direction):
+            with np.errstate(all="ignore"):
+                found = exact(free, direction)
+            # A logistic curve far out is flat, and overflows for complex numbers.
+            return found if np.isfinite(found).all() else rough(free, direction)
+
+        return Colored(along, free)
     return Colored(rough, free, updates.MISSED_BY_DIFFERENCES)
 
 
