@@ -648,6 +648,17 @@ def test_the_transformation_of_varmax(kwargs):
     assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
 
 
+@pytest.mark.parametrize(("k", "order"), [(1, 2), (2, 1)])
+def test_the_transformation_of_dynamic_factors(k, order):
+    mod = dynamic_factor.DynamicFactor(
+        macro(), k_factors=k, factor_order=order, error_order=2, error_cov_type="scalar"
+    )
+    free = np.random.default_rng(3).normal(size=len(mod.param_names))
+    found = ours._transformation(mod, free)
+    assert isinstance(found, ours._DynamicFactor)
+    assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
+
+
 @pytest.mark.parametrize("radius", [0.5, 0.999])
 def test_stationary_start(radius):
     rng = np.random.default_rng(0)

@@ -50,6 +50,7 @@ from helpers.statespace import SHAPES, Gradients, StateSpace
 
 try:
     from statsmodels.regression.recursive_ls import RecursiveLS
+    from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
     from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
     from statsmodels.tsa.statespace.varmax import VARMAX
@@ -267,7 +268,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
     """
     _check_supported(mod)
-    theirs, kept = mod.loglike, {}
+    theirs, kept, last = mod.loglike, {}, [None]
 
     def at(params):
         key = params.tobytes()
@@ -292,9 +293,12 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     def slope(params, *args, **kwargs):
         names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
         transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
-        return _score_as_given(
-            mod, params, transformed, includes_fixed, lambda full: _score(mod, full, at(full)[1])
-        )
+
+        def of_all(full):
+            last[:] = [full]
+            return _pulled(mod, full, at(full)[1])
+
+        return _score_as_given(mod, params, transformed, includes_fixed, of_all)
 
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
     mod.loglike, mod.score = value, slope
@@ -303,6 +307,8 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     finally:
         del mod.loglike, mod.score
         vars(mod).update(own)  # a context around this one
+        if last[0] is not None:  # a score leaves the model complex
+            mod.update(last[0], transformed=True, includes_fixed=True)
 
 
 def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
@@ -925,31 +931,56 @@ class _Varmax:
         p = mod.k_endog
         if mod.k_ma and mod.enforce_invertibility:
             where = mod._params_ma
-            found[where] = self._coefficients(free[where], bar[where], np.eye(p))[0]
+            found[where] = _pull_coefficients(free[where], bar[where], np.eye(p))[0]
         if mod.k_ar and mod.enforce_stationarity:
             L = np.zeros((p, p))
             rows = np.diag_indices(p) if diagonal else mod._idx_lower_state_cov
             L[rows] = free[cov]
             M = np.linalg.cholesky(L @ L.T)  # L, but for the signs of its columns
             where = mod._params_ar
-            found[where], M_bar = self._coefficients(free[where], bar[where], M)
+            found[where], M_bar = _pull_coefficients(free[where], bar[where], M)
             found[cov] += (M_bar * np.sign(np.diag(L)))[rows]
         return found
 
-    def _coefficients(self, free: np.ndarray, bar: np.ndarray, M: np.ndarray):
-        """The pullbacks of C -> M C M^-1 after `stationary_coefficients`, in A and in M."""
-        p = len(M)
 
-        def blocks(flat):  # (p, order p) side by side
-            return flat.reshape(p, -1, p).transpose(1, 0, 2)
+def _pull_coefficients(free: np.ndarray, bar: np.ndarray, M: np.ndarray):
+    """The pullbacks of C -> M C M^-1 after `stationary_coefficients`, in A and in M."""
+    p = len(M)
 
-        A, bar = blocks(free), blocks(bar)
-        units = np.eye(free.size).reshape(free.size, p, -1, p).transpose(0, 2, 1, 3)
-        C, dC = updates.stationary_coefficients(A, units)
-        inverse = np.linalg.inv(M)
-        C = M @ C @ inverse
-        M_bar = (bar @ C.transpose(0, 2, 1) - C.transpose(0, 2, 1) @ bar).sum(axis=0) @ inverse.T
-        return np.tensordot(dC, M.T @ bar @ inverse.T, 3), M_bar
+    def blocks(flat):  # (p, order p) side by side
+        return flat.reshape(p, -1, p).transpose(1, 0, 2)
+
+    A, bar = blocks(free), blocks(bar)
+    units = np.eye(free.size).reshape(free.size, p, -1, p).transpose(0, 2, 1, 3)
+    C, dC = updates.stationary_coefficients(A, units)
+    inverse = np.linalg.inv(M)
+    C = M @ C @ inverse
+    M_bar = (bar @ C.transpose(0, 2, 1) - C.transpose(0, 2, 1) @ bar).sum(axis=0) @ inverse.T
+    return np.tensordot(dC, M.T @ bar @ inverse.T, 3), M_bar
+
+
+class _DynamicFactor:
+    """The transformation of `DynamicFactor`: its factors as in `_Varmax`, the others colored."""
+
+    def __init__(self, mod: DynamicFactor, free: np.ndarray):
+        self.mod, self.where = mod, mod._params_factor_transition
+        exact = updates.complex_step(mod.transform_params)
+
+        def along(free, direction):
+            others = direction.copy()
+            others[self.where] = 0
+            return exact(free, others)
+
+        self.others = Colored(along, free)
+
+    def dense(self, free: np.ndarray) -> np.ndarray:
+        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
+
+    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        found, where = self.others.pull(free, bar), self.where
+        eye = np.eye(self.mod.k_factors)
+        found[where] = _pull_coefficients(free[where], bar[where], eye)[0]
+        return found
 
 
 def _number_of_params(mod: MLEModel) -> int:
@@ -981,6 +1012,11 @@ def _transformation(mod: MLEModel, free: np.ndarray):
 def _new_transformation(mod: MLEModel, free: np.ndarray):
     if type(mod).transform_params is VARMAX.transform_params:
         return _Varmax(mod)
+    if type(mod).transform_params is DynamicFactor.transform_params and not (
+        mod.error_var and mod.error_order
+    ):
+        if mod.enforce_stationarity and mod.factor_order:
+            return _DynamicFactor(mod, free)
     function = mod.transform_params
     exact, rough = updates.complex_step(function), updates.difference(function)
     along = np.sin(np.arange(len(free)) + 1)
@@ -1005,7 +1041,12 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    moved = _updates(mod, params)
-    found = moved.pull(params, moved.pack(gradient))
+    found = _pulled(mod, params, gradient)
     mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found
+
+
+def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
+    """The score of a gradient for the arrays. Leaves the model complex."""
+    moved = _updates(mod, params)
+    return moved.pull(params, moved.pack(gradient))
