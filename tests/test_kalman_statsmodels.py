@@ -7,15 +7,22 @@ The reference is a complex step through everything: the model's update, its init
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.linalg import solve_discrete_lyapunov
 from test_kalman_information import stacked
 
 from helpers.checks import relative_error
 from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
+from helpers.kalman.climbing import climb
+from helpers.kalman.stationary import Stationary
 from helpers.statespace import NAMES
 
 sm = pytest.importorskip("statsmodels.api")
+from statsmodels.regression.recursive_ls import RecursiveLS  # noqa: E402
+from statsmodels.tsa.arima.model import ARIMA  # noqa: E402
+from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # noqa: E402
 from statsmodels.tsa.statespace import (  # noqa: E402
     dynamic_factor,
     dynamic_factor_mq,
@@ -24,6 +31,7 @@ from statsmodels.tsa.statespace import (  # noqa: E402
     structural,
     varmax,
 )
+from statsmodels.tsa.statespace.initialization import Initialization  # noqa: E402
 from statsmodels.tsa.statespace.mlemodel import MLEModel  # noqa: E402
 
 STEP = 1e-30
@@ -184,6 +192,70 @@ def test_likelihood_and_score(name):
         ]
     )
     assert relative_error(found, expected) < 1e-8
+    assert relative_error(found, mod.score(params, approx_complex_step=True)) < 1e-6
+
+
+def two_frequencies():
+    rng, months = np.random.default_rng(0), pd.period_range("1990-01", periods=48, freq="M")
+    monthly = pd.DataFrame(rng.normal(size=(48, 3)), index=months, columns=list("abc"))
+    monthly.iloc[3:6, 1] = np.nan
+    quarters = pd.period_range("1990Q1", periods=16, freq="Q")
+    quarterly = pd.DataFrame(rng.normal(size=(16, 2)), index=quarters, columns=["u", "v"])
+    return dynamic_factor_mq.DynamicFactorMQ(
+        monthly, endog_quarterly=quarterly, factors=1, factor_orders=1
+    )
+
+
+def burned_in():
+    mod = structural.UnobservedComponents(nile(), "llevel", autoregressive=1)
+    mod.loglikelihood_burn = 7
+    return mod
+
+
+MORE = {
+    "months and quarters": two_frequencies,
+    "ARMA anywhere": lambda: sarimax.SARIMAX(
+        nile(), order=(1, 0, 1), enforce_stationarity=False, enforce_invertibility=False
+    ),
+    "airline, scale concentrated": lambda: sarimax.SARIMAX(
+        co2(), order=(0, 1, 1), seasonal_order=(0, 1, 1, 12), concentrate_scale=True
+    ),
+    "trend, harmonics, cycle, regressors": lambda: structural.UnobservedComponents(
+        co2(), "rtrend", freq_seasonal=[{"period": 12, "harmonics": 2}], cycle=True,
+        stochastic_cycle=True, damped_cycle=True, exog=regressors(120),
+    ),
+    "coefficients as states": lambda: structural.UnobservedComponents(
+        nile(), "llevel", exog=regressors(100), mle_regression=False
+    ),
+    "burn-in of one's own": burned_in,
+    "VARMA with a trend": lambda: varmax.VARMAX(macro()[:, :2], order=(1, 1), trend="ct"),
+    "VAR with gaps, diagonal": lambda: varmax.VARMAX(
+        np.where(np.arange(120).reshape(60, 2) % 17 == 3, np.nan, macro()[:, :2]),
+        order=(1, 0), error_cov_type="diagonal", exog=regressors(60, 1),
+    ),
+    "dynamic factor, errors together": lambda: dynamic_factor.DynamicFactor(
+        macro(), k_factors=1, factor_order=1, error_order=1, error_var=True
+    ),
+    "smoothing with a season": lambda: exponential_smoothing.ExponentialSmoothing(
+        pd.Series(co2()).interpolate().to_numpy(), trend=True, seasonal=12
+    ),
+    "ARIMA": lambda: ARIMA(nile(), order=(1, 0, 1), exog=regressors(100)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_coverage(name, monkeypatch):
+    monkeypatch.setitem(MODELS, name, MORE[name])
+    mod, params = build(name)
+    found = ours.score(mod, params)
+    assert not any(np.iscomplexobj(mod.ssm[x]) for x in ours.ARRAYS.values())
+    expected = np.array(
+        [
+            whole_likelihood(mod, params + 1j * STEP * unit).imag / STEP
+            for unit in np.eye(len(params))
+        ]
+    )
+    assert relative_error(found, expected) < 1e-9
     assert relative_error(found, mod.score(params, approx_complex_step=True)) < 1e-6
 
 
@@ -427,6 +499,20 @@ def diffuse_with_a_burn_in():
     return mod
 
 
+def full_harmonics():
+    """The last one has a state that is seen through sin(pi) alone, which rounds to 1e-16."""
+    return structural.UnobservedComponents(
+        co2(), "lltrend", freq_seasonal=[{"period": 6}], use_exact_diffuse=True
+    )
+
+
+def half_started():
+    mod = MLEModel(nile(), k_states=2)
+    mod.ssm.initialization = Initialization(2)
+    mod.ssm.initialization.set(0, "approximate_diffuse")
+    return mod
+
+
 @pytest.mark.parametrize(
     ("make", "params", "message"),
     [
@@ -434,8 +520,14 @@ def diffuse_with_a_burn_in():
         (MODELS["exponential smoothing"], [0.1, np.nan, 0.9, 1000, 0], "no number for "),
         (diffuse_with_a_burn_in, np.ones(2), "the states 0 of this Unobserved.* or a burn-in"),
         (lambda: MLEModel(nile(), k_states=1), np.ones(0), "this MLEModel has no initial"),
+        (lambda: RecursiveLS(nile(), regressors(100)), np.ones(0), "RecursiveLS has no parameters"),
+        (lambda: ETSModel(nile()), np.ones(3), "ETSModel is no state space model of statsmodels"),
+        (lambda: varmax.VARMAX(macro()[:, :2], order=(1, 0), trend="n"),
+         [1.1, 0, 0, 0.5, 1, 0, 1], "outside the stationary region .* modulus 1.1, expected < 1"),
+        (full_harmonics, np.ones(4), "the data say nothing about the states 7 of this Unobserved"),
+        (half_started, np.ones(0), "this MLEModel has an initial distribution for 1 of its 2"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(make, params, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -503,3 +595,143 @@ def test_an_optimiser_may_step_out_of_bounds():
         ours.loglike(mod, bad)
     with ours.using(mod):
         assert mod.loglike(bad) == -np.inf
+
+
+def test_parameters_outside_the_stationary_region_turn_an_optimiser_back():
+    mod = varmax.VARMAX(macro()[:, :2], order=(1, 0), trend="n")
+    with ours.using(mod):
+        assert mod.loglike(np.array([1.1, 0, 0, 0.5, 1, 0, 1])) == -np.inf
+
+
+def test_few_steps_for_many_parameters():
+    mod, params = build("VAR")
+    colors = ours._updates(mod, params).colored.colors
+    assert len(params) == 27 and colors.max() < 6
+    # Regression coefficients and the entries of a transition share a colour.
+    assert len(set(colors[:21])) == 1
+
+
+class Changing(MLEModel):
+    """Whose second parameter moves an entry of the first only from 2 on."""
+
+    def __init__(self):
+        super().__init__(nile() / 100, k_states=1, initialization="approximate_diffuse")
+        self.ssm["design"], self.ssm["selection"] = [[1.0]], [[1.0]]
+
+    param_names, start_params = ["H", "Q"], np.ones(2)  # noqa: RUF012
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        late = params[1] if params[1].real > 2 else 0 * params[1]
+        self.ssm["obs_cov", 0, 0] = params[0] + late
+        self.ssm["state_cov", 0, 0] = params[1]
+
+
+def test_an_update_that_starts_to_move_other_entries_is_noticed():
+    mod = Changing()
+    for params in ([1.0, 1.0], [1.0, 3.0], [1.0, 1.0]):
+        found = ours.score(mod, params)
+        assert relative_error(found, mod.score(np.array(params))) < 1e-8
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"error_cov_type": "diagonal", "measurement_error": True}])
+def test_the_transformation_of_varmax(kwargs):
+    """With negative entries on the diagonal of the factor, which a Cholesky factor has not."""
+    mod = varmax.VARMAX(macro()[:, :2], order=(2, 1), trend="c", **kwargs)
+    rng = np.random.default_rng(3)
+    free = rng.normal(size=len(mod.param_names))
+    free[mod._params_state_cov] = rng.permutation(
+        [-0.7, 1.2, 0.4][: len(free[mod._params_state_cov])]
+    )
+    found = ours._transformation(mod, free)
+    assert isinstance(found, ours._Varmax)
+    assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
+
+
+@pytest.mark.parametrize(("k", "order"), [(1, 2), (2, 1)])
+def test_the_transformation_of_dynamic_factors(k, order):
+    mod = dynamic_factor.DynamicFactor(
+        macro(), k_factors=k, factor_order=order, error_order=2, error_cov_type="scalar"
+    )
+    free = np.random.default_rng(3).normal(size=len(mod.param_names))
+    found = ours._transformation(mod, free)
+    assert isinstance(found, ours._DynamicFactor)
+    assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
+
+
+@pytest.mark.parametrize("radius", [0.5, 0.999])
+def test_stationary_start(radius):
+    rng = np.random.default_rng(0)
+    T = rng.normal(size=(4, 4))
+    T *= radius / np.abs(np.linalg.eigvals(T)).max()
+    W, c, bar = np.eye(4), rng.normal(size=4), rng.normal(size=(4, 4))
+    found = Stationary(T, c, W)
+    assert relative_error(found.covariance, solve_discrete_lyapunov(T, W)) < 1e-11
+    assert relative_error(found.mean, np.linalg.solve(np.eye(4) - T, c)) < 1e-11
+    s, S = found.adjoints(c, bar + bar.T)
+    assert relative_error(S, solve_discrete_lyapunov(T.T, bar + bar.T)) < 1e-11
+    assert relative_error(s, np.linalg.solve(np.eye(4) - T.T, c)) < 1e-11
+    assert not Stationary(T / radius, c, W).converged
+
+
+@pytest.mark.parametrize("method", ["newton", "scoring"])
+@pytest.mark.parametrize("name", ["local level", "VAR", "ARMA"])
+def test_climbs(name, method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = FITTED[name]()
+        theirs = mod.fit(disp=False, maxiter=500, cov_type="none")
+        found = ours.fit(mod, method=method, disp=False, cov_type="none")
+    assert found.llf > theirs.llf - 1e-6 and type(found) is type(theirs)
+    about = found.mle_retvals
+    # The likelihood of the ARMA has a ridge, with a higher maximum than statsmodels finds.
+    assert about["converged"] and about["iterations"] <= (25 if name == "ARMA" else 12)
+    slope = ours.score(mod, mod.untransform_params(found.params), transformed=False)
+    H = ours.hessian(mod, mod.untransform_params(found.params), transformed=False)
+    assert slope @ np.linalg.solve(-H, slope) < 1e-6
+
+
+def test_a_climb_from_a_saddle():
+    def function(x):
+        return x[0] ** 2 - x[0] ** 4 / 4 - x[1] ** 2, np.array([2 * x[0] - x[0] ** 3, -2 * x[1]])
+
+    def curvature(x):
+        return np.diag([3 * x[0] ** 2 - 2, 2.0])
+
+    found = climb(function, curvature, np.array([0.0, 1.0]))
+    assert found.converged and found.value == pytest.approx(1.0)
+    stopped = climb(function, curvature, np.array([0.0, 1.0]), most=1)
+    assert not stopped.converged and stopped.steps == 1
+    with pytest.raises(ValueError, match="not finite at the starting values"):
+        climb(lambda x: (np.nan, x), curvature, np.zeros(2))
+
+
+def test_scoring_learns_what_the_information_misses():
+    """With half of the curvature, plain scoring overshoots by as much each time, and never ends."""
+    A = np.diag([1.0, 10.0, 100.0]) + 0.5
+
+    def function(x):
+        return -x @ A @ x / 2, -A @ x
+
+    steps = [
+        climb(function, lambda x: A * np.array([0.6]), np.ones(3), secant=secant).steps
+        for secant in (True, False)
+    ]
+    assert steps[0] < steps[1]
+
+
+def test_arguments_of_a_climb():
+    mod = FITTED["local level"]()
+    with pytest.raises(TypeError, match="pgtol"):
+        ours.fit(mod, method="newton", pgtol=1e-8)
+    params = ours.fit(mod, method="newton", disp=False, return_params=True)
+    assert np.abs(params / [15099, 1469] - 1).max() < 0.01
+    with mod.fix_params({"sigma2.level": 1469.0}):
+        fixed = ours.fit(mod, method="newton", disp=False, cov_type="none")
+    assert fixed.params[1] == 1469.0 and abs(fixed.params[0] / params[0] - 1) < 0.01
+
+
+def test_a_transformation_that_is_flat_where_an_optimiser_has_gone():
+    mod = structural.UnobservedComponents(nile(), "llevel", cycle=True)
+    free = np.array([100.0, 30.0, -950.0])
+    assert np.isfinite(ours._transformation(mod, free).pull(free, np.ones(3))).all()

@@ -34,29 +34,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from helpers.kalman import diffuse, fused
+from helpers.kalman import diffuse, fused, updates
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
-from helpers.kalman.recursions import symmetric
-from helpers.statespace import SHAPES, StateSpace
+from helpers.kalman.climbing import climb
+from helpers.kalman.recursions import TOLERANCE, symmetric
+from helpers.kalman.stationary import Stationary
+from helpers.kalman.updates import STEP, Colored
+from helpers.statespace import SHAPES, Gradients, StateSpace
 
 try:
+    from statsmodels.regression.recursive_ls import RecursiveLS
+    from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
     from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
+    from statsmodels.tsa.statespace.varmax import VARMAX
 except ModuleNotFoundError as error:
     raise ImportError(
         f"{__name__} needs statsmodels, which is not installed: pip install statsmodels, or "
         'pip install "kalman-by-hand[statsmodels]"'
     ) from error
 
-from scipy.linalg import solve_discrete_lyapunov
-
 __all__ = ["fit", "hessian", "information", "loglike", "score", "standard_errors", "using"]
-
-STEP = 1e-40  # of the complex step: its square is lost, so the derivative has no truncation error
 
 # An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
 # a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
@@ -65,6 +69,14 @@ SINGULAR = 1e-11
 # A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
 BOUNDARY = 1e-12
+
+# A variance of an exact diffuse state given the data, relative to the least such variance, that
+# means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
+UNSEEN = 1e20
+
+# Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
+# by orders of magnitude, and scores are cheap.
+APPROACH = 15
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
@@ -95,9 +107,11 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
     Raises
     ------
     ValueError
-        If the number of parameters is wrong, or one of them is not a number; if the model has no
-        initial distribution, filtered timing, or an exact diffuse start together with a
-        concentrated scale or a burn-in.
+        If the number of parameters is wrong, or one of them is not a number; if they lie outside
+        the stationary region of a model that starts from its stationary distribution; if the model
+        is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
+        distribution, filtered timing, or an exact diffuse start together with a concentrated scale
+        or a burn-in, or of a state that the data do not reach.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -150,8 +164,9 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     found = _Point(mod, full).hessian()
     if not transformed:
         free, slopes = mod.handle_params(params, True, False), _score(mod, full)
-        J = _jacobian(mod.transform_params, free)
-        curved = _jacobian(lambda x: _jacobian(mod.transform_params, x).T @ slopes, free)
+        map = _transformation(mod, free)
+        J = map.dense(free)
+        curved = _jacobian(lambda x: map.pull(x, slopes), free)
         found = symmetric(J.T @ found @ J + curved)
     return _free(mod, found)
 
@@ -253,7 +268,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
     """
     _check_supported(mod)
-    theirs, kept = mod.loglike, {}
+    theirs, kept, last = mod.loglike, {}, [None]
 
     def at(params):
         key = params.tobytes()
@@ -272,15 +287,18 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         full = mod.handle_params(params, transformed, includes_fixed)
         try:
             return at(full)[0]
-        except np.linalg.LinAlgError:  # as theirs: an optimiser turns round there
+        except (np.linalg.LinAlgError, _NotStationaryError):  # an optimiser turns round there
             return -np.inf
 
     def slope(params, *args, **kwargs):
         names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
         transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
-        return _score_as_given(
-            mod, params, transformed, includes_fixed, lambda full: _score(mod, full, at(full)[1])
-        )
+
+        def of_all(full):
+            last[:] = [full]
+            return _pulled(mod, full, at(full)[1])
+
+        return _score_as_given(mod, params, transformed, includes_fixed, of_all)
 
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
     mod.loglike, mod.score = value, slope
@@ -289,9 +307,11 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     finally:
         del mod.loglike, mod.score
         vars(mod).update(own)  # a context around this one
+        if last[0] is not None:  # a score leaves the model complex
+            mod.update(last[0], transformed=True, includes_fixed=True)
 
 
-def fit(mod: MLEModel, start_params=None, **kwargs):
+def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     """``mod.fit`` with the likelihood and the exact score of this module.
 
     Parameters
@@ -299,8 +319,15 @@ def fit(mod: MLEModel, start_params=None, **kwargs):
     mod : statsmodels.tsa.statespace.mlemodel.MLEModel
     start_params : array (k,), optional
         As in ``mod.fit``; ``mod.start_params`` if None.
+    method : str
+        One of ``mod.fit``, or a climb with second derivatives (:mod:`helpers.kalman.climbing`):
+
+        - "newton": with the Hessian.  A handful of steps, of which each costs a few scores.
+        - "scoring": with the expected information, corrected by what the scores say.
     **kwargs
-        Those of ``mod.fit``: method, maxiter, cov_type, disp and others.
+        Those of ``mod.fit``: maxiter, cov_type, disp and others.  The climbs take ``maxiter``,
+        ``cov_type``, ``cov_kwds``, ``disp``, ``transformed``, ``includes_fixed`` and
+        ``return_params``.
 
     Returns
     -------
@@ -310,15 +337,90 @@ def fit(mod: MLEModel, start_params=None, **kwargs):
     Raises
     ------
     ValueError
-        If the model is one of those that :func:`loglike` refuses.
+        If the model is one of those that :func:`loglike` refuses; or for "scoring" with an exact
+        diffuse start, which has no expected information.
+    TypeError
+        If a climb is given an argument that it does not take.
     """
     with using(mod):
-        return mod.fit(start_params, **({"optim_score": "approx"} | kwargs))
+        if method in ("newton", "scoring"):
+            return _climbed(mod, start_params, method, **kwargs)
+        return mod.fit(start_params, method=method, **({"optim_score": "approx"} | kwargs))
+
+
+def _climbed(
+    mod: MLEModel,
+    start,
+    method: str,
+    *,
+    maxiter: int = 50,
+    transformed: bool = True,
+    includes_fixed: bool = False,
+    cov_type=None,
+    cov_kwds=None,
+    disp=5,
+    return_params: bool = False,
+):
+    """The results of a climb in the parameters that an optimiser sees, as those of `mod.fit`."""
+    if start is None:
+        start, transformed, includes_fixed = mod.start_params, True, True
+    start = mod.handle_params(start, transformed=True, includes_fixed=includes_fixed)
+    free = mod.untransform_params(start) if transformed else start
+    free = free[mod._free_params_index] if mod._has_fixed_params else free
+
+    def function(x):
+        value = mod.loglike(x, transformed=False)
+        return value, mod.score(x, transformed=False) if np.isfinite(value) else None
+
+    curvature = _minus_hessian if method == "newton" else _expected
+    found = climb(
+        function,
+        lambda x: curvature(mod, x),
+        free,
+        most=maxiter,
+        secant=method == "scoring",
+        approach=APPROACH,
+    )
+    if disp:
+        ended = "converged" if found.converged else "has not converged"
+        print(
+            f"{method} {ended} after {found.steps} steps and {found.evaluations} evaluations, "
+            f"log-likelihood {found.value:.6g}"
+        )
+    if return_params:
+        return mod.handle_params(found.x, transformed=False)
+    results = mod.smooth(found.x, transformed=False, cov_type=cov_type, cov_kwds=cov_kwds)
+    results._results.mle_retvals = {
+        "fopt": -found.value / mod.nobs,
+        "gopt": -found.slope / mod.nobs,
+        "fcalls": found.evaluations,
+        "warnflag": 0 if found.converged else 1,
+        "converged": found.converged,
+        "iterations": found.steps,
+    }
+    results._results.mle_settings = {"optimizer": method, "maxiter": maxiter}
+    return results
+
+
+def _minus_hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    return -hessian(mod, free, transformed=False)
+
+
+def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    """The expected information in the parameters that an optimiser sees."""
+    point = _Point(mod, mod.handle_params(free, transformed=False))
+    J = _transformation(mod, free).dense(mod.handle_params(free))
+    return _free(mod, J.T @ point.information(arrays_information.expected_information) @ J)
+
+
+class _NotStationaryError(ValueError):
+    """There is no stationary distribution to start from."""
 
 
 def _checked(mod: MLEModel, params) -> np.ndarray:
+    _check_supported(mod)
     params = np.atleast_1d(np.asarray(params, dtype=float))
-    k = len(mod.param_names) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
+    k = _number_of_params(mod) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
     if params.shape != (k,):
         raise ValueError(
             f"params has shape {params.shape}, expected (k,) = ({k},): "
@@ -334,6 +436,13 @@ def _checked(mod: MLEModel, params) -> np.ndarray:
 
 def _check_supported(mod: MLEModel) -> None:
     name = type(mod).__name__
+    if not isinstance(mod, MLEModel):
+        raise ValueError(f"{name} is no state space model of statsmodels, expected an MLEModel")
+    if isinstance(mod, RecursiveLS):
+        raise ValueError(
+            f"{name} has no parameters to differentiate by: its coefficients are states, and one "
+            "pass of its filter finds them"
+        )
     if mod.ssm._complex_endog:
         raise ValueError(f"the data of this {name} are complex, expected real ones")
     if mod.ssm.filter_timing == TIMING_INIT_FILTERED:
@@ -347,23 +456,13 @@ def _arrays(mod: MLEModel, params: np.ndarray) -> dict:
     mod.update(params, transformed=True, includes_fixed=True)
     found = {}
     for name, theirs in ARRAYS.items():
-        X = np.moveaxis(getattr(mod.ssm, theirs), -1, 0)
+        X = getattr(mod.ssm, theirs)
+        # A copy: the caller's array stays the caller's.
+        X = np.array(X.T if X.ndim == 2 else X.transpose(2, 0, 1), order="C")
         found[name] = X[0] if len(X) == 1 else X
     if found["c"].ndim > 1:  # what comes after the last step is no part of the likelihood
-        found["c"] = np.append(found["c"][:-1], np.zeros_like(found["c"][:1]), axis=0)
+        found["c"][-1] = 0
     return found
-
-
-def _start(mod: MLEModel):
-    """a0 and P0 for the parameters that the model was updated with, and A (m, q) where diffuse."""
-    a0, P_inf, P0 = mod.ssm.initialization(model=mod.ssm)
-    states = np.flatnonzero(np.diag(P_inf))
-    if len(states) and (mod.ssm.filter_concentrated or mod.loglikelihood_burn):
-        raise ValueError(
-            f"the states {', '.join(map(str, states))} of this {type(mod).__name__} have an exact "
-            "diffuse start, which is not supported with a concentrated scale or a burn-in"
-        )
-    return {"a0": a0, "P0": P0}, np.eye(len(a0))[:, states]
 
 
 def _parts(start, states: np.ndarray) -> Iterator:
@@ -374,38 +473,116 @@ def _parts(start, states: np.ndarray) -> Iterator:
         yield from _parts(part, states[list(block)])
 
 
-def _stationary(mod: MLEModel) -> Iterator[np.ndarray]:
-    """The states of each stationary part of the initial distribution."""
-    for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
-        if part.initialization_type == "stationary":
-            yield states
+class _Start:
+    """a0 and P0 for the parameters that the model was updated with, and A (m, q) where diffuse.
+
+    `stationary` are the parts whose distribution solves equations of T, c, R and Q: for each, its
+    states and its solution.
+    """
+
+    def __init__(self, mod: MLEModel, arrays: dict):
+        m = mod.ssm.k_states
+        self.a0, self.P0, self.stationary = np.zeros(m), np.zeros((m, m)), []
+        diffuse_states, covered = [], 0
+        here = _first(arrays)
+        for part, states in _parts(mod.ssm.initialization, np.arange(m)):
+            block, kind = np.ix_(states, states), part.initialization_type
+            covered += len(states)
+            if kind == "stationary":
+                R = here["R"][states]
+                solved = Stationary(here["T"][block], here["c"][states], R @ here["Q"] @ R.T)
+                if not solved.converged:
+                    size = np.abs(np.linalg.eigvals(here["T"][block])).max()
+                    raise _NotStationaryError(
+                        f"the params lie outside the stationary region of this "
+                        f"{type(mod).__name__}, which starts from its stationary distribution: "
+                        f"the transition has an eigenvalue of modulus {size:.4g}, expected < 1"
+                    )
+                self.a0[states], self.P0[block] = solved.mean, solved.covariance
+                self.stationary.append((states, solved))
+                continue
+            self.a0[states] = part.constant
+            if kind == "known":
+                self.P0[block] = part.stationary_cov
+            elif kind == "approximate_diffuse":
+                self.P0[states, states] = part.approximate_diffuse_variance
+            else:
+                diffuse_states.extend(states)
+        if covered < m:
+            raise ValueError(
+                f"this {type(mod).__name__} has an initial distribution for {covered} of its {m} "
+                "states, expected all"
+            )
+        if diffuse_states and (mod.ssm.filter_concentrated or mod.loglikelihood_burn):
+            named = ", ".join(map(str, diffuse_states))
+            raise ValueError(
+                f"the states {named} of this {type(mod).__name__} have an exact diffuse start, "
+                "which is not supported with a concentrated scale or a burn-in"
+            )
+        self.A = np.eye(m)[:, sorted(diffuse_states)]
 
 
 def _first(arrays: dict) -> dict:
     """The arrays of the first step: those that statsmodels takes for a stationary start."""
-    return {x: X[0] if X.ndim > len(SHAPES[x]) else X for x, X in arrays.items()}
+    return {x: X if X.ndim == len(SHAPES[x]) else X[0] for x, X in arrays.items()}
 
 
-def _start_adjoints(T, P_bar, a_bar):  # noqa: N803
-    """S = T' S T + P_bar and s = T' s + a_bar."""
-    return solve_discrete_lyapunov(T.T, P_bar), np.linalg.solve(np.eye(len(T)) - T.T, a_bar)
+def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
+    """Add to the gradients of c, T, R and Q what a stationary start passes on to them.
 
-
-def _through_stationary_start(mod: MLEModel, arrays: dict, gradient) -> None:
-    """Add to the gradients of c, T, R and Q what a stationary a0 and P0 make of theirs.
-
-    P = T P T' + R Q R' and a = T a + c have the pullbacks S = T' S T + P_bar, which is added to
-    W_bar, and 2 S T P, to T_bar; and s = T' s + a_bar, to c_bar, and s a', to T_bar.
+    P = T P T' + R Q R' and a = T a + c: the adjoints solve S = T' S T + P_bar and s = T' s + a_bar,
+    and add 2 S T P + s a' to T_bar, 2 S R Q to R_bar, R' S R to Q_bar and s to c_bar.
     """
-    here, bar = _first(arrays), _first(gradient.asdict())
-    for states in _stationary(mod):
+    if not start.stationary:
+        return
+    here, bar = _first(arrays), _first(gradient._asdict())
+    for states, solved in start.stationary:
         block = np.ix_(states, states)
-        T, R, Q = here["T"][block], here["R"][states], here["Q"]
-        S, s = _start_adjoints(T, bar["P0"][block], bar["a0"][states])
-        bar["T"][block] += 2 * S @ T @ here["P0"][block] + np.outer(s, here["a0"][states])
+        R, Q = here["R"][states], here["Q"]
+        s, S = solved.adjoints(bar["a0"][states], bar["P0"][block])
+        bar["T"][block] += 2 * S @ here["T"][block] @ solved.covariance + np.outer(s, solved.mean)
         bar["c"][states] += s
         bar["R"][states] += 2 * S @ R @ Q
         bar["Q"] += R.T @ S @ R
+
+
+def _refuse_unseen(mod: MLEModel, A: np.ndarray, variances: np.ndarray) -> None:  # noqa: N803
+    """A diffuse state that reaches no observation, but for rounding, leaves the likelihood open."""
+    unseen = np.flatnonzero(variances > UNSEEN * variances.min())
+    if unseen.size:
+        states = ", ".join(map(str, A[:, unseen].argmax(axis=0)))
+        raise ValueError(
+            f"the data say nothing about the states {states} of this {type(mod).__name__}, whose "
+            "start is exact diffuse: its likelihood has no value"
+        )
+
+
+def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
+    """`fused.loglike_and_grad` for arrays that a model has written: less is checked beforehand."""
+    time = {}
+    for x in ("c", "d", "T", "Z", "R", "H", "Q"):
+        X = arrays[x]
+        time[x] = X if X.ndim > len(SHAPES[x]) else X[np.newaxis]
+    R = time["R"]
+    turned = R.transpose(0, 2, 1)
+    RQ = R @ time["Q"]
+    given = [arrays["a0"][:], arrays["P0"][:], *(time[x][:] for x in "cdTZH")]
+    for X in given:  # as those of a `StateSpace`: one type, and one compilation, for both
+        X.flags.writeable = False
+    l, out, *_ = fused._entry().loglike_and_grad(
+        y, *given, RQ @ turned, weights, True, True, True, True, TOLERANCE
+    )
+    value = float(weights @ l)
+    if not np.isfinite(value):
+        model = StateSpace(**arrays)  # raises, and names what is not finite
+        value, _, gradient = fused.loglike_and_grad(y, model, weights=weights)  # or the step
+        return value, gradient
+    bars = out._asdict() | {"R": 2 * out.W @ RQ, "Q": turned @ out.W @ R}
+    del bars["W"]
+    for x, X in time.items():
+        if len(X) == 1:
+            bars[x] = bars[x][0] if len(bars[x]) == 1 else bars[x].sum(axis=0)
+    return value, Gradients(**bars)
 
 
 class _Point:
@@ -420,47 +597,59 @@ class _Point:
         _check_supported(mod)
         self.mod, self.params = mod, params
         self.arrays = arrays = _arrays(mod, params)
-        start, self.A = _start(mod)
-        arrays |= start
-        self.y = y = np.ascontiguousarray(mod.ssm.endog.T)
+        self.start = start = _Start(mod, arrays)
+        self.A = start.A
+        arrays |= {"a0": start.a0, "P0": start.P0}
+        self.y = y = np.array(mod.ssm.endog.T, order="C")
         burn = mod.loglikelihood_burn
-        self.weights = weights = (np.arange(len(y)) >= burn).astype(float) if burn else None
-        self.scale, self.model = 1.0, StateSpace(**arrays)
+        self.weights = weights = np.ones(len(y))
+        weights[:burn] = 0
+        self.scale = 1.0
         if self.A.size:
-            self.value, _, self.raw, *_ = diffuse.loglike_and_grad(y, self.model, self.A)
+            self.value, _, self.raw, _, estimate, *_ = diffuse.loglike_and_grad(
+                y, self.model, self.A
+            )
+            _refuse_unseen(mod, self.A, np.diag(estimate.covariance))
         else:
-            self.value, _, self.raw = fused.loglike_and_grad(y, self.model, weights=weights)
+            self.value, self.raw = _pass(y, arrays, weights)
         if mod.ssm.filter_concentrated:
             # The scale that maximises the likelihood: all covariances times 1 + x add
             # x/2 (sum v' F^-1 v - number of observations) to it. There its own derivative is zero.
             observed = np.isfinite(y[burn:]).sum()
             twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
-            self.scale = scale = (twice + observed) / observed
-            self.model = StateSpace(**arrays | {x: scale * arrays[x] for x in SCALED})
-            self.value, _, self.raw = fused.loglike_and_grad(y, self.model, weights=weights)
-        self.gradient = self.raw._replace(
-            **{x: self.scale * getattr(self.raw, x) for x in SCALED},
-            **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
-        )
-        _through_stationary_start(mod, arrays, self.gradient)
+            self.scale = (twice + observed) / observed
+            self.value, self.raw = _pass(y, self._scaled(), weights)
+        if mod.ssm.filter_concentrated or start.stationary:
+            self.gradient = self.raw._replace(
+                **{x: self.scale * getattr(self.raw, x) for x in SCALED},
+                **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
+            )
+            _through_stationary_start(start, arrays, self.gradient)
+        else:
+            self.gradient = self.raw
+
+    def _scaled(self) -> dict:
+        return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
+
+    @cached_property
+    def model(self) -> StateSpace:
+        return StateSpace(**self._scaled() if self.scale != 1 else self.arrays)
 
     def moves(self) -> dict[str, np.ndarray]:
         """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
-        found = [self._with_stationary(move) for move in _moves(self.mod, self.params)]
+        found = _updates(self.mod, self.params).moves(self.params)
         _arrays(self.mod, self.params)  # leaves the model real
-        return {x: np.stack([move[x] for move in found]) for x in SHAPES}
-
-    def _with_stationary(self, move: dict) -> dict:
-        found = {x: move.get(x, np.zeros_like(X)) for x, X in self.arrays.items()}
-        here, d = _first(self.arrays), _first(found)
-        for states in _stationary(self.mod):
+        here = _first(self.arrays)
+        for states, solved in self.start.stationary:
             block = np.ix_(states, states)
-            T, R, Q, dR = here["T"][block], here["R"][states], here["Q"], d["R"][states]
-            E = d["T"][block] @ here["P0"][block] @ T.T + dR @ Q @ R.T
-            found["P0"][block] = solve_discrete_lyapunov(T, E + E.T + R @ d["Q"] @ R.T)
-            found["a0"][states] = np.linalg.solve(
-                np.eye(len(T)) - T, d["T"][block] @ here["a0"][states] + d["c"][states]
-            )
+            R, Q = here["R"][states], here["Q"]
+            first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
+            for j in range(len(self.params)):
+                dT, dR = first["T"][j][block], first["R"][j][states]
+                E = dT @ solved.covariance @ here["T"][block].T + dR @ Q @ R.T
+                found["a0"][j, states], found["P0"][j][block] = solved.solve(
+                    dT @ solved.mean + first["c"][j][states], E + E.T + R @ first["Q"][j] @ R.T
+                )
         return found
 
     def directions(self, moves: dict) -> dict[str, np.ndarray]:
@@ -501,16 +690,18 @@ class _Point:
         none: most coefficients are such, and variances.
         """
         mod, params, k = self.mod, self.params, len(self.params)
-        found = np.zeros((k, k))
+        found, moved = np.zeros((k, k)), _updates(mod, params)
         away = params + 1e-2 * np.maximum(1, np.abs(params)) * np.sin(np.arange(k) + 1)
-        pairs = zip(list(_moves(mod, params)), list(_moves(mod, away)), strict=True)
-        curved = [j for j, (here, there) in enumerate(pairs) if not _same(here, there)]
-        if curved:
+        here, there = moved.dense(params), moved.dense(away)
+        size = np.abs(here).max(axis=1, initial=0)
+        curved = np.flatnonzero(np.abs(here - there).max(axis=1, initial=0) > 1e-13 * size)
+        if curved.size:
+            bar = moved.pack(self.gradient)
 
             def slopes(some):
                 x = params.copy()
                 x[curved] = some
-                return _paired(mod, x, self.gradient, curved)
+                return moved.pull(x, bar)[curved]
 
             found[np.ix_(curved, curved)] = _jacobian(slopes, params[curved])
         _arrays(mod, params)  # leaves the model real, and where it was
@@ -523,10 +714,10 @@ class _Point:
         to E is in the gradients of those arrays already.
         """
         here, bar, total = _first(self.arrays), self.raw, 0.0
-        for states in _stationary(self.mod):
+        for states, solved in self.start.stationary:
             block = np.ix_(states, states)
-            T, R, Q, P = here["T"][block], here["R"][states], here["Q"], here["P0"][block]
-            S, s = _start_adjoints(T, self.scale * bar.P0[block], bar.a0[states])
+            T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
+            s, S = solved.adjoints(bar.a0[states], self.scale * bar.P0[block])
             dT, dR, dQ = (
                 moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
             )
@@ -609,10 +800,11 @@ def _refuse_boundary(mod: MLEModel, params: np.ndarray) -> None:
     spectra = {x: np.linalg.eigh(here[x]) for x in ("H", "Q")}
     least = BOUNDARY * max(values.max() for values, _ in spectra.values())
     null = {x: vectors[:, values <= least] for x, (values, vectors) in spectra.items()}
-    for name, move in zip(mod.param_names, _moves(mod, params), strict=True):
-        d = _first(move)
+    moves = _updates(mod, params).moves(params)
+    for j, name in enumerate(mod.param_names):
+        d = _first({x: moves[x][j] for x in null})
         # Where a covariance takes no room, a derivative would make it negative to one side.
-        if name in free and any(x in d and (V.T @ d[x] @ V).any() for x, V in null.items()):
+        if name in free and any((V.T @ d[x] @ V).any() for x, V in null.items()):
             found.append(name)
     _arrays(mod, params)  # leaves the model real
     if found:
@@ -627,9 +819,8 @@ def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all
     """The score for parameters as they are given, by `of_all`, which is for all of the model's."""
     found = of_all(mod.handle_params(params, transformed, includes_fixed))
     if not transformed:
-        # The pullback of the transformation, J' s. It need not be one for complex numbers.
         free = mod.handle_params(params, True, includes_fixed)
-        found = _jacobian(mod.transform_params, free).T @ found
+        found = _transformation(mod, free).pull(free, found)
     dropped = mod._has_fixed_params and not includes_fixed
     return found[mod._free_params_index] if dropped else found
 
@@ -648,61 +839,214 @@ def _jacobian(function, x: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def _moves(mod: MLEModel, params: np.ndarray, some=None) -> Iterator[dict]:
-    """For each parameter, or for some, the derivatives of those arrays that `mod.update` moves.
+class _Updates:
+    """The derivatives of the arrays of a model, and of the known parts of its initial distribution.
 
-    With a0 and P0 where it writes a known initial distribution. Leaves the model complex.
+    All in one vector, in which the axes of a matrix are turned: as statsmodels stores them.
     """
-    m = mod.ssm.k_states
-    known = [
-        (part, states)
-        for part, states in _parts(mod.ssm.initialization, np.arange(m))
-        if part.initialization_type == "known"
-    ]
-    for j in range(len(params)) if some is None else some:
-        shifted = params.astype(complex)
-        shifted[j] += 1j * STEP
-        mod.update(shifted, transformed=True, includes_fixed=True, complex_step=True)
-        found = {}
+
+    def __init__(self, mod: MLEModel, params: np.ndarray):
+        self.mod, m = mod, mod.ssm.k_states
+        self.shapes, self.at, stop = {}, {}, 0
+        for x in SHAPES:
+            theirs = (
+                getattr(mod.ssm, ARRAYS[x]).T.shape if x in ARRAYS else (1, *[m] * len(SHAPES[x]))
+            )
+            size = int(np.prod(theirs))
+            self.shapes[x], self.at[x] = theirs, slice(stop, stop + size)
+            stop += size
+        self.size = stop
+        self.colored = Colored(self._along, params)
+
+    def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """Leaves the model complex."""
+        mod = self.mod
+        mod.update(
+            params + 1j * STEP * direction,
+            transformed=True,
+            includes_fixed=True,
+            complex_step=True,
+        )
+        found = np.zeros(self.size)
         for x, theirs in ARRAYS.items():
             X = getattr(mod.ssm, theirs)
-            if np.iscomplexobj(X):
-                X = np.moveaxis(X.imag, -1, 0) / STEP
-                found[x] = X[0] if len(X) == 1 else X
-        if "c" in found and found["c"].ndim > 1:  # as in `_arrays`
-            found["c"] = np.append(found["c"][:-1], np.zeros_like(found["c"][:1]), axis=0)
-        for part, states in known:
-            for x, X in (("a0", part.constant), ("P0", part.stationary_cov)):
-                if np.iscomplexobj(X):
-                    full = found.setdefault(x, np.zeros((m,) * len(SHAPES[x])))
-                    full[np.ix_(*[states] * full.ndim)] = X.imag / STEP
-        yield found
+            if X.dtype.kind == "c":
+                found[self.at[x]].reshape(self.shapes[x])[:] = X.imag.T
+        if self.shapes["c"][0] > 1:  # as in `_arrays`
+            found[self.at["c"]].reshape(self.shapes["c"])[-1] = 0
+        for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
+            if part.initialization_type == "known":
+                for x, X in (("a0", part.constant), ("P0", part.stationary_cov)):
+                    if X.dtype.kind == "c":
+                        whole = found[self.at[x]].reshape(self.shapes[x])[0]
+                        whole[np.ix_(*[states] * whole.ndim)] = X.imag
+        found /= STEP
+        return found
+
+    def pack(self, gradient) -> np.ndarray:
+        """A gradient as one vector."""
+        found = np.empty(self.size)
+        for x, where in self.at.items():
+            X = getattr(gradient, x)
+            found[where].reshape(self.shapes[x])[:] = (
+                X if len(SHAPES[x]) == 1 else X.swapaxes(-1, -2)
+            )
+        return found
+
+    def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        """The inner products of a gradient, as one vector, with the derivatives (k,)."""
+        return self.colored.pull(params, bar)
+
+    def dense(self, params: np.ndarray) -> np.ndarray:
+        """The derivatives in each parameter (k, N)."""
+        return self.colored.dense(params).T
+
+    def moves(self, params: np.ndarray) -> dict[str, np.ndarray]:
+        """The same for each array (k, ...), time first where it varies."""
+        dense, found = self.dense(params), {}
+        for x, where in self.at.items():
+            X = dense[:, where].reshape(len(dense), *self.shapes[x])
+            X = X if len(SHAPES[x]) == 1 else X.swapaxes(-1, -2)
+            found[x] = X[:, 0] if X.shape[1] == 1 else X
+        return found
 
 
-def _same(here: dict, there: dict) -> bool:
-    """Whether the derivatives of the arrays are equal, but for rounding."""
-    if here.keys() != there.keys():
-        return False
-    return all(
-        np.abs(X - there[x]).max(initial=0) <= 1e-13 * np.abs(X).max(initial=0)
-        for x, X in here.items()
-    )
+class _Varmax:
+    """The transformation of `VARMAX`, whose Cholesky factors no complex step can differentiate."""
+
+    def __init__(self, mod: VARMAX):
+        self.mod = mod
+
+    def dense(self, free: np.ndarray) -> np.ndarray:
+        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
+
+    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        mod, found = self.mod, bar.copy()
+        cov = mod._params_state_cov
+        diagonal = mod.error_cov_type == "diagonal"
+        if diagonal:
+            found[cov] *= 2 * free[cov]
+        if mod.measurement_error:
+            found[mod._params_obs_cov] *= 2 * free[mod._params_obs_cov]
+        p = mod.k_endog
+        if mod.k_ma and mod.enforce_invertibility:
+            where = mod._params_ma
+            found[where] = _pull_coefficients(free[where], bar[where], np.eye(p))[0]
+        if mod.k_ar and mod.enforce_stationarity:
+            L = np.zeros((p, p))
+            rows = np.diag_indices(p) if diagonal else mod._idx_lower_state_cov
+            L[rows] = free[cov]
+            M = np.linalg.cholesky(L @ L.T)  # L, but for the signs of its columns
+            where = mod._params_ar
+            found[where], M_bar = _pull_coefficients(free[where], bar[where], M)
+            found[cov] += (M_bar * np.sign(np.diag(L)))[rows]
+        return found
 
 
-def _paired(mod: MLEModel, params: np.ndarray, gradient, some=None) -> np.ndarray:
-    """The inner products of a gradient with the arrays' derivatives. Leaves the model complex."""
-    return np.array(
-        [
-            sum(np.vdot(getattr(gradient, x), dX) for x, dX in move.items())
-            for move in _moves(mod, params, some)
-        ],
-        dtype=float,
-    )
+def _pull_coefficients(free: np.ndarray, bar: np.ndarray, M: np.ndarray):
+    """The pullbacks of C -> M C M^-1 after `stationary_coefficients`, in A and in M."""
+    p = len(M)
+
+    def blocks(flat):  # (p, order p) side by side
+        return flat.reshape(p, -1, p).transpose(1, 0, 2)
+
+    A, bar = blocks(free), blocks(bar)
+    units = np.eye(free.size).reshape(free.size, p, -1, p).transpose(0, 2, 1, 3)
+    C, dC = updates.stationary_coefficients(A, units)
+    inverse = np.linalg.inv(M)
+    C = M @ C @ inverse
+    M_bar = (bar @ C.transpose(0, 2, 1) - C.transpose(0, 2, 1) @ bar).sum(axis=0) @ inverse.T
+    return np.tensordot(dC, M.T @ bar @ inverse.T, 3), M_bar
+
+
+class _DynamicFactor:
+    """The transformation of `DynamicFactor`: its factors as in `_Varmax`, the others colored."""
+
+    def __init__(self, mod: DynamicFactor, free: np.ndarray):
+        self.mod, self.where = mod, mod._params_factor_transition
+        exact = updates.complex_step(mod.transform_params)
+
+        def along(free, direction):
+            others = direction.copy()
+            others[self.where] = 0
+            return exact(free, others)
+
+        self.others = Colored(along, free)
+
+    def dense(self, free: np.ndarray) -> np.ndarray:
+        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
+
+    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        found, where = self.others.pull(free, bar), self.where
+        eye = np.eye(self.mod.k_factors)
+        found[where] = _pull_coefficients(free[where], bar[where], eye)[0]
+        return found
+
+
+def _number_of_params(mod: MLEModel) -> int:
+    known = _KNOWN.setdefault(mod, {})
+    if "params" not in known:  # some models write all their names anew each time
+        known["params"] = len(mod.param_names)
+    return known["params"]
+
+
+_KNOWN = WeakKeyDictionary()  # what is known of the updates and transformations of models
+
+
+def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
+    key = tuple(mod.ssm.shapes.values())
+    known = _KNOWN.setdefault(mod, {})
+    if known.get("shapes") != key:
+        known["shapes"], known["updates"] = key, _Updates(mod, params)
+    return known["updates"]
+
+
+def _transformation(mod: MLEModel, free: np.ndarray):
+    """What pulls a gradient for the parameters of the model back to those of its optimiser."""
+    known = _KNOWN.setdefault(mod, {})
+    if "transformation" not in known:
+        known["transformation"] = _new_transformation(mod, free)
+    return known["transformation"]
+
+
+def _new_transformation(mod: MLEModel, free: np.ndarray):
+    if type(mod).transform_params is VARMAX.transform_params:
+        return _Varmax(mod)
+    if type(mod).transform_params is DynamicFactor.transform_params and not (
+        mod.error_var and mod.error_order
+    ):
+        if mod.enforce_stationarity and mod.factor_order:
+            return _DynamicFactor(mod, free)
+    function = mod.transform_params
+    exact, rough = updates.complex_step(function), updates.difference(function)
+    along = np.sin(np.arange(len(free)) + 1)
+    with np.errstate(all="ignore"):
+        try:
+            found = exact(free, along)
+        except (TypeError, ValueError, np.linalg.LinAlgError):
+            found = np.full(len(free), np.nan)
+    expected = rough(free, along)
+    if np.abs(found - expected).max(initial=0) <= 1e-6 * np.abs(expected).max(initial=0):
+
+        def along(free, direction):
+            with np.errstate(all="ignore"):
+                found = exact(free, direction)
+            # A logistic curve far out is flat, and overflows for complex numbers.
+            return found if np.isfinite(found).all() else rough(free, direction)
+
+        return Colored(along, free)
+    return Colored(rough, free, updates.MISSED_BY_DIFFERENCES)
 
 
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    found = _paired(mod, params, gradient)
-    _arrays(mod, params)  # leaves the model real
+    found = _pulled(mod, params, gradient)
+    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found
+
+
+def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
+    """The score of a gradient for the arrays. Leaves the model complex."""
+    moved = _updates(mod, params)
+    return moved.pull(params, moved.pack(gradient))
