@@ -38,8 +38,6 @@ SKIPPED = {
 }
 # What has no rule, and says so.
 REFUSED = {
-    "training_dropout": "training_mode must be a constant false",
-    "batchnorm_.*_training_mode": "training_mode=1",
     "maxpool_with_argmax_2d_precomputed_strides": "storage_order=1",
     "scatter_elements_with_reduction_m|scatternd_m": "reduction='m",
 }

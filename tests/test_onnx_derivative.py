@@ -14,7 +14,8 @@ from onnx_checks import (
 )
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradient
-from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import simplify
 from helpers.onnx_grad.tensor import NoGradientError
 
@@ -309,6 +310,94 @@ def test_integers_are_no_targets():
     assert names(gradient.graph.output) == ["X_grad", "Y", "S"]
 
 
+# Weights and constants
+
+
+def exported():
+    """Layer normalisation written out, ReLU6 and dropout, as an exporter stores them: everything
+    real is an initializer."""
+    return model_of("""m (double[N, 4] X) => (double[N, 4] Y)
+        <double two = {2}, double[1] eps = {1e-5}, double[4] gamma = {1, 2, -1, 3},
+         double[4] beta = {1, 0, 2, -1}, double lo = {0}, double hi = {6}, double ratio = {0.5},
+         int64[1] axis = {-1}> {
+            M = ReduceMean(X, axis) C = Sub(X, M) S = Pow(C, two) V = ReduceMean(S, axis)
+            E = Add(V, eps) D = Sqrt(E) H = Div(C, D) G = Mul(H, gamma) B = Add(G, beta)
+            R = Clip(B, lo, hi) Y = Dropout(R, ratio) }""")
+
+
+def test_the_constants_of_an_exported_model_are_no_weights(capsys):
+    X = np.random.default_rng(0).standard_normal((5, 4))
+    gradient = check(exported(), {"X": X}, verbose=1)
+    assert names(gradient.graph.output) == ["X_grad", "gamma_grad", "beta_grad"]
+    assert names(gradient.graph.input) == ["X", "gamma", "beta", "Y_grad"]
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "onnx_derivative: constants, not weights: two (a scalar), eps (added in front of Sqrt), "
+        "lo (a scalar), hi (a scalar), ratio (a scalar)"
+    )
+
+
+def test_a_constant_is_a_weight_where_it_is_asked_for():
+    gradient = onnx_derivative(exported(), weights=["eps", "hi", "two"])
+    assert names(gradient.graph.output) == ["X_grad", "eps_grad", "hi_grad", "two_grad"]
+
+
+# What is done with w, float[3]; whether it is a weight, or what it is.
+ROLES = [
+    ("Y = Mul(X, w)", True),
+    ("Y = Pow(X, w)", "Y of Pow"),
+    ("Y = Pow(w, X)", True),
+    ("P = Pow(X, w) Y = Add(P, w)", True),
+    ("I = Identity(w) F = Unsqueeze(I, zero) Y = Pow(X, F)", "Y of Pow"),
+    ("I = Identity(w) Y = Mul(X, I)", True),
+    ("C = Cast<to = 7>(w) D = Cast<to = 1>(C) Y = Mul(X, D)", "without a gradient in Cast"),
+    ("c = Less(X, w) Z = Neg(X) Y = Where(c, X, Z)", "without a gradient in Less"),
+    ("F = Floor(w) Y = Mul(X, F)", "without a gradient in Floor"),
+    ("Y = Neg(X)", "not used"),
+    ("Y = BatchNormalization(X, w, w, k, k)", True),
+    ("Y = BatchNormalization(X, k, k, w, k)", "input_mean of BatchNormalization"),
+    ("Y = BatchNormalization(X, k, k, k, w)", "input_var of BatchNormalization"),
+    ("A = Add(X, w) Y = Sqrt(A)", True),
+    ("Y = Attention(X, X, X, w)", "attn_mask of Attention"),
+    ("Y = Pad(X, pads, w)", "constant_value of Pad"),
+    ("I = Cast<to = 7>(X) Y = OneHot(I, zero, w)", "values of OneHot"),
+    ("Y = mine.Op(X, w)", True),
+]
+
+
+@pytest.mark.parametrize("text, expected", ROLES, ids=[text for text, _ in ROLES])
+def test_weights_by_use(text, expected):
+    model = model_of(
+        f"""m (float[2, 3] X) => (float[2, 3] Y) <float[3] w = {{1, 2, 3}},
+        float[3] k = {{1, 1, 1}}, int64[1] zero = {{0}}, int64[4] pads = {{0, 0, 0, 0}}>
+        {{ {text} }}""",
+        opset=23,
+        domains=["mine"],
+    )
+    assert constants_by_use(model).get("w", True) == expected
+
+
+def test_a_mask_with_infinities_is_no_weight():
+    model = mlp()
+    mask = np.array([0.0, -np.inf, 0.0], np.float64)
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    model.graph.node.append(helper.make_node("Add", ["Y", "mask"], ["Z"]))
+    assert constants_by_use(model) == {"mask": "not finite"}
+
+
+def test_only_constants_are_nothing_to_differentiate_by():
+    with pytest.raises(ValueError, match=r"no real weight; 'two' is a constant \(a scalar\)"):
+        onnx_derivative(
+            model_of("m (float[2] X) => (float[2] Y) <float two = {2}> { Y = Pow(X, two) }"),
+            inputs=[],
+        )
+
+
+def test_an_unused_weight_that_is_asked_for_has_the_gradient_zero():
+    model = model_of(TEXTS["unused weight"])
+    gradient = check(model, {"X": np.ones((2, 3))}, weights=["w", "unused"])
+    assert names(gradient.graph.output) == ["X_grad", "w_grad", "unused_grad"]
+
+
 # Structure
 
 
@@ -440,27 +529,92 @@ def test_local_functions_are_inlined():
     check(model, {"X": np.array([1.0, -2.0, 0.5])})
 
 
+HEADS = {"X": (1, 4, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}
+TOKENS = {n: (2, 3, 8) for n in "Xkv"}
+ANGLES = {"c": (2, 3, 2), "s": (2, 3, 2)}
+TABLES = {"c": (5, 2), "s": (5, 2)}
+# Operator, arguments, opset, shapes; its definition is in the standard.
+DEFINED = [
+    ("Attention", "(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
+    ("Attention", "<softcap = 2.0, scale = 0.3>(X, k, v, m)", 23, {**HEADS, "m": (3, 5)}),
+    ("Attention", "<is_causal = 1, q_num_heads = 2, kv_num_heads = 2>(X, k, v)", 23, TOKENS),
+    ("CenterCropPad", "<axes = [0]>(X, size)", 21, {"X": (4, 3)}),
+    (
+        "GroupNormalization",
+        "<num_groups = 2, stash_type = 11>(X, s, b)",
+        21,
+        {"X": (2, 4, 3), "s": (4,), "b": (4,)},
+    ),
+    ("RotaryEmbedding", "(X, c, s)", 23, {"X": (2, 2, 3, 4), **ANGLES}),
+    (
+        "RotaryEmbedding",
+        "<interleaved = 1, num_heads = 2>(X, c, s)",
+        23,
+        {"X": (2, 3, 8), **ANGLES},
+    ),
+    ("RotaryEmbedding", "(X, c, s, ids)", 23, {"X": (2, 2, 3, 4), **TABLES}),
+    ("Shrink", "<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
+]
+
+
 @pytest.mark.parametrize(
-    "text, opset, shapes",
-    [
-        (
-            "Y = GroupNormalization<num_groups = 2, stash_type = 11>(X, s, b)",
-            21,
-            {"X": (2, 4, 3), "s": 4, "b": 4},
-        ),
-        ("Y = RMSNormalization(X, s)", 23, {"X": (2, 4), "s": 4}),
-        ("Y = Attention(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
-        ("Y = Shrink<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
-    ],
+    "op, arguments, opset, shapes", DEFINED, ids=[f"{d[0]}-{d[1]}" for d in DEFINED]
 )
-def test_operators_that_are_defined_by_others(text, opset, shapes):
-    """What has no rule but a body in the standard is differentiated through its body."""
+def test_defined_by_others(op, arguments, opset, shapes):
+    """Differentiated through its definition; the other inputs as inputs, and as initializers."""
     rng = np.random.default_rng(0)
-    feeds = {n: rng.standard_normal(s) for n, s in shapes.items()}
-    inputs = ", ".join(f"double[{', '.join(map(str, x.shape))}] {n}" for n, x in feeds.items())
-    shape = ", ".join(map(str, feeds["X"].shape))
-    model = model_of(f"m ({inputs}) => (double[{shape}] Y) {{ {text} }}", opset)
-    check(model, feeds, run=run_reference, rtol=1e-4)
+    values = {n: rng.standard_normal(s) for n, s in shapes.items()}
+    model = model_of(
+        f"""m ({", ".join(f"double[{', '.join(map(str, s))}] {n}" for n, s in shapes.items())})
+        => (double[{", ".join(map(str, shapes["X"]))}] Y)
+        <int64[1] size = {{4}}, int64[2, 3] ids = {{0, 2, 1, 3, 3, 0}}>
+        {{ E = Exp(X) Y = {op}{arguments.replace("X", "E")} }}""",
+        opset,
+    )
+    check(model, values, run=run_reference, rtol=1e-4)
+    for value in list(model.graph.input)[1:]:  # as an exporter writes it
+        model.graph.input.remove(value)
+        model.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
+    weights = [n for n in shapes if n != "X"]
+    check(model, {"X": values["X"]}, run=run_reference, rtol=1e-4, weights=weights)
+
+
+def test_all_that_are_defined_by_others_are_tested():
+    assert {d[0] for d in DEFINED} == set(COMPOSED)
+
+
+def test_a_definition_whose_types_are_unknown_is_refused_by_name():
+    model = model_of(
+        """m (float[2, 4] X) => (float[2, 4] Y) <float[4] s = {1, 2, 3, 4}>
+        { E = mine.Unknown(X) Y = GroupNormalization<num_groups = 2>(E, s, s) }""",
+        domains=["mine"],
+    )
+    with pytest.raises(NoGradientError, match="definition of GroupNormalization.*value_info"):
+        onnx_derivative(model)
+
+
+TRAINING = {"constant": "<bool t = {1}>", "at run time": ""}
+
+
+@pytest.mark.parametrize("ratio", ["0.4", "0.0"])
+@pytest.mark.parametrize("flag", TRAINING)
+@pytest.mark.parametrize("opset", [13, 21])
+def test_dropout_in_training(flag, ratio, opset):
+    """The mask that the outputs were made with is the one in the gradient."""
+    weights = TRAINING[flag].replace("<", f"<float r = {{{ratio}}}, ") or f"<float r = {{{ratio}}}>"
+    given = "" if TRAINING[flag] else ", bool t"
+    text = f"m (float[20, 10] X{given}) => (float[20, 10] Y) {weights} {{ Y = Dropout(X, r, t) }}"
+    gradient = onnx_derivative(model_of(text, opset), options=KeepOutputs)
+    assert names(gradient.graph.output) == ["X_grad", "Y"]
+    rng = np.random.default_rng(0)
+    X, dY = rng.uniform(0.5, 1, (2, 20, 10)).astype(np.float32)
+    for run in (run_onnxruntime, run_reference):
+        for t in (True, False):
+            known = {"X": X, "Y_grad": dY, "t": np.array(t)}
+            found = run(gradient, {n: known[n] for n in names(gradient.graph.input)})
+            np.testing.assert_allclose(found["X_grad"], dY * found["Y"] / X, rtol=1e-5)
+            dropped = float(ratio) if t or not given else 0.0
+            assert abs(np.mean(found["Y"] == 0) - dropped) < 0.15
 
 
 def test_register_gradient():

@@ -314,10 +314,16 @@ for axis, shape in ((-1, (4,)), (1, (3, 4)), (-2, (3, 4)), (0, (2, 3, 4))):
 case("LayerNormalization", normal(2, 4), normal(4))
 case("LayerNormalization", normal(2, 3, 4), normal(1), normal(3, 1), axis=1, epsilon=0.1)
 case("LayerNormalization", normal(2, 4), normal(4), normal(4), outputs=3, stash_type=1)
+for axis, shape in ((-1, (4,)), (1, (3, 4)), (-2, (4,))):
+    kind = {"axis": axis, "opset": 23, "epsilon": 0.1}
+    case("RMSNormalization", normal(2, 3, 4), normal(*shape), **kind)
 for shape in ((2, 3), (2, 3, 4), (2, 3, 2, 2)):
     parameters = [normal(3), normal(3), normal(3), positive(3)]
     case("BatchNormalization", normal(*shape), *parameters, epsilon=0.01)
 case("BatchNormalization", normal(2, 3, 2), *parameters, opset=13, forward="onnxruntime")
+for shape, outputs in (((4, 3), 3), ((2, 3, 4), 3), ((2, 3, 2, 2), 1)):
+    kind = {"training_mode": 1, "momentum": 0.7, "epsilon": 0.01, "outputs": outputs}
+    case("BatchNormalization", normal(*shape), *parameters, **kind)
 case("InstanceNormalization", normal(2, 3, 4), normal(3), normal(3), epsilon=0.01)
 case("InstanceNormalization", normal(2, 3, 2, 2), normal(3), normal(3))
 LABELS = np.array([0, 2, 1, 2])

@@ -20,8 +20,8 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
-from helpers.onnx_grad.rules import RULES
 from helpers.onnx_grad.rules.ml import known_shape
+from helpers.onnx_grad.rules.table import gradients
 from helpers.onnx_grad.simplify import (
     drop_dead,
     drop_identities,
@@ -30,7 +30,7 @@ from helpers.onnx_grad.simplify import (
     live_nodes,
     small_constants,
 )
-from helpers.onnx_grad.tensor import REAL, Info, Node, NoGradientError, Tensor, canonical
+from helpers.onnx_grad.tensor import REAL, Info, Node, Tensor, canonical
 
 NEWEST_IR = 13
 
@@ -57,7 +57,10 @@ def onnx_derivative(
     onx : ModelProto
         Opset 13 to 26, without subgraphs (If, Loop, Scan).
     weights : list of str, optional
-        Initializers to differentiate with respect to; None for all real ones.
+        Initializers to differentiate with respect to.  None for all real ones that are used as
+        weights: not exponents, bounds, ratios, epsilons and other scalars, masks or running
+        statistics, which an exporter stores in the same way.  ``verbose=1`` prints what is left
+        out and why; :func:`~helpers.onnx_grad.constants.constants_by_use` has the rule.
     inputs : list of str, optional
         Inputs to differentiate with respect to; None for all real ones (but the label).
     options : DerivativeOptions
@@ -92,8 +95,8 @@ def onnx_derivative(
     if not isinstance(onx, ModelProto):
         raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto")
     options = checked_options(options, loss, label)
-    model = prepared(onx)
-    interface = Interface(model, weights, inputs, options, loss, label)
+    model, constants = prepared(onx)
+    interface = Interface(model, constants, weights, inputs, options, loss, label)
     gradient = _Sweep(model, interface, options, verbose).run()
     onnx.checker.check_model(gradient, full_check=True)
     if path_name is not None:
@@ -102,6 +105,9 @@ def onnx_derivative(
         before, after = len(onx.graph.node), len(gradient.graph.node)
         targets = ", ".join(interface.targets)
         print(f"onnx_derivative: {before} nodes became {after}; gradients of {targets}")
+        if interface.left_out:
+            shown = ", ".join(f"{n} ({why})" for n, why in interface.left_out.items())
+            print(f"onnx_derivative: constants, not weights: {shown}")
     return gradient
 
 
@@ -250,26 +256,12 @@ class _Sweep:
 
     def _differentiate(self, node: Node, dys: list[Tensor | None]) -> None:
         g = self.g
-        rule = RULES.get((node.domain, node.op_type))
-        if rule is None:
-            raise NoGradientError(
-                f"no gradient rule for {node}; register_gradient({node.op_type!r}, ...) adds one"
-            )
         if self.verbose > 1:
             print(f"onnx_derivative: {node}")
         g.prefix = f"{node.proto.name or node.op_type}_grad"
-        result = rule(g, node, *dys)
-        result = result if isinstance(result, tuple | list) else (result,)
-        if any(dx is not None for dx in result[len(node.proto.input) :]):
-            raise ValueError(
-                f"the gradient rule of {node} returned {len(result)} gradients "
-                f"for {len(node.proto.input)} inputs"
-            )
-        for name, dx in zip(node.proto.input, result, strict=False):
+        for name, dx in zip(node.proto.input, gradients(node, dys), strict=False):
             if dx is None or name not in self.dependent:
                 continue
-            if not isinstance(dx, Tensor):
-                raise TypeError(f"the gradient rule of {node} returned {dx!r}, expected a Tensor")
             g.refine(dx.name, g.info(name).shape)
             self.terms.setdefault(name, []).append(dx)
 

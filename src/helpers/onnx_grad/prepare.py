@@ -6,19 +6,17 @@ import onnx
 from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_local_functions, inline_selected_functions
 
-from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
 from helpers.onnx_grad.tensor import NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
-# Operators that the standard defines by others, which have rules.
-COMPOSED = {
-    *("Attention", "GroupNormalization", "RMSNormalization", "RotaryEmbedding", "Shrink"),
-}
 
 
-def prepared(onx: ModelProto) -> ModelProto:
-    """A checked copy: one opset, local functions inlined, static shape arithmetic folded."""
+def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+    """A checked copy: one opset, local functions inlined, static shape arithmetic folded;
+    and which of its initializers are constants, with the reason."""
     model = ModelProto()
     model.CopyFrom(onx)
     for named in (*model.opset_import, *model.graph.node):
@@ -35,13 +33,32 @@ def prepared(onx: ModelProto) -> ModelProto:
         model = inline_local_functions(model)
         for index, node in enumerate(model.graph.node):
             _refuse_subgraphs(node, index)
+    constants = constants_by_use(model)
     written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
     # ONNX's own inference stumbles over the body of the last one without its axes.
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
-        model = inline_selected_functions(model, written_out, inline_schema_functions=True)
+        model = _written_out(model, written_out)
     fold_shapes(model)
-    return model
+    return model, constants
+
+
+def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelProto:
+    """The model with these operators replaced by their definitions."""
+    # The inliner asks for types, and looks for them nowhere but among the declared values.
+    declared = {v.name for v in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    for name, info in tensor_infos(model).items():
+        if name not in declared and info.dtype is not None:
+            model.graph.value_info.add(name=name, type=info.proto())
+    try:
+        return inline_selected_functions(model, operators, inline_schema_functions=True)
+    except RuntimeError as error:
+        names = ", ".join(sorted(name for _, name in operators))
+        raise NoGradientError(
+            f"no gradient: the definition of {names} cannot be written out, because the type of an "
+            f"input is unknown ({str(error).strip().splitlines()[-1]}); declare the types and "
+            "shapes of their inputs in graph.value_info"
+        ) from error
 
 
 def _has_body(node: NodeProto, model: ModelProto) -> bool:

@@ -14,9 +14,11 @@ from helpers.onnx_grad.rules import (
     reduce,
     shape,
 )
-from helpers.onnx_grad.rules.table import RULES, register_gradient
+from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, register_gradient
 
 __all__ = [
+    "ABOUT",
+    "COMPOSED",
     "RULES",
     "activation",
     "conv",
