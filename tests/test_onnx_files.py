@@ -60,7 +60,7 @@ def run(path, feeds):
 
 
 @pytest.mark.parametrize("small", [16, 1 << 16])  # bytes of the shape; more than anything here
-@pytest.mark.parametrize("weights", [["W"], ["V", "W"]])
+@pytest.mark.parametrize("weights", [None, ["W"], ["V", "W"]])
 def test_external_data_changes_nothing(beside, tmp_path, monkeypatch, small, weights):
     """Neither the interface nor the numbers, with larger constants set aside or not."""
     monkeypatch.setattr(files, "SMALL_BYTES", small)
@@ -190,6 +190,15 @@ def test_the_command_writes_the_gradient(beside, tmp_path, capsys):
     assert said[0].split() == "weights: W float [4, 3]".split()
     assert said[1].split() == "constants, left as they are: V float [3, 2] slope float [1]".split()
     assert "W_grad" in said[-1]
+
+
+def test_the_command_says_why_a_constant_stays(tmp_path, capsys):
+    assert main([str(EXPORTED / "torch_attention.onnx"), "-o", str(tmp_path / "g.onnx")]) == 0
+    left_out = capsys.readouterr().out.split("\n\n")[1]
+    assert left_out.split() == "constants, left as they are: val_6 float [] a scalar".split()
+    outputs = [v.name for v in onnx.load(tmp_path / "g.onnx").graph.output]
+    assert outputs[0] == "x_grad"
+    assert "val_6_grad" not in outputs
 
 
 def test_the_command_lists_operators_without_a_rule(tmp_path, capsys):

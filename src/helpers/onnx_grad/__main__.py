@@ -1,8 +1,8 @@
 """The gradient of a model in a file, as a file: python -m helpers.onnx_grad model.onnx -o grad.onnx
 
 Without -o, or with --list, it shows what the model has: inputs, outputs, the weights that are
-differentiated by unless --weights names others, the constants that stay, and the operators that
-have no rule.
+differentiated by unless --weights names others, the constants that stay and why, and the operators
+that have no rule.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from helpers.onnx_grad.files import file_derivative, read_structure
-from helpers.onnx_grad.interface import DerivativeOptions, Interface
+from helpers.onnx_grad.files import constants_of, file_derivative, read_structure
+from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
 from helpers.onnx_grad.simplify import live_nodes, tensor_infos
@@ -75,8 +75,7 @@ def _write(given: argparse.Namespace) -> None:
         given.model, given.out, given.weights, given.inputs, options, given.loss, given.label
     )
     chosen = [y.name.removesuffix("_grad") for y in gradient.graph.output]
-    weights = [t for t in model.graph.initializer if t.name in chosen]
-    _print_weights(model, [t.name for t in weights])
+    _print_weights(model, chosen, {} if given.weights is not None else constants_of(model))
     print(f"\n{given.out}: {len(model.graph.node)} nodes became {len(gradient.graph.node)}")
     _print_values("takes", gradient.graph.input)
     _print_values("gives", gradient.graph.output)
@@ -89,12 +88,9 @@ def _show(given: argparse.Namespace) -> None:
     held = {t.name for t in model.graph.initializer}
     _print_values("inputs", [v for v in model.graph.input if v.name not in held])
     _print_values("outputs", model.graph.output)
-    try:
-        default = Interface(model, given.weights, None, DerivativeOptions.Zero, None, None).weights
-    except ValueError as error:
-        print(f"\n{error}")
-    else:
-        _print_weights(model, default)
+    real = [t.name for t in model.graph.initializer if t.data_type in REAL]
+    constants = constants_of(model)
+    _print_weights(model, [name for name in real if name not in constants], constants)
     _print_operators(model)
 
 
@@ -105,20 +101,20 @@ def _print_values(title: str, values) -> None:
         _print_line(value.name, value.type.tensor_type.elem_type, dims)
 
 
-def _print_weights(model: ModelProto, chosen: list[str]) -> None:
+def _print_weights(model: ModelProto, chosen: list[str], reasons: dict[str, str]) -> None:
     real = [t for t in model.graph.initializer if t.data_type in REAL]
     for title, kept in (("weights", True), ("constants, left as they are", False)):
         print(f"\n{title}:")
         listed = [t for t in real if (t.name in chosen) is kept]
         for t in listed:
-            _print_line(t.name, t.data_type, t.dims)
+            _print_line(t.name, t.data_type, t.dims, "" if kept else reasons.get(t.name, ""))
         if not listed:
             print("  none")
 
 
-def _print_line(name: str, kind: int, dims) -> None:
-    shape = ", ".join(map(str, dims))
-    print(f"  {name:32} {TensorProto.DataType.Name(kind).lower():10} [{shape}]")
+def _print_line(name: str, kind: int, dims, why: str = "") -> None:
+    shape = f"[{', '.join(map(str, dims))}]"
+    print(f"  {name:32} {TensorProto.DataType.Name(kind).lower():10} {shape:20} {why}".rstrip())
 
 
 def without_rule(model: ModelProto) -> Counter[str]:
@@ -145,7 +141,7 @@ def _print_operators(model: ModelProto) -> None:
     print("\noperators:")
     print(" ", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
     try:
-        missing = without_rule(prepared(model))
+        missing = without_rule(prepared(model)[0])
     except ValueError as error:
         print(f"\n{error}")
         return

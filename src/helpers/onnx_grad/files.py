@@ -26,7 +26,9 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.inliner import inline_local_functions
 
+from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.tensor import canonical
@@ -81,7 +83,7 @@ def file_derivative(
     """
     model, folder = read_structure(path), Path(path).parent
     options = checked_options(options, loss, label)
-    interface = Interface(model, weights, inputs, options, loss, label)
+    interface = Interface(model, constants_of(model), weights, inputs, options, loss, label)
     aside = {t.name: t for t in model.graph.initializer if uses_external_data(t)}
     aside = {name: t for name, t in aside.items() if name not in interface.weights}
     light = _as_inputs(model, [*aside, *interface.weights])
@@ -116,6 +118,11 @@ def read_structure(path: str | Path) -> ModelProto:
         if uses_external_data(tensor) and _bytes(tensor) <= SMALL_BYTES:
             load_external_data_for_tensor(tensor, str(path.parent))
     return model
+
+
+def constants_of(model: ModelProto) -> dict[str, str]:
+    """The initializers that are no weights, and why, also where local functions use them."""
+    return constants_by_use(inline_local_functions(model) if model.functions else model)
 
 
 def save_model(model: ModelProto, path: str | Path) -> None:
