@@ -77,6 +77,7 @@ def test_external_data_changes_nothing(beside, tmp_path, monkeypatch, small, wei
         "label": np.ones((5, 2), "f"),
         "W": W,
         "V": V,
+        "slope": np.array([0.25], "f"),
     }
     for name, G in run(direct_path, feeds).items():
         np.testing.assert_array_equal(run(out, feeds)[name], G)
