@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx.shape_inference import InferenceError
 
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
-from helpers.onnx_grad.rules.table import gradients
+from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
 from helpers.onnx_grad.simplify import (
     drop_dead,
     drop_identities,
@@ -30,7 +31,7 @@ from helpers.onnx_grad.simplify import (
     live_nodes,
     small_constants,
 )
-from helpers.onnx_grad.tensor import REAL, Info, Node, Tensor, canonical
+from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
 
@@ -98,7 +99,13 @@ def onnx_derivative(
     model, constants = prepared(onx)
     interface = Interface(model, constants, weights, inputs, options, loss, label)
     gradient = _Sweep(model, interface, options, verbose).run()
-    onnx.checker.check_model(gradient, full_check=True)
+    try:
+        onnx.checker.check_model(gradient, full_check=True)
+    except (onnx.checker.ValidationError, InferenceError) as error:
+        raise ValueError(
+            f"types or shapes of the model contradict each other: {str(error).strip()}\n"
+            "onnx.checker.check_model(onx, full_check=True) says whether it did before"
+        ) from error
     if path_name is not None:
         onnx.save(gradient, str(path_name))
     if verbose:
@@ -134,7 +141,7 @@ class _Sweep:
         names |= {n for node in graph.node for n in (*node.input, *node.output, node.name)}
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
-        self.dependent = self._dependent()
+        self.dependent = dependents(self.g, graph.node, interface.targets)
         self.terms: dict[str, list[Tensor]] = {}
 
     def _infer_the_rest(self) -> None:
@@ -177,27 +184,12 @@ class _Sweep:
             if old in self.infos:
                 self.infos[new] = self.infos.pop(old)
 
-    def _dependent(self) -> set[str]:
-        """The tensors that depend on what is to be differentiated by."""
-        found = set(self.interface.targets)
-        for node in self.model.graph.node:
-            if found.intersection(node.input):
-                for y in node.output:
-                    dtype = self.g.info(y).dtype
-                    if y and (dtype is None or dtype in REAL):
-                        found.add(y)
-        return found
-
     def run(self) -> ModelProto:
         """The gradient model."""
         graph, g = self.model.graph, self.g
         self._start()
-        for index in range(len(graph.node) - 1, -1, -1):
-            node = Node(graph.node[index], g, index, self.dependent.__contains__)
-            dys = [self._cotangent(y) if y else None for y in node.proto.output]
-            if all(dy is None for dy in dys) or not self.dependent.intersection(node.proto.input):
-                continue
-            self._differentiate(node, dys)
+        tell = (lambda node: print(f"onnx_derivative: {node}")) if self.verbose > 1 else None
+        sweep(g, list(graph.node), self.dependent, self.terms, tell)
         g.prefix = "grad"
         self._name_gradients()
         return self._assembled()
@@ -244,33 +236,12 @@ class _Sweep:
         g.infos[name] = g.info(y)
         return Tensor(name, g)
 
-    def _cotangent(self, name: str) -> Tensor | None:
-        terms = self.terms.get(name)
-        if not terms:
-            return None
-        if len(terms) > 1:
-            total = self.g.add_all(terms)
-            self.g.refine(total.name, self.g.info(name).shape)
-            self.terms[name] = [total]
-        return self.terms[name][0]
-
-    def _differentiate(self, node: Node, dys: list[Tensor | None]) -> None:
-        g = self.g
-        if self.verbose > 1:
-            print(f"onnx_derivative: {node}")
-        g.prefix = f"{node.proto.name or node.op_type}_grad"
-        for name, dx in zip(node.proto.input, gradients(node, dys), strict=False):
-            if dx is None or name not in self.dependent:
-                continue
-            g.refine(dx.name, g.info(name).shape)
-            self.terms.setdefault(name, []).append(dx)
-
     def _name_gradients(self) -> None:
         """Each gradient gets its promised name, by renaming where nothing else has the tensor."""
         g, names, copies = self.g, {}, []
         fixed = {f"{y}_grad" for y in self.interface.real_outputs}
         for target in self.interface.targets:
-            dx, name = self._cotangent(target), f"{target}_grad"
+            dx, name = cotangent(g, self.terms, target), f"{target}_grad"
             dx = g.zeros_like(Tensor(target, g)) if dx is None else dx
             made = any(dx.name in node.output for node in g.nodes)
             if made and dx.name not in names and dx.name not in fixed:

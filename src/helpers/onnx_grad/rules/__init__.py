@@ -11,7 +11,9 @@ from helpers.onnx_grad.rules import (
     ml,
     norm,
     pool,
+    recurrent,
     reduce,
+    resize,
     shape,
 )
 from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, register_gradient
@@ -30,7 +32,9 @@ __all__ = [
     "ml",
     "norm",
     "pool",
+    "recurrent",
     "reduce",
     "register_gradient",
+    "resize",
     "shape",
 ]

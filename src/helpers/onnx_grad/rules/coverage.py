@@ -72,7 +72,9 @@ def _of_rule(domain: str, name: str) -> Coverage:
         () if schema is None else tuple(sorted(schema.attributes)),
         limits,
         tuple(inputs[i] for i in sorted(about.settings)),
-        f"tests/test_onnx_rules.py -k test_rule[{name}-",
+        f"tests/test_onnx_recurrent.py -k test_layer[{name}-"
+        if rule.__module__.endswith("recurrent")
+        else f"tests/test_onnx_rules.py -k test_rule[{name}-",
     )
 
 

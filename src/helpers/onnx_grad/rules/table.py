@@ -10,11 +10,15 @@ not ask.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from onnx import NodeProto
+
 from helpers.onnx_grad.builder import Graph
-from helpers.onnx_grad.tensor import Node, Tensor, canonical
+from helpers.onnx_grad.simplify import captured_names
+from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical
 
 Rule = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 
@@ -150,6 +154,86 @@ def without_rule(node: Node) -> str:
             f"model as it was exported, and optimise the gradient afterwards (or {advice})"
         )
     return advice
+
+
+def sweep(g: Graph, nodes, dependent: set[str], terms: dict[str, list[Tensor]], tell=None) -> None:
+    """Reverse mode: from the last node to the first, add what each gives to its inputs.
+
+    Parameters
+    ----------
+    g : Graph
+    nodes : list of NodeProto
+        In order.
+    dependent : set of str
+        The tensors whose cotangents are asked for.
+    terms : dict
+        For each tensor the parts of its cotangent; changed.
+    tell : function, optional
+        Called with each node that is differentiated.
+    """
+    for index in range(len(nodes) - 1, -1, -1):
+        node = Node(nodes[index], g, index, dependent.__contains__)
+        dys = [cotangent(g, terms, y) if y else None for y in node.proto.output]
+        if all(dy is None for dy in dys) or not dependent.intersection(inputs_of(node.proto)):
+            continue
+        if tell is not None:
+            tell(node)
+        g.prefix = f"{node.proto.name or node.op_type}_grad"
+        for name, dx in zip(node.proto.input, gradients(node, dys), strict=False):
+            if dx is not None and name in dependent:
+                g.refine(dx.name, g.info(name).shape)
+                terms.setdefault(name, []).append(dx)
+
+
+def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | None:
+    """The sum of the parts of a tensor's cotangent, None where nothing depends on it."""
+    parts = terms.get(name)
+    if not parts:
+        return None
+    if len(parts) > 1:
+        total = g.add_all(parts)
+        g.refine(total.name, g.info(name).shape)
+        terms[name] = [total]
+    return terms[name][0]
+
+
+def dependents(g: Graph, nodes, start: Iterable[str]) -> set[str]:
+    """The real tensors that depend on those of the start."""
+    found = set(start)
+    for node in nodes:
+        if found.intersection(inputs_of(node)):
+            for y in node.output:
+                dtype = g.info(y).dtype
+                if y and (dtype is None or dtype in REAL):
+                    found.add(y)
+    return found
+
+
+def inputs_of(node: NodeProto) -> set[str]:
+    """The tensors that a node uses, its subgraphs included."""
+    return {x for x in node.input if x} | captured_names(node)
+
+
+def written_out(forward: Callable[[Graph, Node], tuple[Tensor, ...]]) -> Rule:
+    """The rule of an operator that ``forward`` computes by others: these are differentiated.
+
+    They compute the outputs too, so that what both directions need is there once.
+    """
+
+    @functools.wraps(forward)
+    def rule(g, node, *dys):
+        ys, nodes = g.recorded(forward, node)
+        needed = {x for i, x in enumerate(node.proto.input) if node.needs(i)}
+        terms: dict[str, list[Tensor]] = {}
+        for i, (name, y, dy) in enumerate(zip(node.proto.output, ys, dys, strict=False)):
+            if name:
+                node.replace(i, y)
+                if dy is not None:
+                    terms.setdefault(y.name, []).append(dy)
+        sweep(g, nodes, dependents(g, nodes, needed), terms)
+        return tuple(cotangent(g, terms, x) if x in needed else None for x in node.proto.input)
+
+    return rule
 
 
 def no_gradient(g: Graph, node: Node, *dys: Tensor | None) -> None:
