@@ -703,10 +703,63 @@ def test_conventions(text, x, expected, weights):
 # Errors
 
 
-def branches():
-    return model_of("""m (bool c, float[3] X) => (float[3] Y) {
-        Y = If (c) <then_branch = a () => (float[3] u) { u = Neg(X) },
-                    else_branch = b () => (float[3] v) { v = Exp(X) }> }""")
+def branches(condition="c", constants=""):
+    """The branches share names with each other and with what is outside."""
+    return model_of(
+        f"""m (bool c, double[2, 3] X) => (double[2, 3] Y)
+        <{constants} double[3] w = {{1, 2, -1}}, int64[1] two = {{2}}, int64[1] zero = {{0}}> {{
+        S = Shape(X) n = Gather(S, zero) e = Equal(n, two) yes = Squeeze(e) no = Not(yes)
+        Z = Mul(X, w)
+        U = If ({condition}) <
+            then_branch = a () => (double[2, 3] u) {{ z = Sin(Z) u = Mul(z, w) }},
+            else_branch = b () => (double[2, 3] u) {{ z = Exp(Z) u = Mul(z, X) }} >
+        V = If ({condition}) <
+            then_branch = a2 () => (double[2, 3] u) {{ z = Neg(U) u = Add(z, X) }},
+            else_branch = b2 () => (double[2, 3] u) {{ z = Neg(U) u = Sub(z, X) }} >
+        k = Neg(V) Y = Add(k, X) }}"""
+    )
+
+
+@pytest.mark.parametrize("condition, then", [("yes", 1), ("no", 0), ("t", 1), ("f", 0)])
+def test_a_branch_with_a_constant_condition_is_taken(condition, then):
+    gradient = onnx_derivative(branches(condition, "bool t = {1}, bool f = {0},"))
+    assert "If" not in [n.op_type for n in gradient.graph.node]
+    X, dY = np.random.default_rng(2).standard_normal((2, 2, 3))
+    w = np.array([1.0, 2, -1])
+    Z = X * w
+    # Y = U + (1 - 1 or 1 + 1) X.
+    dx = w * w * np.cos(Z) if then else np.exp(Z) * (1 + X * w) + 2
+    dw = X * np.cos(Z) * w + np.sin(Z) if then else X * X * np.exp(Z)
+    feeds = {"c": np.array(True), "X": X, "w": w, "Y_grad": dY}
+    for run in (run_reference, run_onnxruntime):
+        found = run(gradient, feeds)
+        np.testing.assert_allclose(found["X_grad"], dY * dx, rtol=1e-12)
+        np.testing.assert_allclose(found["w_grad"], (dY * dw).sum(0), rtol=1e-12)
+
+
+def test_control_flow_off_the_path_stays():
+    """It uses tensors of the graph around it, one of which has a promised name."""
+    model = model_of("""m (bool c, double[3] X, double[3] Z) => (double[3] Y)
+        <double[3] w = {1, 2, 3}> {
+        X_grad = Exp(Z)
+        V = If (c) <then_branch = a () => (double[3] u) { u = Neg(X_grad) },
+                    else_branch = b () => (double[3] u) { u = Mul(X_grad, Z) }>
+        A = Mul(X, V) Y = Mul(A, w) }""")
+    gradient = onnx_derivative(model, inputs=["X"])
+    assert "If" in [n.op_type for n in gradient.graph.node]
+    X, Z, dY, w = np.random.default_rng(0).standard_normal((4, 3))
+    for c, V in ((True, -np.exp(Z)), (False, np.exp(Z) * Z)):
+        for run in (run_reference, run_onnxruntime):
+            found = run(gradient, {"c": np.array(c), "X": X, "Z": Z, "w": w, "Y_grad": dY})
+            np.testing.assert_allclose(found["X_grad"], dY * V * w)
+            np.testing.assert_allclose(found["w_grad"], dY * V * X)
+    with pytest.raises(NoGradientError, match="operator If.*makes 'V'.*control flow"):
+        onnx_derivative(model, inputs=["Z"])
+
+
+def without_shape(model):
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
 
 
 ERRORS = {
@@ -720,7 +773,47 @@ ERRORS = {
         {},
         "Det of domain ai.onnx .*the_det.*'Y'",
     ),
-    "subgraph": (branches, {}, "operator If of domain ai.onnx .*subgraph"),
+    "subgraph": (branches, {}, "operator If of domain ai.onnx .*subgraph.*condition is a constant"),
+    "a loop": (
+        lambda: model_of("""m (int64 n, bool c, float[3] X) => (float[3] Y) {
+            Y = Loop (n, c, X) <body = b (int64 i, bool k, float[3] h) => (bool l, float[3] g)
+                { l = Identity(k) g = Exp(h) }> }"""),
+        {},
+        "operator Loop of domain ai.onnx .*subgraph.*unrolled",
+    ),
+    "an operator of the optimiser": (
+        lambda: model_of(
+            """m (float[2, 2] X) => (float[2, 2] Y)
+            { Y = com.microsoft.FusedMatMul<alpha = 2.0>(X, X) }""",
+            domains=["com.microsoft"],
+        ),
+        {},
+        "FusedMatMul of domain com.microsoft.*differentiate the model as it was exported.*"
+        r"register_gradient\('FusedMatMul', ..., domain='com.microsoft'\)",
+    ),
+    "an output without a shape": (
+        lambda: without_shape(
+            model_of("m (float[2] X) => (float[2] Y) { Y = mine.Op(X) }", domains=["mine"])
+        ),
+        {},
+        "output 'Y' has no declared shape.*make_tensor_value_info",
+    ),
+    "a weight in a node": (
+        lambda: model_of(
+            """m (float[2] X) => (float[2] Y)
+            { W = Constant<value = float[2] {1, 2}>() Y = Mul(X, W) }"""
+        ),
+        {"weights": ["W"]},
+        "weight 'W' is the value of a Constant node",
+    ),
+    "types that contradict each other": (
+        lambda: model_of(
+            """m (float[2] X) => (float[2] Y)
+            { B = Constant<value = double[2] {1.0, 2.0}>() Y = Mul(X, B) }"""
+        ),
+        {},
+        "types or shapes of the model contradict each other",
+    ),
     "unknown weight": (mlp, {"weights": ["V"]}, "weight 'V' is no initializer.*'W0'"),
     "weight that is an input": (mlp, {"weights": ["X"]}, "weight 'X' is no initializer"),
     "unknown input": (mlp, {"inputs": ["V"]}, "input 'V' is no input.*'X'"),
@@ -747,7 +840,7 @@ ERRORS = {
         "'label'.*it is the label",
     ),
     "no loss": (loss_model, {"options": Loss, "label": "label"}, "needs loss"),
-    "no label": (loss_model, {"options": Loss, "loss": "L"}, "needs label"),
+    "no label": (loss_model, {"options": Loss, "loss": "L"}, "needs label.*FillGrad . KeepOutputs"),
     "loss without the option": (loss_model, {"loss": "L"}, "options=DerivativeOptions.Loss"),
     "yield and outputs": (line, {"options": KeepYieldOp | KeepOutputs}, "KeepYieldOp excludes"),
     "yield and fill": (line, {"options": KeepYieldOp | FillGrad}, "KeepYieldOp excludes"),

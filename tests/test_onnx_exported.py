@@ -1,4 +1,5 @@
-"""Models that PyTorch exports, with both of its exporters: the gradients are autograd's own.
+"""Exported models: PyTorch's, by both of its exporters, have the gradients of its autograd, and one
+of scikit-learn's those of its training.
 
 The exporters transpose, permute, join and rename parameters.  All their entries are random numbers
 in double precision, and so each entry of an initializer is found by its value.
@@ -9,13 +10,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnx_cases import FOLDER
-from onnx_checks import run_reference
+from onnx_checks import run_onnxruntime, run_reference
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative
 from helpers.onnx_grad.tensor import REAL
 
 EXPORTED = FOLDER / "exported"
-FILES = sorted(path.stem for path in EXPORTED.glob("*.onnx"))
+FILES = sorted(path.stem for path in EXPORTED.glob("*.onnx") if "sklearn" not in path.stem)
 # What looks like a weight and is none: the tables of the rotary embedding, which are multiplied.
 # What the reference evaluator computes in single precision there: Erf, and what says stash_type=1.
 SINGLE = ("mlp", "residual", "transformer-dynamo")
@@ -83,3 +84,24 @@ def test_exported_model(name):
         assert found[n].shape == G.shape
         scale = np.max(np.abs(G)) if n == "y" else largest
         assert np.max(np.abs(found[n] - G)) < tolerance * scale, n
+
+
+def test_exported_pipeline():
+    """Scaler, cast and perceptron; the loss of the training is mean((y - target)^2) / 2."""
+    model, record = load("pipeline-sklearn")
+    weights, expected = weights_of(model), {}
+    for name, value in weights.items():  # a vector there is a row here
+        (n,) = [n for n in record if record[n].size == value.size and (record[n] == value).all()]
+        expected[name] = record[f"{n}_grad"]
+    assert len(expected) == 4
+    gradient = onnx_derivative(model, inputs=[], options=DerivativeOptions.KeepOutputs)
+    y = model.graph.output[0].name
+    bar = (record["y"] - record["target"]).astype(np.float32) / len(record["y"])
+    feeds = {model.graph.input[0].name: record["x"], f"{y}_grad": bar, **weights}
+    for run in (run_onnxruntime, run_reference):
+        found = run(gradient, feeds)
+        np.testing.assert_allclose(found[y], record["y"], rtol=1e-5, atol=1e-6)
+        for name, G in expected.items():
+            np.testing.assert_allclose(
+                found[f"{name}_grad"], np.reshape(G, weights[name].shape), atol=1e-6
+            )

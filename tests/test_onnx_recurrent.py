@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_checks import gradient_feeds, run_onnxruntime, run_reference
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative
-from helpers.onnx_grad.tensor import NoGradientError
 
 STEPS, BATCH, INPUT, HIDDEN = 3, 2, 2, 2
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -80,7 +79,7 @@ def arrays(s: Setting) -> dict:
     return values
 
 
-def build(s: Setting, values: dict, **extra):
+def build(s: Setting, values: dict):
     order = ["X", "W", "R", "B", "lengths", "h0", "c0", "P"]
     known = {*values, *(["lengths"] if s.lengths else [])}
     names = [n if n in known else "" for n in order]
@@ -102,7 +101,7 @@ def build(s: Setting, values: dict, **extra):
         inputs.append(helper.make_tensor_value_info(name, kind, dims))
     lengths = numpy_helper.from_array(np.array(s.lengths, np.int32), "lengths")
     graph = helper.make_graph(
-        [helper.make_node(s.op, names, outputs, "layer", **{**attributes, **extra})],
+        [helper.make_node(s.op, names, outputs, "layer", **attributes)],
         "layer",
         inputs,
         [helper.make_tensor_value_info(y, kind, [None] * (4 if y == "Y" else 3)) for y in outputs],
@@ -190,24 +189,6 @@ def test_layer(s):
             np.testing.assert_allclose(found[y], value, atol=max(1e-12, tolerance / 10))
         for name, G in expected.items():
             assert np.max(np.abs(found[f"{name}_grad"] - G)) < tolerance * largest, name
-
-
-REFUSED = {
-    "X": (Setting("LSTM", steps=STEPS), {}, "number of steps.*open.*static length"),
-    "activations": (Setting("RNN"), {"activations": ["Affine"]}, "activation Affine; there are R"),
-    "clip": (Setting("GRU"), {"clip": 2.0}, "clip=2.0"),
-    "input_forget": (Setting("LSTM"), {"input_forget": 1}, "input_forget=1"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused(what):
-    s, attributes, message = REFUSED[what]
-    model = build(s, single(arrays(s)), **attributes)
-    if what == "X":
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
-    with pytest.raises(NoGradientError, match=f"operator {s.op}.*{message}"):
-        onnx_derivative(model)
 
 
 def test_the_layer_off_the_path_stays_as_it_is():

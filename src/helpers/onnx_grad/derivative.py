@@ -10,20 +10,21 @@ summed where a tensor is used more than once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import ModelProto, ValueInfoProto, helper
 from onnx.shape_inference import InferenceError
 
+from helpers.onnx_grad.branches import rename
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
 from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
 from helpers.onnx_grad.simplify import (
+    captured_names,
     drop_dead,
     drop_identities,
     fold_shapes,
@@ -56,7 +57,8 @@ def onnx_derivative(
     Parameters
     ----------
     onx : ModelProto
-        Opset 13 to 26, without subgraphs (If, Loop, Scan).
+        Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by
+        and the outputs; an If whose condition is a constant is no obstacle.
     weights : list of str, optional
         Initializers to differentiate with respect to.  None for all real ones that are used as
         weights: not exponents, bounds, ratios, epsilons and other scalars, masks or running
@@ -86,7 +88,7 @@ def onnx_derivative(
         If ``onx`` is not a model.
     NoGradientError
         (a NotImplementedError and a ValueError) If an operator between the inputs or weights and
-        the outputs has no rule, or a node has a subgraph.
+        the outputs has no rule, is control flow, or has a setting that its rule refuses.
         :func:`~helpers.onnx_grad.rules.table.register_gradient` adds rules.
     ValueError
         If the opset is too old or too new; a weight, input, loss or label is unknown or not
@@ -98,8 +100,8 @@ def onnx_derivative(
     options = checked_options(options, loss, label)
     model, constants = prepared(onx)
     interface = Interface(model, constants, weights, inputs, options, loss, label)
-    gradient = _Sweep(model, interface, options, verbose).run()
     try:
+        gradient = _Sweep(model, interface, options, verbose).run()
         onnx.checker.check_model(gradient, full_check=True)
     except (onnx.checker.ValidationError, InferenceError) as error:
         raise ValueError(
@@ -118,14 +120,6 @@ def onnx_derivative(
     return gradient
 
 
-def _rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:
-    for node in nodes:
-        for field in (node.input, node.output):
-            for i, name in enumerate(field):
-                if name in names:
-                    field[i] = names[name]
-
-
 class _Sweep:
     """The reverse sweep over the nodes, and the model that it gives."""
 
@@ -138,7 +132,8 @@ class _Sweep:
         constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
         names = {*self.infos, *interface.promised, *(t.name for t in graph.initializer)}
-        names |= {n for node in graph.node for n in (*node.input, *node.output, node.name)}
+        for node in graph.node:
+            names |= {node.name, *node.input, *node.output, *captured_names(node)}
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
         self.dependent = dependents(self.g, graph.node, interface.targets)
@@ -177,7 +172,7 @@ class _Sweep:
         self.renamed = names
         if not names:
             return
-        _rename(graph.node, names)
+        rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)
         for old, new in names.items():
@@ -251,7 +246,7 @@ class _Sweep:
                     helper.make_node("Identity", [dx.name], [name], g.fresh(f"{name}_copy"))
                 )
         g.nodes.extend(copies)
-        _rename(g.nodes, names)
+        rename(g.nodes, names)
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface
@@ -265,7 +260,7 @@ class _Sweep:
         nodes = [*old.node, *g.nodes]
         if g.replaced:
             kept = [n for n in old.node if not set(g.replaced).issuperset(filter(None, n.output))]
-            _rename(g.nodes, {new: name for name, new in g.replaced.items()})
+            rename(g.nodes, {new: name for name, new in g.replaced.items()})
             nodes = in_order([*kept, *g.nodes])
         nodes = live_nodes(nodes, [v.name for v in outputs])
         initializers = [t for t in old.initializer if t.name not in weights]

@@ -42,7 +42,13 @@ def checked_options(options, loss, label) -> DerivativeOptions:
     if DerivativeOptions.Loss in options:
         for name, value in (("loss", loss), ("label", label)):
             if not value or not isinstance(value, str):
-                raise ValueError(f"options=Loss needs {name}, the name of a tensor; got {value!r}")
+                without = (
+                    "; without a label: options=FillGrad | KeepOutputs, for the same gradients"
+                )
+                raise ValueError(
+                    f"options=Loss needs {name}, the name of a tensor; got {value!r}"
+                    f"{without if name == 'label' else ''}"
+                )
     elif loss is not None or label is not None:
         raise ValueError("loss and label go with options=DerivativeOptions.Loss only")
     return options
@@ -64,6 +70,9 @@ class Interface:
         if label is not None and label not in self.inputs:
             raise ValueError(f"label {label!r} is no input; the inputs are {_listed(self.inputs)}")
         real_inputs = [n for n in self.inputs if self.is_real(n) and n != label]
+        self.constant_nodes = {
+            node.output[0] for node in graph.node if node.op_type == "Constant" and not node.domain
+        }
         self.left_out = {n: why for n, why in constants.items() if weights is None}
         by_default = [n for n in real_weights if n not in constants]
         self.weights = self._chosen("weight", weights, real_weights, initializers, by_default)
@@ -114,6 +123,11 @@ class Interface:
             if name in all_names:
                 why = "it is the label" if self.is_real(name) else "its type is not real"
                 raise ValueError(f"{kind} {name!r} cannot be differentiated by: {why}")
+            if kind == "weight" and name in self.constant_nodes:
+                raise ValueError(
+                    f"weight {name!r} is the value of a Constant node; put that value into "
+                    "graph.initializer under its name and remove the node"
+                )
             where = {"weight": "initializer", "input": "input"}[kind]
             raise ValueError(f"{kind} {name!r} is no {where}; the real ones are {_listed(real)}")
         return list(dict.fromkeys(names))

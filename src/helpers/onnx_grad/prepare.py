@@ -6,6 +6,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_local_functions, inline_selected_functions
 
+from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
@@ -27,12 +28,9 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
-    for index, node in enumerate(model.graph.node):
-        _refuse_subgraphs(node, index)
     if model.functions:
         model = inline_local_functions(model)
-        for index, node in enumerate(model.graph.node):
-            _refuse_subgraphs(node, index)
+    take_constant_branches(model)
     constants = constants_by_use(model)
     written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
     # ONNX's own inference stumbles over the body of the last one without its axes.
@@ -112,20 +110,18 @@ def _check_opset(model: ModelProto) -> None:
 
 
 def _declare_outputs(model: ModelProto) -> None:
-    """Outputs declared without a shape get the inferred one: the checker insists on it."""
+    """Outputs declared without a shape get the inferred one: the checker insists on one."""
     bare = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
     if any(v.type.HasField("tensor_type") for v in bare):
         infos = tensor_infos(model)
         for value in bare:
             info = infos[value.name]
-            if value.type.HasField("tensor_type") and info.shape is not None:
-                value.type.CopyFrom(info.proto())
-
-
-def _refuse_subgraphs(node: NodeProto, index: int) -> None:
-    if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-        name = repr(node.name) if node.name else f"unnamed, number {index}"
-        raise NoGradientError(
-            f"no gradient for operator {node.op_type} of domain {node.domain or 'ai.onnx'} "
-            f"(node {name}): it has a subgraph, and a graph with control flow is not differentiated"
-        )
+            if not value.type.HasField("tensor_type"):
+                continue
+            if info.shape is None:
+                raise ValueError(
+                    f"output {value.name!r} has no declared shape, and inference does not find it; "
+                    "declare it, with open dimensions if need be: onnx.helper."
+                    f"make_tensor_value_info({value.name!r}, onnx.TensorProto.FLOAT, [None, None])"
+                )
+            value.type.CopyFrom(info.proto())

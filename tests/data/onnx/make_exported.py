@@ -1,6 +1,6 @@
 """Export small PyTorch models with both of its exporters, and record PyTorch's own gradients.
 
-    python tests/data/onnx/make_exported.py       # needs torch, onnx and onnxscript
+    python tests/data/onnx/make_exported.py       # needs torch, onnx, onnxscript and skl2onnx
 
 Everything is in double precision, so that gradients can be compared to many digits.  A model
 ``<name>-<exporter>.onnx`` is as the exporter wrote it, but for the places of its source code; what
@@ -12,6 +12,9 @@ The dynamo exporter writes a batch normalisation for inference even of a model i
 optimiser multiplies it into the convolution before; so it exports that network for inference and
 unoptimised, and the other exporter for training.  The other one knows neither RMSNorm nor
 causal attention, and gets them written out.
+
+``pipeline-sklearn.onnx`` is a scaler and a perceptron of scikit-learn, in single precision, with
+the gradients that its own training takes.
 """
 
 from __future__ import annotations
@@ -206,6 +209,38 @@ def gradients(name: str, module, x) -> dict[str, np.ndarray]:
     return record | ({} if name == "cnn" else {"y_bar": bars[0].numpy()})
 
 
+def from_sklearn() -> None:
+    """The gradients of the mean of (prediction - y)^2 / 2, as the training takes them."""
+    from skl2onnx import to_onnx
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(3)
+    X, y = (rng.standard_normal(s).astype(np.float32) for s in ((6, 3), 6))
+    settings = dict(hidden_layer_sizes=(4,), activation="tanh", alpha=0.0, max_iter=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = make_pipeline(StandardScaler(), MLPRegressor(**settings, random_state=1)).fit(
+            X, y
+        )
+    scaler, mlp = (step for _, step in pipeline.steps)
+    model = without_places(to_onnx(pipeline, X[:1], target_opset=21))
+    (HERE / "pipeline-sklearn.onnx").write_bytes(model.SerializeToString(deterministic=True))
+
+    activations = [scaler.transform(X), None, None]
+    activations = mlp._forward_pass(activations)
+    spare = [[np.empty_like(a) for a in kind] for kind in (mlp.coefs_, mlp.intercepts_)]
+    deltas = [np.empty_like(a) for a in activations[1:]]
+    target = y[:, None], None  # no weights of the samples
+    _, coefs, intercepts = mlp._backprop(activations[0], *target, activations, deltas, *spare)
+    record = {"x": X, "target": y[:, None], "y": pipeline.predict(X)[:, None]}
+    for i in range(2):
+        record |= {f"coef{i}": mlp.coefs_[i], f"coef{i}_grad": coefs[i]}
+        record |= {f"intercept{i}": mlp.intercepts_[i], f"intercept{i}_grad": intercepts[i]}
+    np.savez_compressed(HERE / "pipeline.npz", **record)
+
+
 def main() -> None:
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
@@ -230,6 +265,7 @@ def main() -> None:
             print(f"{path.name}: {path.stat().st_size} bytes: {operators}")
         module.load_state_dict(state)
         np.savez_compressed(HERE / f"{name}.npz", **gradients(name, module, x))
+    from_sklearn()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,6 @@ def conv(g, node, dy):
     limits={
         "auto_pad": "NOTSET or VALID, where the image's size is open",
         "output_shape": "left out, where the image's size is open",
-        **GROUPS,
         **KERNEL,
     },
 )
