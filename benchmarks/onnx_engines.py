@@ -239,7 +239,7 @@ def data(name: str) -> dict[str, np.ndarray]:
 
 
 def in_pytensor(model: onnx.ModelProto, feed: dict[str, np.ndarray], dtype=None, **arguments):
-    """The same through the bridge; `arguments` are of pytensor.function."""
+    """The same by to_pytensor; `arguments` are of pytensor.function."""
     import pytensor
     import pytensor.tensor as pt
 

@@ -470,7 +470,7 @@ for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
         **SINGLE,
     )
 for norm in ("L1", "L2"):
-    case("Normalizer", apart(2, 3).astype(np.float32), domain=ML, norm=norm, **SINGLE)
+    case("Normalizer", 4 * apart(2, 3).astype(np.float32), domain=ML, norm=norm, **SINGLE)
 
 
 def test_every_rule_has_a_case():

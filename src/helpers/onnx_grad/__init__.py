@@ -9,11 +9,11 @@
 (['X', 'b', 'Y_grad'], ['X_grad', 'b_grad'])
 """
 
-from helpers.onnx_grad.bridge import to_pytensor
 from helpers.onnx_grad.derivative import DerivativeOptions, onnx_derivative
 from helpers.onnx_grad.feeds import random_feed
 from helpers.onnx_grad.files import file_derivative, save_model, with_weights
 from helpers.onnx_grad.rules import register_gradient
+from helpers.onnx_grad.translation import to_pytensor
 
 __all__ = [
     "DerivativeOptions",

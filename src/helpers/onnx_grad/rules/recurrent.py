@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 from onnx import helper
 
 from helpers.onnx_grad.rules.table import register_gradient, written_out
@@ -109,9 +108,10 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
         projected = _reversed(g, x, lengths) if reverse and lengths is not None else x
         projected = g.op("MatMul", projected, g.transpose(w, [1, 0]))
         projected = projected if bx is None else projected + bx
+        projected = _split(g, projected, 1, steps, 0)
         ys = {}
         for t in range(steps) if not reverse or lengths is not None else reversed(range(steps)):
-            now = g.op("Gather", projected, np.array(t, np.int64), axis=0)
+            now = g.squeeze(projected[t], [0])
             state, ys[t] = _step(g, cell, step, now, state, lengths, t)
         y = g.op("Concat", *(g.unsqueeze(ys[t], [0]) for t in range(steps)), axis=0)
         y = _reversed(g, y, lengths) if reverse and lengths is not None else y
