@@ -207,7 +207,8 @@ def test_the_command_lists_operators_without_a_rule(tmp_path, capsys):
         """<ir_version: 10, opset_import: ["" : 21, "my.own" : 1]>
         g (float[2, 2] X, int64[1] axes) => (float[2, 2] Y, int64 n) 
             <float[2, 2] W = {1.0, 0.0, 0.0, 1.0}>
-        { a = Det(W)  b = my.own.Thing(X)  d = Mul(X, a)  Y = Add(d, b)
+        { a = Det(W)  b = my.own.Thing(X)  d = Mul(X, a)  flag = Less(X, d)
+          c = Cast<to = 1>(flag)  e = Mul(d, c)  Y = Add(e, b)
           unused = Det(X)  m = Mod(axes, axes)  n = Squeeze(m) }"""
     )
     path = tmp_path / "model.onnx"
