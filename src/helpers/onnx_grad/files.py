@@ -134,7 +134,7 @@ def save_model(model: ModelProto, path: str | Path) -> None:
     ------
     OSError
         If the folder is not there or cannot be written to.
-    onnx.checker.ValidationError
+    ValueError
         If it is not a valid model; nothing is written then.
     """
     path = Path(path)
@@ -150,7 +150,10 @@ def save_model(model: ModelProto, path: str | Path) -> None:
             onnx.save(copy, str(made), save_as_external_data=True, location=data)
         else:
             made.write_bytes(model.SerializeToString())
-        onnx.checker.check_model(str(made), full_check=True)
+        try:
+            onnx.checker.check_model(str(made), full_check=True)
+        except onnx.checker.ValidationError as error:
+            raise ValueError(f"not a valid model, so not written: {error}") from error
         for file in sorted(Path(folder).iterdir(), reverse=True):  # the data before the model
             os.replace(file, path.parent / file.name)
 
