@@ -27,8 +27,7 @@ operators of integer or boolean results need no rule.
 The number behind a name is the version of the domain since which the operator has its present form;
 older forms are accepted too. *Limits* say what an attribute or an input has to be, and anything
 else is refused with the name of the node; the other attributes are supported as they are. An
-initializer that is used as a *setting* alone is a constant unless `weights` names it. The last
-column is for pytest's option `-k`, with the files that are named above the table.
+initializer that is used as a *setting* alone is a constant unless `weights` names it.
 
 A runtime needs kernels for the operators of the gradient, in the type of the model. onnxruntime's
 CPU provider has none in float64 for {no_float64}: networks with these are run in float32 there.
@@ -44,19 +43,20 @@ SECTIONS = {
     ("", "zero"): "Operators whose gradient is zero",
 }
 
-TABLE = """\
+SECTION = """\
 ## {title}
 
-Tests: {files}.
+{tests}
+{plain}{table}"""
 
+TABLE = """
 :::{{list-table}}
 :header-rows: 1
-:widths: 20 26 34 20
+:widths: 24 32 44
 
 * - Operator
   - Attributes
   - Limits and settings
-  - Test
 {rows}
 :::
 """
@@ -83,29 +83,42 @@ def make(rows: Iterable[Coverage] | None = None) -> str:
         newest=NEWEST,
         no_float64=", ".join(NO_FLOAT64[:-1]) + f" and {NO_FLOAT64[-1]}",
     )
-    files = {
-        key: dict.fromkeys(f"`{row.test.split()[0]}`" for row in part)
-        for key, part in parts.items()
-    }
-    tables = [
-        TABLE.format(
-            title=SECTIONS[key],
-            files=", ".join(files[key]),
-            rows="\n".join(map(_row, part)),
-        )
-        for key, part in parts.items()
-        if part
-    ]
-    return "\n".join([head, *tables])
+    sections = [_section(SECTIONS[key], part) for key, part in parts.items() if part]
+    return "\n".join([head, *sections])
+
+
+def _section(title: str, rows: list[Coverage]) -> str:
+    patterns = {}
+    for row in rows:
+        patterns.setdefault(row.test.replace(f"[{row.operator}", "[NAME"), []).append(row.operator)
+    largest = max(patterns, key=lambda pattern: len(patterns[pattern]))
+    tests = [f"Tested by `pytest {_quoted(largest)}`, NAME being that of the operator."]
+    for pattern, names in patterns.items():
+        if pattern != largest:
+            tests.append(f"{', '.join(names)}: `pytest {_quoted(pattern)}`.")
+    bare = [row for row in rows if not (row.attributes or row.limits or row.settings)]
+    plain = f"\nWithout attributes and limits: {', '.join(map(_name, bare))}.\n" if bare else ""
+    shown = [_row(row) for row in rows if row not in bare]
+    table = TABLE.format(rows="\n".join(shown)) if shown else ""
+    return SECTION.format(title=title, tests="\n".join(tests), plain=plain, table=table)
+
+
+def _quoted(test: str) -> str:
+    file, name = test.split(" -k ")
+    return f'{file} -k "{name}"'
+
+
+def _name(row: Coverage) -> str:
+    return f"`{row.operator}`" + ("" if row.since is None else f" ({row.since})")
 
 
 def _row(row: Coverage) -> str:
-    name = f"`{row.operator}`" + ("" if row.since is None else f" ({row.since})")
     limits = [f"`{what}`: {must}" for what, must in row.limits.items()]
     limits += [f"settings: {_code(row.settings)}"] if row.settings else []
-    test = f"`{row.test.split(' -k ')[1]}`"
-    cells = [name, _code(row.attributes), BREAK.join(limits), test]
-    return "* - " + "\n  - ".join(cells).replace("- \n", "-\n")
+    cells = [_name(row), _code(row.attributes), BREAK.join(limits)]
+    return "\n".join(
+        f"{'* -' if k == 0 else '  -'} {cell}".rstrip() for k, cell in enumerate(cells)
+    )
 
 
 def _code(names: Iterable[str]) -> str:
