@@ -700,6 +700,38 @@ def test_conventions(text, x, expected, weights):
         np.testing.assert_allclose(run(gradient, feeds)["X_grad"], expected)
 
 
+HALF = [
+    ("A = RMSNormalization<axis = 1>(X, s)", "s"),
+    ("A = LayerNormalization<axis = 1>(X, s, b)", "sb"),
+    ("A, M, V = BatchNormalization<training_mode = 1>(X, s, b, b, s)", "sb"),
+    ("T = Transpose(X) S = Unsqueeze(T, one) A, H = GRU<hidden_size = 1>(S, W, R)", "WR"),
+]
+
+
+@pytest.mark.parametrize("text, weights", HALF, ids=[text for text, _ in HALF])
+def test_half_precision(text, weights):
+    """The gradients are of the type of what they are the gradient of, and near the exact ones."""
+    found, rng = {}, np.random.default_rng(0)
+    shapes = {"s": 3, "b": 3, "W": (1, 3, 1), "R": (1, 3, 1), "X": (4, 3)}
+    values = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    for kind, dtype in (("float16", np.float16), ("double", np.float64)):
+        model = model_of(
+            f"""m ({kind}[4, 3] X) => ({kind}{"[3, 1, 4, 1]" if "GRU" in text else "[4, 3]"} Y)
+            <int64[1] one = {{2}}> {{ {text} B = Mul(A, A) Y = Mul(A, B) }}""",
+            opset=23,
+        )
+        for name in weights:
+            value = numpy_helper.from_array(values[name].astype(dtype), name)
+            model.graph.initializer.append(value)
+        gradient = onnx_derivative(model, options=FillGrad)
+        assert names(gradient.graph.input) == ["X", *weights]
+        feeds = {x.name: values[x.name].astype(dtype) for x in gradient.graph.input}
+        found[kind] = run_reference(gradient, feeds)
+        assert {G.dtype for G in found[kind].values()} == {np.dtype(dtype)}
+    for name, G in found["double"].items():
+        np.testing.assert_allclose(found["float16"][name], G, atol=0.02 * np.max(np.abs(G)))
+
+
 # Errors
 
 
