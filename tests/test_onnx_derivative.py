@@ -376,6 +376,19 @@ def test_weights_by_use(text, expected):
     assert constants_by_use(model).get("w", True) == expected
 
 
+@pytest.mark.parametrize(
+    "op, expected", [("Sqrt", "added in front of Sqrt"), ("Exp", True), ("Mul", True)]
+)
+def test_a_number_that_is_added(op, expected):
+    """An epsilon in front of a root; a bias in front of anything else, or if it goes there too."""
+    arguments = {"Mul": "A, A"}.get(op, "A")
+    model = model_of(f"""m (float[2] X) => (float[2] Y) <float[1] e = {{1}}>
+        {{ A = Add(X, e) Y = {op}({arguments}) }}""")
+    assert constants_by_use(model).get("e", True) == expected
+    model.graph.node.append(helper.make_node("Exp", ["A"], ["Z"]))
+    assert "e" not in constants_by_use(model)
+
+
 def test_a_mask_with_infinities_is_no_weight():
     model = mlp()
     mask = np.array([0.0, -np.inf, 0.0], np.float64)
