@@ -551,6 +551,7 @@ DEFINED = [
     ("Attention", "(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
     ("Attention", "<softcap = 2.0, scale = 0.3>(X, k, v, m)", 23, {**HEADS, "m": (3, 5)}),
     ("Attention", "<is_causal = 1, q_num_heads = 2, kv_num_heads = 2>(X, k, v)", 23, TOKENS),
+    ("Attention", "(X, k, v, , p, q)", 23, {**HEADS, "p": (1, 2, 2, 4), "q": (1, 2, 2, 4)}),
     ("CenterCropPad", "<axes = [0]>(X, size)", 21, {"X": (4, 3)}),
     (
         "GroupNormalization",
@@ -566,7 +567,6 @@ DEFINED = [
         {"X": (2, 3, 8), **ANGLES},
     ),
     ("RotaryEmbedding", "(X, c, s, ids)", 23, {"X": (2, 2, 3, 4), **TABLES}),
-    ("Shrink", "<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
 ]
 
 

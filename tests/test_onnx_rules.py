@@ -94,6 +94,7 @@ for op in ("Sigmoid", "Tanh"):
     case(op, normal())
 case("ThresholdedRelu", apart(3, 4), alpha=0.4)
 case("LeakyRelu", apart(6), alpha=-0.3)
+case("Shrink", apart(3, 4), lambd=0.3, bias=0.2)
 case("Elu", apart(6), alpha=0.7)
 case("Celu", apart(6).astype(np.float32), alpha=1.7, **SINGLE)
 case("Selu", apart(6), alpha=1.1, gamma=0.6)
