@@ -376,6 +376,19 @@ def test_weights_by_use(text, expected):
     assert constants_by_use(model).get("w", True) == expected
 
 
+@pytest.mark.parametrize(
+    "op, expected", [("Sqrt", "added in front of Sqrt"), ("Exp", True), ("Mul", True)]
+)
+def test_a_number_that_is_added(op, expected):
+    """An epsilon in front of a root; a bias in front of anything else, or if it goes there too."""
+    arguments = {"Mul": "A, A"}.get(op, "A")
+    model = model_of(f"""m (float[2] X) => (float[2] Y) <float[1] e = {{1}}>
+        {{ A = Add(X, e) Y = {op}({arguments}) }}""")
+    assert constants_by_use(model).get("e", True) == expected
+    model.graph.node.append(helper.make_node("Exp", ["A"], ["Z"]))
+    assert "e" not in constants_by_use(model)
+
+
 def test_a_mask_with_infinities_is_no_weight():
     model = mlp()
     mask = np.array([0.0, -np.inf, 0.0], np.float64)
@@ -538,6 +551,7 @@ DEFINED = [
     ("Attention", "(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
     ("Attention", "<softcap = 2.0, scale = 0.3>(X, k, v, m)", 23, {**HEADS, "m": (3, 5)}),
     ("Attention", "<is_causal = 1, q_num_heads = 2, kv_num_heads = 2>(X, k, v)", 23, TOKENS),
+    ("Attention", "(X, k, v, , p, q)", 23, {**HEADS, "p": (1, 2, 2, 4), "q": (1, 2, 2, 4)}),
     ("CenterCropPad", "<axes = [0]>(X, size)", 21, {"X": (4, 3)}),
     (
         "GroupNormalization",
@@ -553,7 +567,6 @@ DEFINED = [
         {"X": (2, 3, 8), **ANGLES},
     ),
     ("RotaryEmbedding", "(X, c, s, ids)", 23, {"X": (2, 2, 3, 4), **TABLES}),
-    ("Shrink", "<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
 ]
 
 
@@ -698,6 +711,38 @@ def test_conventions(text, x, expected, weights):
     feeds |= {n: w for n, w in weights_of(model).items() if n in names(gradient.graph.input)}
     for run in (run_onnxruntime, run_reference):
         np.testing.assert_allclose(run(gradient, feeds)["X_grad"], expected)
+
+
+HALF = [
+    ("A = RMSNormalization<axis = 1>(X, s)", "s"),
+    ("A = LayerNormalization<axis = 1>(X, s, b)", "sb"),
+    ("A, M, V = BatchNormalization<training_mode = 1>(X, s, b, b, s)", "sb"),
+    ("T = Transpose(X) S = Unsqueeze(T, one) A, H = GRU<hidden_size = 1>(S, W, R)", "WR"),
+]
+
+
+@pytest.mark.parametrize("text, weights", HALF, ids=[text for text, _ in HALF])
+def test_half_precision(text, weights):
+    """The gradients are of the type of what they are the gradient of, and near the exact ones."""
+    found, rng = {}, np.random.default_rng(0)
+    shapes = {"s": 3, "b": 3, "W": (1, 3, 1), "R": (1, 3, 1), "X": (4, 3)}
+    values = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    for kind, dtype in (("float16", np.float16), ("double", np.float64)):
+        model = model_of(
+            f"""m ({kind}[4, 3] X) => ({kind}{"[3, 1, 4, 1]" if "GRU" in text else "[4, 3]"} Y)
+            <int64[1] one = {{2}}> {{ {text} B = Mul(A, A) Y = Mul(A, B) }}""",
+            opset=23,
+        )
+        for name in weights:
+            value = numpy_helper.from_array(values[name].astype(dtype), name)
+            model.graph.initializer.append(value)
+        gradient = onnx_derivative(model, options=FillGrad)
+        assert names(gradient.graph.input) == ["X", *weights]
+        feeds = {x.name: values[x.name].astype(dtype) for x in gradient.graph.input}
+        found[kind] = run_reference(gradient, feeds)
+        assert {G.dtype for G in found[kind].values()} == {np.dtype(dtype)}
+    for name, G in found["double"].items():
+        np.testing.assert_allclose(found["float16"][name], G, atol=0.02 * np.max(np.abs(G)))
 
 
 # Errors

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_checks import gradient_feeds, run_onnxruntime, run_reference
+from onnx_checks import gradient_feeds, numeric_gradients, run_onnxruntime, run_reference
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative
 
@@ -207,3 +207,19 @@ def test_the_layer_off_the_path_stays_as_it_is():
     found = run_onnxruntime(gradient, gradient_feeds(gradient, values, {"Z": dZ}))
     expected = np.sum(dZ * loops(s, arrays(s))["Y"], axis=(0, 1, 2))
     np.testing.assert_allclose(found["w_grad"], expected, rtol=1e-5)
+
+
+def test_second_derivative():
+    """The gradient graph is standard operators, which are differentiated once more."""
+    s = Setting("RNN", "reverse", steps=2, lengths=(1, 2))
+    values, rng = arrays(s), np.random.default_rng(0)
+    once = onnx_derivative(build(s, values))
+    twice = onnx_derivative(once, inputs=["X", "R"], weights=[])
+    feeds = {x.name: values.get(x.name) for x in once.graph.input}
+    shapes = {f"{y}_grad": v.shape for y, v in loops(s, values).items()}
+    feeds |= {y: rng.standard_normal(shape) for y, shape in shapes.items()}
+    bars = {f"{n}_grad": rng.standard_normal(v.shape) for n, v in values.items()}
+    expected = numeric_gradients(run_reference, once, feeds, ["X", "R"], bars)
+    found = run_reference(twice, gradient_feeds(twice, feeds, bars))
+    for name, G in expected.items():
+        np.testing.assert_allclose(found[f"{name}_grad"], G, atol=1e-8)

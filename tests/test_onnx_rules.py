@@ -94,6 +94,7 @@ for op in ("Sigmoid", "Tanh"):
     case(op, normal())
 case("ThresholdedRelu", apart(3, 4), alpha=0.4)
 case("LeakyRelu", apart(6), alpha=-0.3)
+case("Shrink", apart(3, 4), lambd=0.3, bias=0.2)
 case("Elu", apart(6), alpha=0.7)
 case("Celu", apart(6).astype(np.float32), alpha=1.7, **SINGLE)
 case("Selu", apart(6), alpha=1.1, gamma=0.6)
@@ -423,6 +424,13 @@ for attributes in RESIZES:
     case("Resize", image, None, scales, forward="onnxruntime", tolerance=3e-5, **kind)
     image = normal(1, 1, 3, 4)
     case("Resize", image, None, None, ints(1, 1, 1, 7), **kind | {"constants": []})
+TIES = [("asymmetric", "floor", 1.6), ("asymmetric", "round_prefer_ceil", 2.4)]
+TIES += [("half_pixel", "round_prefer_floor", 0.7), ("half_pixel", "ceil", 2.6)]
+for place, nearest, scale in TIES:
+    kind = dict(mode="nearest", coordinate_transformation_mode=place, nearest_mode=nearest)
+    kind |= {"forward": "onnxruntime", "step": 0.5, "tolerance": 3e-5, "modes": ("static",)}
+    line = normal(1, 11).astype(np.float32)
+    case("Resize", line, None, np.array([1, scale], np.float32), constants=["x2"], **kind)
 kind = {"step": 0.5, "modes": ("static",), "mode": "linear"}
 case("Resize", normal(2, 3, 4), None, None, ints(5, 2), axes=[2, 0], **kind)
 case(

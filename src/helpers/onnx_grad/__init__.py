@@ -1,4 +1,4 @@
-"""The gradient of an ONNX model as an ONNX model, made of standard operators.
+"""The gradient of an ONNX model as an ONNX model, in standard operators alone.
 
 >>> from onnx import parser
 >>> from helpers.onnx_grad import onnx_derivative

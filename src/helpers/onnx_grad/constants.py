@@ -22,7 +22,7 @@ HANDED_ON = {
     "Unsqueeze",
 }
 # What a small number is added in front of, to stay away from a pole.
-POLES = {"Sqrt", "Log", "Reciprocal", "Pow"}
+POLES = {"Sqrt", "Log", "Reciprocal"}
 
 
 def constants_by_use(model: ModelProto) -> dict[str, str]:
@@ -36,7 +36,7 @@ def constants_by_use(model: ModelProto) -> dict[str, str]:
       Dropout, the running statistics of BatchNormalization, ... (``settings`` in the rules);
       also through operators that hand them on, like Identity, Cast and Reshape,
     - used where no gradient comes back alone: in comparisons, shapes and roundings,
-    - with one entry that is added in front of a root, a logarithm, a power or a reciprocal,
+    - with one entry that is added in front of a root, a logarithm or a reciprocal,
     - not used.
 
     A table that the model only reads, like the sines of positions that are written out as a

@@ -1,4 +1,4 @@
-r"""The gradient of an ONNX graph as an ONNX graph, in standard operators only.
+r"""The gradient of an ONNX graph as an ONNX graph, in standard operators alone.
 
 Reverse mode on the graph itself: the nodes are visited from the last to the first, and each one's
 rule turns the cotangents :math:`\bar y` of its outputs into nodes for those of its inputs,

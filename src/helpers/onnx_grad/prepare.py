@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_local_functions, inline_selected_functions
 
 from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
-from helpers.onnx_grad.tensor import NoGradientError, canonical
+from helpers.onnx_grad.tensor import Info, NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
 
@@ -48,8 +48,10 @@ def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelPr
     for name, info in tensor_infos(model).items():
         if name not in declared and info.dtype is not None:
             model.graph.value_info.add(name=name, type=info.proto())
+    # An optional input that is left out has no name, and no type, which it asks for all the same.
+    model.graph.value_info.add(name="", type=Info(TensorProto.FLOAT, None).proto())
     try:
-        return inline_selected_functions(model, operators, inline_schema_functions=True)
+        made = inline_selected_functions(model, operators, inline_schema_functions=True)
     except RuntimeError as error:
         names = ", ".join(sorted(name for _, name in operators))
         raise NoGradientError(
@@ -57,6 +59,10 @@ def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelPr
             f"input is unknown ({str(error).strip().splitlines()[-1]}); declare the types and "
             "shapes of their inputs in graph.value_info"
         ) from error
+    named = [value for value in made.graph.value_info if value.name]
+    del made.graph.value_info[:]
+    made.graph.value_info.extend(named)
+    return made
 
 
 def _has_body(node: NodeProto, model: ModelProto) -> bool:

@@ -69,7 +69,7 @@ def rms_normalization(g, node, dy):
     wide = 1 if kind in HALF else kind
     xhat, r = _normalised(g, x.cast(wide), axes, node.attr("epsilon"), centred=False)
     dx = _through(g, dy.cast(wide) * scale.cast(wide), xhat, r, axes, centred=False)
-    return dx.cast(kind), g.reduce_to(dy.cast(scale.dtype) * xhat.cast(scale.dtype), scale)
+    return dx.cast(kind), g.reduce_to((dy.cast(wide) * xhat).cast(scale.dtype), scale)
 
 
 @register_gradient(
@@ -110,22 +110,24 @@ def batch_normalization(g, node, dy, *running):
 
 
 def _batch_normalization_in_training(g, node, dy, running, others, after):
-    x, scale, _, mean, var = node.x
+    x, scale, bias, mean, var = node.x
     keep, new = node.attr("momentum"), 1.0 - node.attr("momentum")
-    xhat, r = _normalised(g, x, others, node.attr("epsilon"))
+    wide = 1 if x.dtype in HALF else x.dtype
+    xhat, r = _normalised(g, x.cast(wide), others, node.attr("epsilon"))
     terms, dscale, dbias, old = [], None, None, [None, None]
     if dy is not None:
-        terms.append(_through(g, dy * g.unsqueeze(scale, after), xhat, r, others))
-        dscale = g.sum(dy * xhat, others, keepdims=False)
-        dbias = g.sum(dy, others, keepdims=False)
+        dy = dy.cast(wide)
+        terms.append(_through(g, dy * g.unsqueeze(scale.cast(wide), after), xhat, r, others))
+        dscale = g.sum(dy * xhat, others, keepdims=False).cast(scale.dtype)
+        dbias = g.sum(dy, others, keepdims=False).cast(bias.dtype)
     # The derivatives of mean and var by each entry, times n; xhat / r is X - mean.
     for i, (d, slope) in enumerate(zip(running, (None, xhat / r * 2.0), strict=False)):
         if d is not None:
             old[i] = d * keep
-            part = g.unsqueeze(d.cast(x.dtype), after) * new
-            part = part / (g.size_of(x, x.dtype) / g.size_of(d, x.dtype))
-            terms.append(g.expand_like(part, x) if slope is None else part * slope)
-    return g.add_all(terms), dscale, dbias, *old
+            part = g.unsqueeze(d.cast(wide), after) * new
+            part = part / (g.size_of(x, wide) / g.size_of(d, wide))
+            terms.append(g.expand_like(part, xhat) if slope is None else part * slope)
+    return g.add_all(terms).cast(x.dtype), dscale, dbias, *old
 
 
 @register_gradient("InstanceNormalization", ranked=[0])

@@ -68,17 +68,18 @@ def _along(g, dy, matrix, axis, rank):
 def _matrix(node, n: int, m: int, scale: float) -> np.ndarray:
     """A (m, n): entry o of the result is a mean, with these weights, of entries round a place."""
     mode = node.attr("mode")
-    # Runtimes choose the nearest entry in single precision, where ties are other ones.
+    # onnxruntime looks for the nearest entry in single precision, and multiplies with the
+    # reciprocal of the scale in the asymmetric mode: that decides where two are about as near.
     kind = np.float32 if mode == "nearest" else np.float64
     place = _places(node, n, m, kind(scale), np.arange(m, dtype=kind))
     if mode == "nearest":
-        half = kind(0.5)
+        low, part = np.floor(place), place - np.floor(place)
         first = {
-            "floor": np.floor,
-            "ceil": np.ceil,
-            "round_prefer_ceil": lambda p: np.floor(p + half),
-            "round_prefer_floor": lambda p: np.ceil(p - half),
-        }[node.attr("nearest_mode")](place)
+            "floor": low,
+            "ceil": low + (part > 0),
+            "round_prefer_ceil": low + (part >= 0.5),
+            "round_prefer_floor": low + (part > 0.5),
+        }[node.attr("nearest_mode")]
         weights = np.ones((1, m))
     else:
         first = np.floor(place)
@@ -102,7 +103,7 @@ def _places(node, n, m, scale, o):
     if mode == "align_corners":
         return o * (o.dtype.type(n - 1) / (m - 1)) if m > 1 else o * 0
     if mode == "asymmetric":
-        return o / scale
+        return o * (o.dtype.type(1) / scale)
     if mode == "pytorch_half_pixel" and m == 1:
         return o * 0
     offset = 0

@@ -45,7 +45,6 @@ COMPOSED: dict[str, tuple[int, ...]] = {
     "CenterCropPad": (),
     "GroupNormalization": (),
     "RotaryEmbedding": (1, 2),
-    "Shrink": (),
 }
 
 
