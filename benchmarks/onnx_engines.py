@@ -1,16 +1,22 @@
 """One gradient in three engines: ours in onnxruntime, PyTensor's, and onnxruntime-training's.
 
 The loss of a small network on scikit-learn's digits and its gradients with respect to the weights,
-at batch 1, 64 and 1797, all in float32 and on one thread.  onnxruntime-training takes the name of
-onnxruntime, so it runs in an environment of its own, whose interpreter the command line names:
+at batches of 1 to 4096 rows, all in float32 and on one thread.  onnxruntime-training takes the name
+of onnxruntime, so it runs in an environment of its own, whose interpreter the command line names:
 
     python benchmarks/onnx_engines.py --ort-training PYTHON [--rounds 200] [--record FILE]
+    python benchmarks/onnx_engines.py --ort-training PYTHON --relu-grad
 
 where PYTHON has ``onnxruntime-training-cpu==1.19.2 onnx cerberus h5py``.  That interpreter
 serves blocks of calls, which take turns with those of the others, so that all see the machine in
-the same state; it also runs our graph, which tells the graph from the runtime.  It takes about two
-minutes and writes ``results/onnx_engines.json``.  Without the other interpreter, its part is left
-out and nothing is written unless ``--record`` says where.
+the same state; it also runs our graph, which tells the graph from the runtime.  It takes about
+five minutes and writes ``results/onnx_engines.json``.  Without the other interpreter, its part is
+left out and nothing is written unless ``--record`` says where.
+
+With ``--relu-grad`` it looks into onnxruntime-training alone, at all 1797 digits: the share of each
+operator in the time of its gradient graph, by its own profile, and the time of its ReluGrad on
+random signs against the same on positive numbers, in turns.  That is a field of the record, and
+the rest of the record stays.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ import onnx
 import onnxruntime
 
 RECORD = Path(__file__).parent / "results" / "onnx_engines.json"
-BATCHES = (1, 64, 1797)
+BATCHES = (1, 8, 64, 256, 1024, 1797, 4096)  # above 1797 the digits are repeated
 BLOCK = 4e-3  # seconds that a block of calls lasts at least
 WARM = 3  # calls at the beginning of a block that are not counted: the others have used the caches
 
@@ -66,12 +72,18 @@ def network(name: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(NETWORK.format(**NETWORKS[name]))
 
 
-def runner(model: bytes, feed: dict[str, np.ndarray]) -> Callable[[], list[np.ndarray]]:
-    """Function without arguments: the loss, then its gradients with respect to the weights."""
+def session_of(model: bytes, profile: str = "") -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def runner(model: bytes, feed: dict[str, np.ndarray]) -> Callable[[], list[np.ndarray]]:
+    """Function without arguments: the loss, then its gradients with respect to the weights."""
+    session = session_of(model)
     feed = {x.name: feed[x.name] for x in session.get_inputs()}
     names = ["loss", *(f"{name}_grad" for name in WEIGHTS)]
     return lambda: session.run(names, feed)
@@ -108,12 +120,48 @@ def serve() -> None:
                 model = their_gradient(model)
             functions[key] = runner(model, arrays)
             answer = len(onnx.load_from_string(model).graph.node)
+        elif what == "relu_grad":
+            model = their_gradient(Path(request["path"]).read_bytes())
+            answer = relu_grad(model, arrays, request["folder"], request["rounds"])
         elif what == "values":
             np.savez(request["path"], *functions[key]())
             answer = None
         else:
             answer = seconds_per_call(functions[key], request["calls"])
         print(json.dumps(answer), flush=True)
+
+
+def relu_grad(model: bytes, feed: dict[str, np.ndarray], folder: str, rounds: int) -> dict:
+    """Shares of the operators in their gradient; seconds of ReluGrad by the signs of its input."""
+    session = session_of(model, f"{folder}/profile")
+    given = {x.name: feed[x.name] for x in session.get_inputs()}
+    for _ in range(rounds):
+        session.run(["loss", *(f"{name}_grad" for name in WEIGHTS)], given)
+    times = {}
+    for event in json.loads(Path(session.end_profiling()).read_text(encoding="utf-8")):
+        if event["name"].endswith("_kernel_time"):
+            op = event["args"]["op_name"]
+            times[op] = times.get(op, 0) + event["dur"]
+    whole = sum(times.values())
+    shares = {op: round(t / whole, 4) for op, t in sorted(times.items(), key=lambda x: -x[1])}
+
+    kind = onnx.TensorProto.FLOAT
+    values = [onnx.helper.make_tensor_value_info(n, kind, ["N", 64]) for n in ("dY", "Y", "dX")]
+    node = onnx.helper.make_node("ReluGrad", ["dY", "Y"], ["dX"], domain="com.microsoft")
+    graph = onnx.helper.make_graph([node], "alone", values[:2], values[2:])
+    opsets = [onnx.helper.make_opsetid("", 19), onnx.helper.make_opsetid("com.microsoft", 1)]
+    alone = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    session = session_of(alone.SerializeToString())
+    Y = np.random.default_rng(0).standard_normal((1797, 64)).astype("float32")
+    calls = {
+        signs: lambda y=y: session.run(None, {"dY": Y, "Y": y})
+        for signs, y in {"random": np.maximum(Y, 0), "positive": np.abs(Y)}.items()
+    }
+    seconds = {signs: [] for signs in calls}
+    for _ in range(rounds):
+        for signs, call in calls.items():
+            seconds[signs].append(float(f"{seconds_per_call(call, 10):.3e}"))
+    return {"shares": shares, "seconds": seconds}
 
 
 def their_gradient(model: bytes) -> bytes:
@@ -191,7 +239,7 @@ def data(name: str) -> dict[str, np.ndarray]:
 
 
 def in_pytensor(model: onnx.ModelProto, feed: dict[str, np.ndarray], dtype=None, **arguments):
-    """The same through the bridge; `arguments` are of pytensor.function."""
+    """The same by to_pytensor; `arguments` are of pytensor.function."""
     import pytensor
     import pytensor.tensor as pt
 
@@ -225,7 +273,7 @@ def measure(name: str, batch: int, rounds: int, elsewhere: Elsewhere | None) -> 
     from helpers.onnx_grad import DerivativeOptions, onnx_derivative
 
     model, feed = network(name), data(name)
-    feed |= {key: feed[key][:batch] for key in ("X", "label")}
+    feed |= {key: np.resize(feed[key], (batch, *feed[key].shape[1:])) for key in ("X", "label")}
     ours = onnx_derivative(
         model, inputs=list(WEIGHTS), options=DerivativeOptions.Loss, loss="loss", label="label"
     )
@@ -256,17 +304,43 @@ def measure(name: str, batch: int, rounds: int, elsewhere: Elsewhere | None) -> 
 
 def take_turns(blocks: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
     """Seconds per call of each engine in each round; every round begins with another engine."""
+    from helpers.timing import progress
+
     calls = {}
     for engine, block in blocks.items():
         block(20)
         calls[engine] = max(1, int(BLOCK / block(20)))
     seconds = {engine: [] for engine in blocks}
     order = list(blocks)
-    for i in range(rounds):
+    for i in progress(range(rounds), "rounds"):
         k = i % len(order)
         for engine in order[k:] + order[:k]:
             seconds[engine].append(blocks[engine](calls[engine]))
     return seconds
+
+
+def look_into_relu_grad(python: str, rounds: int, path: Path) -> None:
+    """Add the field ``relu grad`` to a record."""
+    import tempfile
+    from datetime import UTC, datetime
+
+    from helpers.timing import machine, write_record
+
+    found = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        elsewhere = Elsewhere(python, Path(folder))
+        for name in NETWORKS:
+            elsewhere.feed(data(name))
+            model = Path(folder) / "model.onnx"
+            model.write_bytes(network(name).SerializeToString())
+            found[name] = elsewhere.ask("relu_grad", path=str(model), folder=folder, rounds=rounds)
+            random, positive = (np.array(found[name]["seconds"][k]) for k in ("random", "positive"))
+            quarters = np.quantile(random / positive, (0.25, 0.5, 0.75))
+            print(f"{name}: {found[name]['shares']}")
+            print(f"ReluGrad, random over positive signs, quartiles: {quarters.round(2)}")
+        elsewhere.close()
+    record = json.loads(path.read_text(encoding="utf-8"))
+    write_record(record | {"relu grad": found}, path)
 
 
 def main(python: str | None, rounds: int, path: Path | None) -> None:
@@ -302,7 +376,9 @@ def main(python: str | None, rounds: int, path: Path | None) -> None:
             elsewhere.close()
     if path is None:
         return
-    write_record(record | {"networks": found}, path)
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = {key: kept[key] for key in ("relu grad",) if key in kept}
+    write_record(record | {"networks": found} | kept, path)
 
 
 if __name__ == "__main__":
@@ -310,10 +386,15 @@ if __name__ == "__main__":
     parser.add_argument("--ort-training", metavar="PYTHON", help="interpreter that has it")
     parser.add_argument("--rounds", type=int, default=200, help="rounds to time (default 200)")
     parser.add_argument("--record", type=Path, help="file to write")
+    parser.add_argument("--relu-grad", action="store_true", help="look into ReluGrad alone")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve()
+    elif arguments.relu_grad:
+        if arguments.ort_training is None:
+            parser.error("--relu-grad needs --ort-training")
+        look_into_relu_grad(arguments.ort_training, arguments.rounds, arguments.record or RECORD)
     else:
         record = arguments.record or (RECORD if arguments.ort_training else None)
         main(arguments.ort_training, arguments.rounds, record)

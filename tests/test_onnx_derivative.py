@@ -14,7 +14,8 @@ from onnx_checks import (
 )
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradient
-from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import simplify
 from helpers.onnx_grad.tensor import NoGradientError
 
@@ -309,6 +310,107 @@ def test_integers_are_no_targets():
     assert names(gradient.graph.output) == ["X_grad", "Y", "S"]
 
 
+# Weights and constants
+
+
+def exported():
+    """Layer normalisation written out, ReLU6 and dropout, as an exporter stores them: everything
+    real is an initializer."""
+    return model_of("""m (double[N, 4] X) => (double[N, 4] Y)
+        <double two = {2}, double[1] eps = {1e-5}, double[4] gamma = {1, 2, -1, 3},
+         double[4] beta = {1, 0, 2, -1}, double lo = {0}, double hi = {6}, double ratio = {0.5},
+         int64[1] axis = {-1}> {
+            M = ReduceMean(X, axis) C = Sub(X, M) S = Pow(C, two) V = ReduceMean(S, axis)
+            E = Add(V, eps) D = Sqrt(E) H = Div(C, D) G = Mul(H, gamma) B = Add(G, beta)
+            R = Clip(B, lo, hi) Y = Dropout(R, ratio) }""")
+
+
+def test_the_constants_of_an_exported_model_are_no_weights(capsys):
+    X = np.random.default_rng(0).standard_normal((5, 4))
+    gradient = check(exported(), {"X": X}, verbose=1)
+    assert names(gradient.graph.output) == ["X_grad", "gamma_grad", "beta_grad"]
+    assert names(gradient.graph.input) == ["X", "gamma", "beta", "Y_grad"]
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "onnx_derivative: constants, not weights: two (a scalar), eps (added in front of Sqrt), "
+        "lo (a scalar), hi (a scalar), ratio (a scalar)"
+    )
+
+
+def test_a_constant_is_a_weight_where_it_is_asked_for():
+    gradient = onnx_derivative(exported(), weights=["eps", "hi", "two"])
+    assert names(gradient.graph.output) == ["X_grad", "eps_grad", "hi_grad", "two_grad"]
+
+
+# What is done with w, float[3]; whether it is a weight, or what it is.
+ROLES = [
+    ("Y = Mul(X, w)", True),
+    ("Y = Pow(X, w)", "Y of Pow"),
+    ("Y = Pow(w, X)", True),
+    ("P = Pow(X, w) Y = Add(P, w)", True),
+    ("I = Identity(w) F = Unsqueeze(I, zero) Y = Pow(X, F)", "Y of Pow"),
+    ("I = Identity(w) Y = Mul(X, I)", True),
+    ("C = Cast<to = 7>(w) D = Cast<to = 1>(C) Y = Mul(X, D)", "without a gradient in Cast"),
+    ("c = Less(X, w) Z = Neg(X) Y = Where(c, X, Z)", "without a gradient in Less"),
+    ("F = Floor(w) Y = Mul(X, F)", "without a gradient in Floor"),
+    ("Y = Neg(X)", "not used"),
+    ("Y = BatchNormalization(X, w, w, k, k)", True),
+    ("Y = BatchNormalization(X, k, k, w, k)", "input_mean of BatchNormalization"),
+    ("Y = BatchNormalization(X, k, k, k, w)", "input_var of BatchNormalization"),
+    ("A = Add(X, w) Y = Sqrt(A)", True),
+    ("Y = Attention(X, X, X, w)", "attn_mask of Attention"),
+    ("Y = Pad(X, pads, w)", "constant_value of Pad"),
+    ("I = Cast<to = 7>(X) Y = OneHot(I, zero, w)", "values of OneHot"),
+    ("Y = mine.Op(X, w)", True),
+]
+
+
+@pytest.mark.parametrize("text, expected", ROLES, ids=[text for text, _ in ROLES])
+def test_weights_by_use(text, expected):
+    model = model_of(
+        f"""m (float[2, 3] X) => (float[2, 3] Y) <float[3] w = {{1, 2, 3}},
+        float[3] k = {{1, 1, 1}}, int64[1] zero = {{0}}, int64[4] pads = {{0, 0, 0, 0}}>
+        {{ {text} }}""",
+        opset=23,
+        domains=["mine"],
+    )
+    assert constants_by_use(model).get("w", True) == expected
+
+
+@pytest.mark.parametrize(
+    "op, expected", [("Sqrt", "added in front of Sqrt"), ("Exp", True), ("Mul", True)]
+)
+def test_a_number_that_is_added(op, expected):
+    """An epsilon in front of a root; a bias in front of anything else, or if it goes there too."""
+    arguments = {"Mul": "A, A"}.get(op, "A")
+    model = model_of(f"""m (float[2] X) => (float[2] Y) <float[1] e = {{1}}>
+        {{ A = Add(X, e) Y = {op}({arguments}) }}""")
+    assert constants_by_use(model).get("e", True) == expected
+    model.graph.node.append(helper.make_node("Exp", ["A"], ["Z"]))
+    assert "e" not in constants_by_use(model)
+
+
+def test_a_mask_with_infinities_is_no_weight():
+    model = mlp()
+    mask = np.array([0.0, -np.inf, 0.0], np.float64)
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    model.graph.node.append(helper.make_node("Add", ["Y", "mask"], ["Z"]))
+    assert constants_by_use(model) == {"mask": "not finite"}
+
+
+def test_only_constants_are_nothing_to_differentiate_by():
+    with pytest.raises(ValueError, match=r"no real weight; 'two' is a constant \(a scalar\)"):
+        onnx_derivative(
+            model_of("m (float[2] X) => (float[2] Y) <float two = {2}> { Y = Pow(X, two) }"),
+            inputs=[],
+        )
+
+
+def test_an_unused_weight_that_is_asked_for_has_the_gradient_zero():
+    model = model_of(TEXTS["unused weight"])
+    gradient = check(model, {"X": np.ones((2, 3))}, weights=["w", "unused"])
+    assert names(gradient.graph.output) == ["X_grad", "w_grad", "unused_grad"]
+
+
 # Structure
 
 
@@ -440,27 +542,92 @@ def test_local_functions_are_inlined():
     check(model, {"X": np.array([1.0, -2.0, 0.5])})
 
 
+HEADS = {"X": (1, 4, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}
+TOKENS = {n: (2, 3, 8) for n in "Xkv"}
+ANGLES = {"c": (2, 3, 2), "s": (2, 3, 2)}
+TABLES = {"c": (5, 2), "s": (5, 2)}
+# Operator, arguments, opset, shapes; its definition is in the standard.
+DEFINED = [
+    ("Attention", "(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
+    ("Attention", "<softcap = 2.0, scale = 0.3>(X, k, v, m)", 23, {**HEADS, "m": (3, 5)}),
+    ("Attention", "<is_causal = 1, q_num_heads = 2, kv_num_heads = 2>(X, k, v)", 23, TOKENS),
+    ("Attention", "(X, k, v, , p, q)", 23, {**HEADS, "p": (1, 2, 2, 4), "q": (1, 2, 2, 4)}),
+    ("CenterCropPad", "<axes = [0]>(X, size)", 21, {"X": (4, 3)}),
+    (
+        "GroupNormalization",
+        "<num_groups = 2, stash_type = 11>(X, s, b)",
+        21,
+        {"X": (2, 4, 3), "s": (4,), "b": (4,)},
+    ),
+    ("RotaryEmbedding", "(X, c, s)", 23, {"X": (2, 2, 3, 4), **ANGLES}),
+    (
+        "RotaryEmbedding",
+        "<interleaved = 1, num_heads = 2>(X, c, s)",
+        23,
+        {"X": (2, 3, 8), **ANGLES},
+    ),
+    ("RotaryEmbedding", "(X, c, s, ids)", 23, {"X": (2, 2, 3, 4), **TABLES}),
+]
+
+
 @pytest.mark.parametrize(
-    "text, opset, shapes",
-    [
-        (
-            "Y = GroupNormalization<num_groups = 2, stash_type = 11>(X, s, b)",
-            21,
-            {"X": (2, 4, 3), "s": 4, "b": 4},
-        ),
-        ("Y = RMSNormalization(X, s)", 23, {"X": (2, 4), "s": 4}),
-        ("Y = Attention(X, k, v)", 23, {"X": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}),
-        ("Y = Shrink<lambd = 0.3, bias = 0.3>(X)", 21, {"X": (3, 4)}),
-    ],
+    "op, arguments, opset, shapes", DEFINED, ids=[f"{d[0]}-{d[1]}" for d in DEFINED]
 )
-def test_operators_that_are_defined_by_others(text, opset, shapes):
-    """What has no rule but a body in the standard is differentiated through its body."""
+def test_defined_by_others(op, arguments, opset, shapes):
+    """Differentiated through its definition; the other inputs as inputs, and as initializers."""
     rng = np.random.default_rng(0)
-    feeds = {n: rng.standard_normal(s) for n, s in shapes.items()}
-    inputs = ", ".join(f"double[{', '.join(map(str, x.shape))}] {n}" for n, x in feeds.items())
-    shape = ", ".join(map(str, feeds["X"].shape))
-    model = model_of(f"m ({inputs}) => (double[{shape}] Y) {{ {text} }}", opset)
-    check(model, feeds, run=run_reference, rtol=1e-4)
+    values = {n: rng.standard_normal(s) for n, s in shapes.items()}
+    model = model_of(
+        f"""m ({", ".join(f"double[{', '.join(map(str, s))}] {n}" for n, s in shapes.items())})
+        => (double[{", ".join(map(str, shapes["X"]))}] Y)
+        <int64[1] size = {{4}}, int64[2, 3] ids = {{0, 2, 1, 3, 3, 0}}>
+        {{ E = Exp(X) Y = {op}{arguments.replace("X", "E")} }}""",
+        opset,
+    )
+    check(model, values, run=run_reference, rtol=1e-4)
+    for value in list(model.graph.input)[1:]:  # as an exporter writes it
+        model.graph.input.remove(value)
+        model.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
+    weights = [n for n in shapes if n != "X"]
+    check(model, {"X": values["X"]}, run=run_reference, rtol=1e-4, weights=weights)
+
+
+def test_all_that_are_defined_by_others_are_tested():
+    assert {d[0] for d in DEFINED} == set(COMPOSED)
+
+
+def test_a_definition_whose_types_are_unknown_is_refused_by_name():
+    model = model_of(
+        """m (float[2, 4] X) => (float[2, 4] Y) <float[4] s = {1, 2, 3, 4}>
+        { E = mine.Unknown(X) Y = GroupNormalization<num_groups = 2>(E, s, s) }""",
+        domains=["mine"],
+    )
+    with pytest.raises(NoGradientError, match="definition of GroupNormalization.*value_info"):
+        onnx_derivative(model)
+
+
+TRAINING = {"constant": "<bool t = {1}>", "at run time": ""}
+
+
+@pytest.mark.parametrize("ratio", ["0.4", "0.0"])
+@pytest.mark.parametrize("flag", TRAINING)
+@pytest.mark.parametrize("opset", [13, 21])
+def test_dropout_in_training(flag, ratio, opset):
+    """The mask that the outputs were made with is the one in the gradient."""
+    weights = TRAINING[flag].replace("<", f"<float r = {{{ratio}}}, ") or f"<float r = {{{ratio}}}>"
+    given = "" if TRAINING[flag] else ", bool t"
+    text = f"m (float[20, 10] X{given}) => (float[20, 10] Y) {weights} {{ Y = Dropout(X, r, t) }}"
+    gradient = onnx_derivative(model_of(text, opset), options=KeepOutputs)
+    assert names(gradient.graph.output) == ["X_grad", "Y"]
+    rng = np.random.default_rng(0)
+    X, dY = rng.uniform(0.5, 1, (2, 20, 10)).astype(np.float32)
+    for run in (run_onnxruntime, run_reference):
+        for t in (True, False):
+            known = {"X": X, "Y_grad": dY, "t": np.array(t)}
+            found = run(gradient, {n: known[n] for n in names(gradient.graph.input)})
+            np.testing.assert_allclose(found["X_grad"], dY * found["Y"] / X, rtol=1e-5)
+            dropped = float(ratio) if t or not given else 0.0
+            assert abs(np.mean(found["Y"] == 0) - dropped) < 0.15
 
 
 def test_register_gradient():
@@ -546,13 +713,98 @@ def test_conventions(text, x, expected, weights):
         np.testing.assert_allclose(run(gradient, feeds)["X_grad"], expected)
 
 
+HALF = [
+    ("A = RMSNormalization<axis = 1>(X, s)", "s"),
+    ("A = LayerNormalization<axis = 1>(X, s, b)", "sb"),
+    ("A, M, V = BatchNormalization<training_mode = 1>(X, s, b, b, s)", "sb"),
+    ("T = Transpose(X) S = Unsqueeze(T, one) A, H = GRU<hidden_size = 1>(S, W, R)", "WR"),
+]
+
+
+@pytest.mark.parametrize("text, weights", HALF, ids=[text for text, _ in HALF])
+def test_half_precision(text, weights):
+    """The gradients are of the type of what they are the gradient of, and near the exact ones."""
+    found, rng = {}, np.random.default_rng(0)
+    shapes = {"s": 3, "b": 3, "W": (1, 3, 1), "R": (1, 3, 1), "X": (4, 3)}
+    values = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    for kind, dtype in (("float16", np.float16), ("double", np.float64)):
+        model = model_of(
+            f"""m ({kind}[4, 3] X) => ({kind}{"[3, 1, 4, 1]" if "GRU" in text else "[4, 3]"} Y)
+            <int64[1] one = {{2}}> {{ {text} B = Mul(A, A) Y = Mul(A, B) }}""",
+            opset=23,
+        )
+        for name in weights:
+            value = numpy_helper.from_array(values[name].astype(dtype), name)
+            model.graph.initializer.append(value)
+        gradient = onnx_derivative(model, options=FillGrad)
+        assert names(gradient.graph.input) == ["X", *weights]
+        feeds = {x.name: values[x.name].astype(dtype) for x in gradient.graph.input}
+        found[kind] = run_reference(gradient, feeds)
+        assert {G.dtype for G in found[kind].values()} == {np.dtype(dtype)}
+    for name, G in found["double"].items():
+        np.testing.assert_allclose(found["float16"][name], G, atol=0.02 * np.max(np.abs(G)))
+
+
 # Errors
 
 
-def branches():
-    return model_of("""m (bool c, float[3] X) => (float[3] Y) {
-        Y = If (c) <then_branch = a () => (float[3] u) { u = Neg(X) },
-                    else_branch = b () => (float[3] v) { v = Exp(X) }> }""")
+def branches(condition="c", constants=""):
+    """The branches share names with each other and with what is outside."""
+    return model_of(
+        f"""m (bool c, double[2, 3] X) => (double[2, 3] Y)
+        <{constants} double[3] w = {{1, 2, -1}}, int64[1] two = {{2}}, int64[1] zero = {{0}}> {{
+        S = Shape(X) n = Gather(S, zero) e = Equal(n, two) yes = Squeeze(e) no = Not(yes)
+        Z = Mul(X, w)
+        U = If ({condition}) <
+            then_branch = a () => (double[2, 3] u) {{ z = Sin(Z) u = Mul(z, w) }},
+            else_branch = b () => (double[2, 3] u) {{ z = Exp(Z) u = Mul(z, X) }} >
+        V = If ({condition}) <
+            then_branch = a2 () => (double[2, 3] u) {{ z = Neg(U) u = Add(z, X) }},
+            else_branch = b2 () => (double[2, 3] u) {{ z = Neg(U) u = Sub(z, X) }} >
+        k = Neg(V) Y = Add(k, X) }}"""
+    )
+
+
+@pytest.mark.parametrize("condition, then", [("yes", 1), ("no", 0), ("t", 1), ("f", 0)])
+def test_a_branch_with_a_constant_condition_is_taken(condition, then):
+    gradient = onnx_derivative(branches(condition, "bool t = {1}, bool f = {0},"))
+    assert "If" not in [n.op_type for n in gradient.graph.node]
+    X, dY = np.random.default_rng(2).standard_normal((2, 2, 3))
+    w = np.array([1.0, 2, -1])
+    Z = X * w
+    # Y = U + (1 - 1 or 1 + 1) X.
+    dx = w * w * np.cos(Z) if then else np.exp(Z) * (1 + X * w) + 2
+    dw = X * np.cos(Z) * w + np.sin(Z) if then else X * X * np.exp(Z)
+    feeds = {"c": np.array(True), "X": X, "w": w, "Y_grad": dY}
+    for run in (run_reference, run_onnxruntime):
+        found = run(gradient, feeds)
+        np.testing.assert_allclose(found["X_grad"], dY * dx, rtol=1e-12)
+        np.testing.assert_allclose(found["w_grad"], (dY * dw).sum(0), rtol=1e-12)
+
+
+def test_control_flow_off_the_path_stays():
+    """It uses tensors of the graph around it, one of which has a promised name."""
+    model = model_of("""m (bool c, double[3] X, double[3] Z) => (double[3] Y)
+        <double[3] w = {1, 2, 3}> {
+        X_grad = Exp(Z)
+        V = If (c) <then_branch = a () => (double[3] u) { u = Neg(X_grad) },
+                    else_branch = b () => (double[3] u) { u = Mul(X_grad, Z) }>
+        A = Mul(X, V) Y = Mul(A, w) }""")
+    gradient = onnx_derivative(model, inputs=["X"])
+    assert "If" in [n.op_type for n in gradient.graph.node]
+    X, Z, dY, w = np.random.default_rng(0).standard_normal((4, 3))
+    for c, V in ((True, -np.exp(Z)), (False, np.exp(Z) * Z)):
+        for run in (run_reference, run_onnxruntime):
+            found = run(gradient, {"c": np.array(c), "X": X, "Z": Z, "w": w, "Y_grad": dY})
+            np.testing.assert_allclose(found["X_grad"], dY * V * w)
+            np.testing.assert_allclose(found["w_grad"], dY * V * X)
+    with pytest.raises(NoGradientError, match="operator If.*makes 'V'.*control flow"):
+        onnx_derivative(model, inputs=["Z"])
+
+
+def without_shape(model):
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
 
 
 ERRORS = {
@@ -566,7 +818,47 @@ ERRORS = {
         {},
         "Det of domain ai.onnx .*the_det.*'Y'",
     ),
-    "subgraph": (branches, {}, "operator If of domain ai.onnx .*subgraph"),
+    "subgraph": (branches, {}, "operator If of domain ai.onnx .*subgraph.*condition is a constant"),
+    "a loop": (
+        lambda: model_of("""m (int64 n, bool c, float[3] X) => (float[3] Y) {
+            Y = Loop (n, c, X) <body = b (int64 i, bool k, float[3] h) => (bool l, float[3] g)
+                { l = Identity(k) g = Exp(h) }> }"""),
+        {},
+        "operator Loop of domain ai.onnx .*subgraph.*unrolled",
+    ),
+    "an operator of the optimiser": (
+        lambda: model_of(
+            """m (float[2, 2] X) => (float[2, 2] Y)
+            { Y = com.microsoft.FusedMatMul<alpha = 2.0>(X, X) }""",
+            domains=["com.microsoft"],
+        ),
+        {},
+        "FusedMatMul of domain com.microsoft.*differentiate the model as it was exported.*"
+        r"register_gradient\('FusedMatMul', ..., domain='com.microsoft'\)",
+    ),
+    "an output without a shape": (
+        lambda: without_shape(
+            model_of("m (float[2] X) => (float[2] Y) { Y = mine.Op(X) }", domains=["mine"])
+        ),
+        {},
+        "output 'Y' has no declared shape.*make_tensor_value_info",
+    ),
+    "a weight in a node": (
+        lambda: model_of(
+            """m (float[2] X) => (float[2] Y)
+            { W = Constant<value = float[2] {1, 2}>() Y = Mul(X, W) }"""
+        ),
+        {"weights": ["W"]},
+        "weight 'W' is the value of a Constant node",
+    ),
+    "types that contradict each other": (
+        lambda: model_of(
+            """m (float[2] X) => (float[2] Y)
+            { B = Constant<value = double[2] {1.0, 2.0}>() Y = Mul(X, B) }"""
+        ),
+        {},
+        "types or shapes of the model contradict each other",
+    ),
     "unknown weight": (mlp, {"weights": ["V"]}, "weight 'V' is no initializer.*'W0'"),
     "weight that is an input": (mlp, {"weights": ["X"]}, "weight 'X' is no initializer"),
     "unknown input": (mlp, {"inputs": ["V"]}, "input 'V' is no input.*'X'"),
@@ -593,7 +885,7 @@ ERRORS = {
         "'label'.*it is the label",
     ),
     "no loss": (loss_model, {"options": Loss, "label": "label"}, "needs loss"),
-    "no label": (loss_model, {"options": Loss, "loss": "L"}, "needs label"),
+    "no label": (loss_model, {"options": Loss, "loss": "L"}, "needs label.*FillGrad . KeepOutputs"),
     "loss without the option": (loss_model, {"loss": "L"}, "options=DerivativeOptions.Loss"),
     "yield and outputs": (line, {"options": KeepYieldOp | KeepOutputs}, "KeepYieldOp excludes"),
     "yield and fill": (line, {"options": KeepYieldOp | FillGrad}, "KeepYieldOp excludes"),

@@ -14,7 +14,7 @@ from jupytext.config import load_jupytext_config
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from tools import book, equation_index, pytensor_coverage, rules
+from tools import book, equation_index, onnx_operators, pytensor_coverage, rules
 
 TEXT = "md:myst"
 SECONDS_PER_CELL = 1200
@@ -129,6 +129,7 @@ def main(wanted: list[str]) -> int:
             print(f"  {complaint}")
     equation_index.write()
     pytensor_coverage.write()
+    onnx_operators.write()
     if failed:
         print(f"{failed} of {len(names)} notebooks failed.")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""The gradient of an ONNX model as an ONNX model, in standard operators that any runtime runs.
+"""The gradient of an ONNX model as an ONNX model, in standard operators alone.
 
 >>> from onnx import parser
 >>> from helpers.onnx_grad import onnx_derivative
@@ -9,15 +9,19 @@
 (['X', 'b', 'Y_grad'], ['X_grad', 'b_grad'])
 """
 
-from helpers.onnx_grad.bridge import to_pytensor
 from helpers.onnx_grad.derivative import DerivativeOptions, onnx_derivative
 from helpers.onnx_grad.feeds import random_feed
+from helpers.onnx_grad.files import file_derivative, save_model, with_weights
 from helpers.onnx_grad.rules import register_gradient
+from helpers.onnx_grad.translation import to_pytensor
 
 __all__ = [
     "DerivativeOptions",
+    "file_derivative",
     "onnx_derivative",
     "random_feed",
     "register_gradient",
+    "save_model",
     "to_pytensor",
+    "with_weights",
 ]

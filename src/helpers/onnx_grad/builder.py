@@ -175,6 +175,14 @@ class Graph:
             tensors.append(t)
         return tensors
 
+    def recorded(self, forward, *arguments):
+        """The result of ``forward(g, *arguments)``, and all nodes that make it."""
+        cache, start = self._cache, len(self.nodes)
+        self._cache = {key: made for key, made in cache.items() if key[0] == "constant"}
+        result = forward(self, *arguments)
+        self._cache |= cache
+        return result, self.nodes[start:]
+
     def broadcast(self, op_type: str, *inputs) -> Tensor:
         """An elementwise operator. It broadcasts by itself, so an Expand in front of it goes."""
         tensors = self._as_tensors(inputs)

@@ -1,4 +1,4 @@
-r"""The gradient of an ONNX graph as an ONNX graph, in standard operators that any runtime runs.
+r"""The gradient of an ONNX graph as an ONNX graph, in standard operators alone.
 
 Reverse mode on the graph itself: the nodes are visited from the last to the first, and each one's
 rule turns the cotangents :math:`\bar y` of its outputs into nodes for those of its inputs,
@@ -10,19 +10,21 @@ summed where a tensor is used more than once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import ModelProto, ValueInfoProto, helper
+from onnx.shape_inference import InferenceError
 
+from helpers.onnx_grad.branches import rename
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
-from helpers.onnx_grad.rules import RULES
 from helpers.onnx_grad.rules.ml import known_shape
+from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
 from helpers.onnx_grad.simplify import (
+    captured_names,
     drop_dead,
     drop_identities,
     fold_shapes,
@@ -30,7 +32,7 @@ from helpers.onnx_grad.simplify import (
     live_nodes,
     small_constants,
 )
-from helpers.onnx_grad.tensor import REAL, Info, Node, NoGradientError, Tensor, canonical
+from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
 
@@ -55,9 +57,13 @@ def onnx_derivative(
     Parameters
     ----------
     onx : ModelProto
-        Opset 13 to 26, without subgraphs (If, Loop, Scan).
+        Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by
+        and the outputs; an If whose condition is a constant is no obstacle.
     weights : list of str, optional
-        Initializers to differentiate with respect to; None for all real ones.
+        Initializers to differentiate with respect to.  None for all real ones that are used as
+        weights: not exponents, bounds, ratios, epsilons and other scalars, masks or running
+        statistics, which an exporter stores in the same way.  ``verbose=1`` prints what is left
+        out and why; :func:`~helpers.onnx_grad.constants.constants_by_use` has the rule.
     inputs : list of str, optional
         Inputs to differentiate with respect to; None for all real ones (but the label).
     options : DerivativeOptions
@@ -82,7 +88,7 @@ def onnx_derivative(
         If ``onx`` is not a model.
     NoGradientError
         (a NotImplementedError and a ValueError) If an operator between the inputs or weights and
-        the outputs has no rule, or a node has a subgraph.
+        the outputs has no rule, is control flow, or has a setting that its rule refuses.
         :func:`~helpers.onnx_grad.rules.table.register_gradient` adds rules.
     ValueError
         If the opset is too old or too new; a weight, input, loss or label is unknown or not
@@ -92,25 +98,26 @@ def onnx_derivative(
     if not isinstance(onx, ModelProto):
         raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto")
     options = checked_options(options, loss, label)
-    model = prepared(onx)
-    interface = Interface(model, weights, inputs, options, loss, label)
-    gradient = _Sweep(model, interface, options, verbose).run()
-    onnx.checker.check_model(gradient, full_check=True)
+    model, constants = prepared(onx)
+    interface = Interface(model, constants, weights, inputs, options, loss, label)
+    try:
+        gradient = _Sweep(model, interface, options, verbose).run()
+        onnx.checker.check_model(gradient, full_check=True)
+    except (onnx.checker.ValidationError, InferenceError) as error:
+        raise ValueError(
+            f"types or shapes of the model contradict each other: {str(error).strip()}\n"
+            "onnx.checker.check_model(onx, full_check=True) says whether it did before"
+        ) from error
     if path_name is not None:
         onnx.save(gradient, str(path_name))
     if verbose:
         before, after = len(onx.graph.node), len(gradient.graph.node)
         targets = ", ".join(interface.targets)
         print(f"onnx_derivative: {before} nodes became {after}; gradients of {targets}")
+        if interface.left_out:
+            shown = ", ".join(f"{n} ({why})" for n, why in interface.left_out.items())
+            print(f"onnx_derivative: constants, not weights: {shown}")
     return gradient
-
-
-def _rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:
-    for node in nodes:
-        for field in (node.input, node.output):
-            for i, name in enumerate(field):
-                if name in names:
-                    field[i] = names[name]
 
 
 class _Sweep:
@@ -125,10 +132,11 @@ class _Sweep:
         constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
         names = {*self.infos, *interface.promised, *(t.name for t in graph.initializer)}
-        names |= {n for node in graph.node for n in (*node.input, *node.output, node.name)}
+        for node in graph.node:
+            names |= {node.name, *node.input, *node.output, *captured_names(node)}
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
-        self.dependent = self._dependent()
+        self.dependent = dependents(self.g, graph.node, interface.targets)
         self.terms: dict[str, list[Tensor]] = {}
 
     def _infer_the_rest(self) -> None:
@@ -164,34 +172,19 @@ class _Sweep:
         self.renamed = names
         if not names:
             return
-        _rename(graph.node, names)
+        rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)
         for old, new in names.items():
             if old in self.infos:
                 self.infos[new] = self.infos.pop(old)
 
-    def _dependent(self) -> set[str]:
-        """The tensors that depend on what is to be differentiated by."""
-        found = set(self.interface.targets)
-        for node in self.model.graph.node:
-            if found.intersection(node.input):
-                for y in node.output:
-                    dtype = self.g.info(y).dtype
-                    if y and (dtype is None or dtype in REAL):
-                        found.add(y)
-        return found
-
     def run(self) -> ModelProto:
         """The gradient model."""
         graph, g = self.model.graph, self.g
         self._start()
-        for index in range(len(graph.node) - 1, -1, -1):
-            node = Node(graph.node[index], g, index, self.dependent.__contains__)
-            dys = [self._cotangent(y) if y else None for y in node.proto.output]
-            if all(dy is None for dy in dys) or not self.dependent.intersection(node.proto.input):
-                continue
-            self._differentiate(node, dys)
+        tell = (lambda node: print(f"onnx_derivative: {node}")) if self.verbose > 1 else None
+        sweep(g, list(graph.node), self.dependent, self.terms, tell)
         g.prefix = "grad"
         self._name_gradients()
         return self._assembled()
@@ -238,47 +231,12 @@ class _Sweep:
         g.infos[name] = g.info(y)
         return Tensor(name, g)
 
-    def _cotangent(self, name: str) -> Tensor | None:
-        terms = self.terms.get(name)
-        if not terms:
-            return None
-        if len(terms) > 1:
-            total = self.g.add_all(terms)
-            self.g.refine(total.name, self.g.info(name).shape)
-            self.terms[name] = [total]
-        return self.terms[name][0]
-
-    def _differentiate(self, node: Node, dys: list[Tensor | None]) -> None:
-        g = self.g
-        rule = RULES.get((node.domain, node.op_type))
-        if rule is None:
-            raise NoGradientError(
-                f"no gradient rule for {node}; register_gradient({node.op_type!r}, ...) adds one"
-            )
-        if self.verbose > 1:
-            print(f"onnx_derivative: {node}")
-        g.prefix = f"{node.proto.name or node.op_type}_grad"
-        result = rule(g, node, *dys)
-        result = result if isinstance(result, tuple | list) else (result,)
-        if any(dx is not None for dx in result[len(node.proto.input) :]):
-            raise ValueError(
-                f"the gradient rule of {node} returned {len(result)} gradients "
-                f"for {len(node.proto.input)} inputs"
-            )
-        for name, dx in zip(node.proto.input, result, strict=False):
-            if dx is None or name not in self.dependent:
-                continue
-            if not isinstance(dx, Tensor):
-                raise TypeError(f"the gradient rule of {node} returned {dx!r}, expected a Tensor")
-            g.refine(dx.name, g.info(name).shape)
-            self.terms.setdefault(name, []).append(dx)
-
     def _name_gradients(self) -> None:
         """Each gradient gets its promised name, by renaming where nothing else has the tensor."""
         g, names, copies = self.g, {}, []
         fixed = {f"{y}_grad" for y in self.interface.real_outputs}
         for target in self.interface.targets:
-            dx, name = self._cotangent(target), f"{target}_grad"
+            dx, name = cotangent(g, self.terms, target), f"{target}_grad"
             dx = g.zeros_like(Tensor(target, g)) if dx is None else dx
             made = any(dx.name in node.output for node in g.nodes)
             if made and dx.name not in names and dx.name not in fixed:
@@ -288,7 +246,7 @@ class _Sweep:
                     helper.make_node("Identity", [dx.name], [name], g.fresh(f"{name}_copy"))
                 )
         g.nodes.extend(copies)
-        _rename(g.nodes, names)
+        rename(g.nodes, names)
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface
@@ -302,7 +260,7 @@ class _Sweep:
         nodes = [*old.node, *g.nodes]
         if g.replaced:
             kept = [n for n in old.node if not set(g.replaced).issuperset(filter(None, n.output))]
-            _rename(g.nodes, {new: name for name, new in g.replaced.items()})
+            rename(g.nodes, {new: name for name, new in g.replaced.items()})
             nodes = in_order([*kept, *g.nodes])
         nodes = live_nodes(nodes, [v.name for v in outputs])
         initializers = [t for t in old.initializer if t.name not in weights]

@@ -42,7 +42,13 @@ def checked_options(options, loss, label) -> DerivativeOptions:
     if DerivativeOptions.Loss in options:
         for name, value in (("loss", loss), ("label", label)):
             if not value or not isinstance(value, str):
-                raise ValueError(f"options=Loss needs {name}, the name of a tensor; got {value!r}")
+                without = (
+                    "; without a label: options=FillGrad | KeepOutputs, for the same gradients"
+                )
+                raise ValueError(
+                    f"options=Loss needs {name}, the name of a tensor; got {value!r}"
+                    f"{without if name == 'label' else ''}"
+                )
     elif loss is not None or label is not None:
         raise ValueError("loss and label go with options=DerivativeOptions.Loss only")
     return options
@@ -55,7 +61,7 @@ def _listed(names: Iterable[str]) -> str:
 class Interface:
     """Which names go in and out: targets to differentiate by, outputs to start from."""
 
-    def __init__(self, model: ModelProto, weights, inputs, options, loss, label):
+    def __init__(self, model: ModelProto, constants, weights, inputs, options, loss, label):
         graph, self.infos = model.graph, tensor_infos(model)
         initializers = {t.name: t for t in graph.initializer}
         self.inputs = {v.name: v for v in graph.input if v.name not in initializers}
@@ -64,11 +70,19 @@ class Interface:
         if label is not None and label not in self.inputs:
             raise ValueError(f"label {label!r} is no input; the inputs are {_listed(self.inputs)}")
         real_inputs = [n for n in self.inputs if self.is_real(n) and n != label]
-        self.weights = self._chosen("weight", weights, real_weights, initializers)
-        chosen = self._chosen("input", inputs, real_inputs, self.inputs)
+        self.constant_nodes = {
+            node.output[0] for node in graph.node if node.op_type == "Constant" and not node.domain
+        }
+        self.left_out = {n: why for n, why in constants.items() if weights is None}
+        by_default = [n for n in real_weights if n not in constants]
+        self.weights = self._chosen("weight", weights, real_weights, initializers, by_default)
+        chosen = self._chosen("input", inputs, real_inputs, self.inputs, real_inputs)
         self.targets = [*chosen, *self.weights]
         if not self.targets:
-            raise ValueError("nothing to differentiate by: no real input and no real weight")
+            left_out = "".join(f"; {n!r} is a constant ({w})" for n, w in self.left_out.items())
+            raise ValueError(
+                f"nothing to differentiate by: no real input and no real weight{left_out}"
+            )
         self.real_outputs = [n for n in self.outputs if self.is_real(n)]
         if loss is not None:
             self._check_loss(loss)
@@ -98,9 +112,9 @@ class Interface:
             value.CopyFrom(helper.make_tensor_value_info(name, info.dtype, info.shape))
         return value
 
-    def _chosen(self, kind: str, names, real: list[str], all_names) -> list[str]:
+    def _chosen(self, kind: str, names, real: list[str], all_names, default) -> list[str]:
         if names is None:
-            return real
+            return default
         if isinstance(names, str):
             raise ValueError(f"{kind}s is the string {names!r}, expected a list of names")
         for name in names:
@@ -109,6 +123,11 @@ class Interface:
             if name in all_names:
                 why = "it is the label" if self.is_real(name) else "its type is not real"
                 raise ValueError(f"{kind} {name!r} cannot be differentiated by: {why}")
+            if kind == "weight" and name in self.constant_nodes:
+                raise ValueError(
+                    f"weight {name!r} is the value of a Constant node; put that value into "
+                    "graph.initializer under its name and remove the node"
+                )
             where = {"weight": "initializer", "input": "input"}[kind]
             raise ValueError(f"{kind} {name!r} is no {where}; the real ones are {_listed(real)}")
         return list(dict.fromkeys(names))

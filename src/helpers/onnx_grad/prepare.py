@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_local_functions, inline_selected_functions
 
-from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.branches import take_constant_branches
+from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
-from helpers.onnx_grad.tensor import NoGradientError, canonical
+from helpers.onnx_grad.tensor import Info, NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
-# Operators that the standard defines by others, which have rules.
-COMPOSED = {
-    *("Attention", "GroupNormalization", "RMSNormalization", "RotaryEmbedding", "Shrink"),
-}
 
 
-def prepared(onx: ModelProto) -> ModelProto:
-    """A checked copy: one opset, local functions inlined, static shape arithmetic folded."""
+def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+    """A checked copy: one opset, local functions inlined, static shape arithmetic folded;
+    and which of its initializers are constants, with the reason."""
     model = ModelProto()
     model.CopyFrom(onx)
     for named in (*model.opset_import, *model.graph.node):
@@ -29,19 +28,41 @@ def prepared(onx: ModelProto) -> ModelProto:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
-    for index, node in enumerate(model.graph.node):
-        _refuse_subgraphs(node, index)
     if model.functions:
         model = inline_local_functions(model)
-        for index, node in enumerate(model.graph.node):
-            _refuse_subgraphs(node, index)
+    take_constant_branches(model)
+    constants = constants_by_use(model)
     written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
     # ONNX's own inference stumbles over the body of the last one without its axes.
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
-        model = inline_selected_functions(model, written_out, inline_schema_functions=True)
+        model = _written_out(model, written_out)
     fold_shapes(model)
-    return model
+    return model, constants
+
+
+def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelProto:
+    """The model with these operators replaced by their definitions."""
+    # The inliner asks for types, and looks for them nowhere but among the declared values.
+    declared = {v.name for v in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    for name, info in tensor_infos(model).items():
+        if name not in declared and info.dtype is not None:
+            model.graph.value_info.add(name=name, type=info.proto())
+    # An optional input that is left out has no name, and no type, which it asks for all the same.
+    model.graph.value_info.add(name="", type=Info(TensorProto.FLOAT, None).proto())
+    try:
+        made = inline_selected_functions(model, operators, inline_schema_functions=True)
+    except RuntimeError as error:
+        names = ", ".join(sorted(name for _, name in operators))
+        raise NoGradientError(
+            f"no gradient: the definition of {names} cannot be written out, because the type of an "
+            f"input is unknown ({str(error).strip().splitlines()[-1]}); declare the types and "
+            "shapes of their inputs in graph.value_info"
+        ) from error
+    named = [value for value in made.graph.value_info if value.name]
+    del made.graph.value_info[:]
+    made.graph.value_info.extend(named)
+    return made
 
 
 def _has_body(node: NodeProto, model: ModelProto) -> bool:
@@ -95,20 +116,18 @@ def _check_opset(model: ModelProto) -> None:
 
 
 def _declare_outputs(model: ModelProto) -> None:
-    """Outputs declared without a shape get the inferred one: the checker insists on it."""
+    """Outputs declared without a shape get the inferred one: the checker insists on one."""
     bare = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
     if any(v.type.HasField("tensor_type") for v in bare):
         infos = tensor_infos(model)
         for value in bare:
             info = infos[value.name]
-            if value.type.HasField("tensor_type") and info.shape is not None:
-                value.type.CopyFrom(info.proto())
-
-
-def _refuse_subgraphs(node: NodeProto, index: int) -> None:
-    if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-        name = repr(node.name) if node.name else f"unnamed, number {index}"
-        raise NoGradientError(
-            f"no gradient for operator {node.op_type} of domain {node.domain or 'ai.onnx'} "
-            f"(node {name}): it has a subgraph, and a graph with control flow is not differentiated"
-        )
+            if not value.type.HasField("tensor_type"):
+                continue
+            if info.shape is None:
+                raise ValueError(
+                    f"output {value.name!r} has no declared shape, and inference does not find it; "
+                    "declare it, with open dimensions if need be: onnx.helper."
+                    f"make_tensor_value_info({value.name!r}, onnx.TensorProto.FLOAT, [None, None])"
+                )
+            value.type.CopyFrom(info.proto())

@@ -170,7 +170,7 @@ def in_order(nodes: Iterable[NodeProto]) -> list[NodeProto]:
     while waiting:
         left = []
         for node in waiting:
-            if all(x in done or x not in made for x in node.input):
+            if all(x in done or x not in made for x in (*node.input, *captured_names(node))):
                 ordered.append(node)
                 done.update(node.output)
             else:

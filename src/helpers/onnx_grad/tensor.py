@@ -180,6 +180,11 @@ class Node:
     def y(self) -> tuple[Tensor | None, ...]:
         return tuple(Tensor(name, self.graph) if name else None for name in self.proto.output)
 
+    @property
+    def subgraphs(self) -> bool:
+        """Whether it is control flow."""
+        return any(a.type in (a.GRAPH, a.GRAPHS) for a in self.proto.attribute)
+
     def input(self, i: int) -> Tensor | None:
         """Input i, or None where the node does not have it."""
         return self.x[i] if i < len(self.proto.input) else None

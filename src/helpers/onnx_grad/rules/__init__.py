@@ -11,12 +11,16 @@ from helpers.onnx_grad.rules import (
     ml,
     norm,
     pool,
+    recurrent,
     reduce,
+    resize,
     shape,
 )
-from helpers.onnx_grad.rules.table import RULES, register_gradient
+from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, register_gradient
 
 __all__ = [
+    "ABOUT",
+    "COMPOSED",
     "RULES",
     "activation",
     "conv",
@@ -28,7 +32,9 @@ __all__ = [
     "ml",
     "norm",
     "pool",
+    "recurrent",
     "reduce",
     "register_gradient",
+    "resize",
     "shape",
 ]

@@ -34,6 +34,12 @@ def thresholded_relu(g, node, dy):
     return g.where(node.x[0] > node.attr("alpha"), dy, 0.0)
 
 
+@register_gradient("Shrink")
+def shrink(g, node, dy):
+    """Y = X less or plus the bias where abs X > lambd, else 0: dX = dY there."""
+    return g.where(g.op("Abs", node.x[0]) > node.attr("lambd"), dy, 0.0)
+
+
 @register_gradient("Elu")
 def elu(g, node, dy):
     """dX = dY where X > 0, else dY alpha exp(X) = dY (Y + alpha)."""

@@ -4,6 +4,11 @@ weights is a convolution of the image with the cotangent, where batch and channe
 from typing import NamedTuple
 
 from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.tensor import is_static
+
+AUTO_PAD = {"auto_pad": "NOTSET or VALID, where the image's size is open and the stride not 1"}
+GROUPS = {"group": "1 where the number of channels is open"}
+KERNEL = {"kernel_shape": "known, as an attribute or from the shape of the weights"}
 
 
 class Windows(NamedTuple):
@@ -69,7 +74,7 @@ def scatter_windows(g, node, dy, kernel, x, w: Windows, group: int):
     return g.op("Slice", wide, [0] * len(axes), g.dims_of(x, axes), axes)
 
 
-@register_gradient("Conv")
+@register_gradient("Conv", ranked=[0], limits={**AUTO_PAD, **GROUPS, **KERNEL})
 def conv(g, node, dy):
     """dX = the transposed convolution of dY with W; dB = sum dY over batch and space;
 
@@ -78,8 +83,8 @@ def conv(g, node, dy):
     """
     x, weight = node.x[0], node.x[1]
     kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
-    if x.rank is None or not kernel or not all(isinstance(k, int) for k in kernel):
-        raise node.refuse("the shapes of its image and kernel are unknown")
+    if not kernel or not is_static(kernel):
+        raise node.refuse("the shape of its kernel is unknown; write the attribute kernel_shape")
     group = node.attr("group")
     w = windows(node, x, kernel)
     dx = _image_gradient(g, node, dy, x, weight, w, group) if node.needs(0) else None
@@ -92,14 +97,22 @@ def conv(g, node, dy):
     return dx, dw, db
 
 
-@register_gradient("ConvTranspose")
+@register_gradient(
+    "ConvTranspose",
+    ranked=[0],
+    limits={
+        "auto_pad": "NOTSET or VALID, where the image's size is open",
+        "output_shape": "left out, where the image's size is open",
+        **KERNEL,
+    },
+)
 def conv_transpose(g, node, dy):
     """dX = the convolution of dY with W; dW = that of dY with X, as for a convolution whose image
     is Y; dB = sum dY over batch and space."""
     x, weight, (y,) = node.x[0], node.x[1], node.y
     kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
-    if x.rank is None or not kernel or not all(isinstance(k, int) for k in kernel):
-        raise node.refuse("the shapes of its image and kernel are unknown")
+    if not kernel or not is_static(kernel):
+        raise node.refuse("the shape of its kernel is unknown; write the attribute kernel_shape")
     w, group = _transposed_windows(node, x, y, kernel), node.attr("group")
     pads = [*w.before, *w.after]
     common = {"strides": w.strides, "dilations": w.dilations, "pads": pads, "group": group}

@@ -7,7 +7,7 @@ import numpy as np
 from helpers.onnx_grad.rules.table import register_gradient
 
 
-@register_gradient("Einsum")
+@register_gradient("Einsum", ranked=range(64))
 def einsum(g, node, dy):
     """Y = einsum("a,b->c", A, B): dA = einsum("c,b->a", dY, B), and likewise for each operand.
 
@@ -60,8 +60,6 @@ def _parse(node):
     """Terms and result as strings of letters, the ellipsis written out."""
     left, arrow, right = node.attr("equation").replace(" ", "").partition("->")
     terms = left.split(",")
-    if any(x.rank is None for x in node.x):
-        raise node.refuse("the rank of an operand is unknown")
     spare = sorted(set(string.ascii_letters) - set(left))
     widths = [
         x.rank - len(t.replace("...", "")) if "..." in t else 0

@@ -54,7 +54,7 @@ def div(g, node, dy):
     return g.reduce_to(da, a), -g.reduce_to(da * y, b)
 
 
-@register_gradient("Pow")
+@register_gradient("Pow", settings=[1])
 def power(g, node, dy):
     """dX = dY p X^(p - 1), 0 where p = 0; dp = dY Y log X, 0 where X = 0."""
     (x, p), (y,) = node.x, node.y
@@ -231,7 +231,7 @@ def where(g, node, dy):
     return None, g.reduce_to(da, a), g.reduce_to(db, b)
 
 
-@register_gradient("Clip")
+@register_gradient("Clip", settings=[1, 2])
 def clip(g, node, dy):
     """Y = min(max(X, l), u): dX = dY where l <= X <= u; dl, du sum dY where the bound decides."""
     x, low, high = node.x[0], node.input(1), node.input(2)

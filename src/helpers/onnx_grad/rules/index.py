@@ -73,12 +73,10 @@ def _as_slice(start: int, end: int, step: int, length: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-@register_gradient("Gather")
+@register_gradient("Gather", ranked=[0, 1])
 def gather(g, node, dy):
     """dX[i] = the sum of dY[k] over all k with indices[k] = i."""
     x, indices = node.x
-    if x.rank is None or indices.rank is None:
-        raise node.refuse("the rank of its input or of its indices is unknown")
     axis = node.attr("axis") % x.rank
     # One axis of indices: dY (before, K, after) for X (before, n, after).
     if indices.rank == 0:
@@ -125,17 +123,17 @@ def _scatter_by_product(g, x, axis, indices, dy):
     return g.transpose(summed, np.argsort(last))
 
 
-@register_gradient("GatherElements")
+@register_gradient("GatherElements", opset=16)
 def gather_elements(g, node, dy):
     """dX[.., indices[.., k, ..], ..] += dY[.., k, ..]."""
     x, indices = node.x
-    if g.opset < 16:
-        raise node.refuse("indices may repeat, and adding them up needs opset 16")
     axis = node.attr("axis")
     return g.op("ScatterElements", g.zeros_like(x), indices, dy, axis=axis, reduction="add")
 
 
-@register_gradient("GatherND")
+@register_gradient(
+    "GatherND", ranked=[0, 1], opset=16, limits={"indices": "of a known last dimension"}
+)
 def gather_nd(g, node, dy):
     """dX[indices[k]] += dY[k].
 
@@ -143,10 +141,8 @@ def gather_nd(g, node, dy):
     several threads at once, and loses terms where indices repeat.
     """
     x, indices = node.x
-    if g.opset < 16:
-        raise node.refuse("indices may repeat, and adding them up needs opset 16")
-    if None in (x.rank, indices.rank, node.y[0].rank):
-        raise node.refuse("the rank of its input, its indices or its output is unknown")
+    if node.y[0].rank is None:
+        raise node.refuse("the last dimension of its indices is unknown; declare their shape")
     batch = node.attr("batch_dims")
     depth = indices.rank - 1 + x.rank - node.y[0].rank  # axes of X that are picked from
     if batch:
@@ -176,8 +172,6 @@ def _scalar(value: int) -> np.ndarray:
 
 def _with_batch(g, node, indices, batch: int):
     """Indices that say the batch dimensions too, as ScatterND needs them."""
-    if indices.rank is None:
-        raise node.refuse("the rank of its indices is unknown")
     last = indices.rank - 1
     one = [1] * indices.rank
     whole = g.op("Concat", g.dims_of(indices, range(last)), g.ints(1), axis=0)
@@ -197,7 +191,7 @@ def top_k(g, node, dvalues, dindices=None):
     return g.op("ScatterElements", g.zeros_like(node.x[0]), node.y[1], dvalues, axis=axis)
 
 
-@register_gradient("ScatterElements")
+@register_gradient("ScatterElements", limits={"reduction": "none or add"})
 def scatter_elements(g, node, dy):
     """Y = X but Y[indices[k]] = U[k] (or += U[k]): dU[k] = dY[indices[k]], and dX = dY, which is
     zero where X was overwritten."""
@@ -205,7 +199,7 @@ def scatter_elements(g, node, dy):
     return _scatter(g, node, dy, "ScatterElements", "GatherElements", axis=axis)
 
 
-@register_gradient("ScatterND")
+@register_gradient("ScatterND", limits={"reduction": "none or add"})
 def scatter_nd(g, node, dy):
     """As ScatterElements, with whole slices for entries."""
     return _scatter(g, node, dy, "ScatterND", "GatherND")
@@ -228,7 +222,7 @@ def _scatter(g, node, dy, scatter: str, gather: str, **axis):
     return dx, None, g.op(gather, dy, indices, **axis)
 
 
-@register_gradient("OneHot")
+@register_gradient("OneHot", settings=[2])
 def one_hot(g, node, dy):
     """Y = off + (on - off) H with H of zeros and ones: d[off, on] = [sum dY (1 - H), sum dY H]."""
     indices, depth, values = node.x

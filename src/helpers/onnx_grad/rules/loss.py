@@ -15,8 +15,6 @@ class Labels:
     def __init__(self, g, node):
         scores, labels, self.weights = node.x[0], node.x[1], node.input(2)
         self.g, self.reduction, ignore = g, node.attr("reduction"), node.attr("ignore_index")
-        if scores.rank is None:
-            raise node.refuse("the rank of the scores is unknown")
         dtype, classes = scores.dtype, scores.shape[1]
         self.plain = ignore is None and self.weights is None
         self.column = column = g.unsqueeze(labels, [1])
@@ -74,7 +72,7 @@ class Labels:
         return g.sum(self.spread(self.onehot * own, dloss), axes, keepdims=False)
 
 
-@register_gradient("SoftmaxCrossEntropyLoss")
+@register_gradient("SoftmaxCrossEntropyLoss", ranked=[0])
 def softmax_cross_entropy(g, node, dloss, dlog_prob=None):
     """L = -sum w log p[label], p = softmax(scores) along axis 1 ("mean": over sum w):
 
@@ -106,7 +104,7 @@ def softmax_cross_entropy(g, node, dloss, dlog_prob=None):
     return dscores, None, dweights
 
 
-@register_gradient("NegativeLogLikelihoodLoss")
+@register_gradient("NegativeLogLikelihoodLoss", ranked=[0])
 def negative_log_likelihood(g, node, dloss):
     """L = -sum w X[label] ("mean": over sum w): dX = -dL w onehot."""
     labels = Labels(g, node)

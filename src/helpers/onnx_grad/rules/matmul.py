@@ -4,7 +4,9 @@ r"""Products of matrices: :math:`Y = AB` gives :math:`\bar A = \bar Y B^\top` an
 from helpers.onnx_grad.rules.table import register_gradient
 
 
-@register_gradient("MatMul")
+@register_gradient(
+    "MatMul", limits={"rank": "known of A and B (of B alone, where it is a static matrix)"}
+)
 def matmul(g, node, dy):
     """dA = dY B', dB = A' dY over the last two axes, each un-broadcast over the others."""
     a, b = node.x

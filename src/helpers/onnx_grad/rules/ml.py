@@ -8,7 +8,7 @@ from helpers.onnx_grad.tensor import REAL
 ML = "ai.onnx.ml"
 
 
-@register_gradient("LinearRegressor", domain=ML)
+@register_gradient("LinearRegressor", domain=ML, limits={"post_transform": "NONE"})
 def linear_regressor(g, node, dy):
     """Y = X W' + b, W of shape (targets, features) in an attribute: dX = dY W."""
     (x,) = node.x
@@ -29,7 +29,14 @@ def scaler(g, node, dy):
     return (dy * g.constant(node.attr("scale"), dy.dtype)).cast(x.dtype)
 
 
-@register_gradient("LinearClassifier", domain=ML)
+@register_gradient(
+    "LinearClassifier",
+    domain=ML,
+    limits={
+        "post_transform": "NONE, LOGISTIC or SOFTMAX",
+        "coefficients": "one row for each class (not one row for two classes)",
+    },
+)
 def linear_classifier(g, node, dlabels, dscores):
     """Scores S = f(X W' + b): dX = (dS through f) W, with f the identity, logistic or softmax."""
     (x,), scores = node.x, node.y[1]
@@ -50,7 +57,7 @@ def linear_classifier(g, node, dlabels, dscores):
     return g.reshape_like(g.op("MatMul", dscores, g.constant(W, scores.dtype)).cast(x.dtype), x)
 
 
-@register_gradient("Normalizer", domain=ML)
+@register_gradient("Normalizer", domain=ML, limits={"norm": "L1 or L2, of a real tensor"})
 def normalizer(g, node, dy):
     """Y = X / n, each row by its norm n: dX = (dY - dn/dX sum(dY Y)) / n.
 

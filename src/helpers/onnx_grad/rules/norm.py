@@ -5,7 +5,35 @@ from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import HALF
 
 
-@register_gradient("LayerNormalization")
+def _normalised(g, x, axes, epsilon, centred=True):
+    """xhat = (x - mean) r and r = 1 / sqrt(mean square + eps); without the mean if not centred."""
+    if centred:
+        x = x - g.reduce("ReduceMean", x, axes)
+    r = 1.0 / g.op("Sqrt", g.reduce("ReduceMean", x * x, axes) + epsilon)
+    return x * r, r
+
+
+def _through(g, u, xhat, r, axes, centred=True):
+    """The adjoint of x -> xhat: r (u - mean(u) - xhat mean(u xhat)), without mean(u) if not
+    centred."""
+    tilt = xhat * g.reduce("ReduceMean", u * xhat, axes)
+    return r * (u - g.reduce("ReduceMean", u, axes) - tilt if centred else u - tilt)
+
+
+def _last_axes(node, x):
+    """The axes from the attribute ``axis`` on."""
+    axis = node.attr("axis")
+    if x.rank is not None:
+        return list(range(axis % x.rank, x.rank))
+    if axis < 0:
+        return list(range(axis, 0))
+    raise node.refuse(f"axis={axis} where its input has unknown rank; count it from the end")
+
+
+LAST_AXES = {"axis": "negative, where the rank of X is unknown"}
+
+
+@register_gradient("LayerNormalization", limits=LAST_AXES)
 def layer_normalization(g, node, dy, dmean=None, dinv=None):
     r"""Y = scale xhat + bias over the last axes, xhat = (X - mean) r, r = 1 / sqrt(var + eps).
 
@@ -13,25 +41,13 @@ def layer_normalization(g, node, dy, dmean=None, dinv=None):
     dbias = sum dY.  The optional outputs add dmean / n and -dr r^2 xhat / n.
     """
     x, scale, bias = node.x[0], node.x[1], node.input(2)
-    axis = node.attr("axis")
-    if x.rank is not None:
-        axes = list(range(axis % x.rank, x.rank))
-    elif axis < 0:
-        axes = list(range(axis, 0))
-    else:
-        raise node.refuse("the rank of its input is unknown")
-    kind = x.dtype
+    axes, kind = _last_axes(node, x), x.dtype
     wide = 1 if kind in HALF else kind  # half precision is normalised in single precision
     x_wide = x.cast(wide)
-    centred = x_wide - g.reduce("ReduceMean", x_wide, axes)
-    variance = g.reduce("ReduceMean", centred * centred, axes)
-    r = 1.0 / g.op("Sqrt", variance + node.attr("epsilon"))
-    xhat = centred * r
+    xhat, r = _normalised(g, x_wide, axes, node.attr("epsilon"))
     dx = dscale = dbias = None
     if dy is not None:
-        u = (dy * scale).cast(wide)
-        shift, tilt = g.reduce("ReduceMean", u, axes), g.reduce("ReduceMean", u * xhat, axes)
-        dx = r * (u - shift - xhat * tilt)
+        dx = _through(g, (dy * scale).cast(wide), xhat, r, axes)
         dscale = g.reduce_to((dy.cast(wide) * xhat).cast(kind), scale)
         dbias = None if bias is None else g.reduce_to(dy, bias)
     for d, direction in ((dmean, None), (dinv, -(r * r * xhat))):
@@ -42,20 +58,43 @@ def layer_normalization(g, node, dy, dmean=None, dinv=None):
     return dx.cast(kind), dscale, dbias
 
 
-@register_gradient("BatchNormalization")
-def batch_normalization(g, node, dy, *running):
-    """Inference: Y = scale (X - mean) r + B with r = 1 / sqrt(var + eps), one of each a channel.
+@register_gradient("RMSNormalization", limits=LAST_AXES)
+def rms_normalization(g, node, dy):
+    """Y = scale xhat over the last axes, xhat = X r, r = 1 / sqrt(mean(X^2) + eps).
 
-    dX = dY scale r, dscale = sum dY (X - mean) r, dB = sum dY, dmean = -scale r sum dY,
+    With u = dY scale: dX = r (u - xhat mean(u xhat)), dscale = sum dY xhat.
+    """
+    x, scale = node.x
+    axes, kind = _last_axes(node, x), x.dtype
+    wide = 1 if kind in HALF else kind
+    xhat, r = _normalised(g, x.cast(wide), axes, node.attr("epsilon"), centred=False)
+    dx = _through(g, dy.cast(wide) * scale.cast(wide), xhat, r, axes, centred=False)
+    return dx.cast(kind), g.reduce_to((dy.cast(wide) * xhat).cast(scale.dtype), scale)
+
+
+@register_gradient(
+    "BatchNormalization",
+    settings=[3, 4],
+    ranked=[0],
+    limits={"training_mode": "0, before opset 14"},
+)
+def batch_normalization(g, node, dy, *running):
+    """Y = scale (X - mean) r + B with r = 1 / sqrt(var + eps), one of each a channel.
+
+    Inference: dX = dY scale r, dscale = sum dY (X - mean) r, dB = sum dY, dmean = -scale r sum dY,
     dvar = -scale r^3 / 2 sum dY (X - mean), the sums over all axes but the channels'.
+
+    With training_mode=1 mean and var are those of X, as in layer normalisation over these axes;
+    and the outputs M = m input_mean + (1 - m) mean and V = m input_var + (1 - m) var, m the
+    momentum, add (1 - m) (dM + 2 dV (X - mean)) / n to dX, n entries a channel.
     """
     x, scale, bias, mean, var = node.x
-    if node.attr("training_mode", 0) or len([y for y in node.y if y is not None]) > 1:
-        raise node.refuse("training_mode=1; only inference has a rule")
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     others = [a for a in range(x.rank) if a != 1]
     after = range(1, x.rank - 1)
+    if node.attr("training_mode", 0):
+        return _batch_normalization_in_training(g, node, dy, running, others, after)
+    if len([y for y in node.y if y is not None]) > 1:
+        raise node.refuse("in training before opset 14; its form since then has a rule")
     r = 1.0 / g.op("Sqrt", var + node.attr("epsilon"))
     centred = x - g.unsqueeze(mean, after)
     gain = scale * r
@@ -70,21 +109,36 @@ def batch_normalization(g, node, dy, *running):
     )
 
 
-@register_gradient("InstanceNormalization")
+def _batch_normalization_in_training(g, node, dy, running, others, after):
+    x, scale, bias, mean, var = node.x
+    keep, new = node.attr("momentum"), 1.0 - node.attr("momentum")
+    wide = 1 if x.dtype in HALF else x.dtype
+    xhat, r = _normalised(g, x.cast(wide), others, node.attr("epsilon"))
+    terms, dscale, dbias, old = [], None, None, [None, None]
+    if dy is not None:
+        dy = dy.cast(wide)
+        terms.append(_through(g, dy * g.unsqueeze(scale.cast(wide), after), xhat, r, others))
+        dscale = g.sum(dy * xhat, others, keepdims=False).cast(scale.dtype)
+        dbias = g.sum(dy, others, keepdims=False).cast(bias.dtype)
+    # The derivatives of mean and var by each entry, times n; xhat / r is X - mean.
+    for i, (d, slope) in enumerate(zip(running, (None, xhat / r * 2.0), strict=False)):
+        if d is not None:
+            old[i] = d * keep
+            part = g.unsqueeze(d.cast(wide), after) * new
+            part = part / (g.size_of(x, wide) / g.size_of(d, wide))
+            terms.append(g.expand_like(part, xhat) if slope is None else part * slope)
+    return g.add_all(terms).cast(x.dtype), dscale, dbias, *old
+
+
+@register_gradient("InstanceNormalization", ranked=[0])
 def instance_normalization(g, node, dy):
     """As layer normalisation, over the spatial axes, with a scale and a bias for each channel."""
     x, scale, bias = node.x
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     axes, after = list(range(2, x.rank)), range(1, x.rank - 1)
-    centred = x - g.reduce("ReduceMean", x, axes)
-    r = 1.0 / g.op("Sqrt", g.reduce("ReduceMean", centred * centred, axes) + node.attr("epsilon"))
-    xhat = centred * r
-    u = dy * g.unsqueeze(scale, after)
-    shift, tilt = g.reduce("ReduceMean", u, axes), g.reduce("ReduceMean", u * xhat, axes)
+    xhat, r = _normalised(g, x, axes, node.attr("epsilon"))
     everywhere = [0, *axes]
     return (
-        r * (u - shift - xhat * tilt),
+        _through(g, dy * g.unsqueeze(scale, after), xhat, r, axes),
         g.sum(dy * xhat, everywhere, keepdims=False),
         g.sum(dy, everywhere, keepdims=False),
     )

@@ -5,16 +5,14 @@ from math import prod
 
 import numpy as np
 
-from helpers.onnx_grad.rules.conv import Windows, scatter_windows, windows
+from helpers.onnx_grad.rules.conv import AUTO_PAD, Windows, scatter_windows, windows
 from helpers.onnx_grad.rules.table import register_gradient
 
 
-@register_gradient("MaxPool")
+@register_gradient("MaxPool", ranked=[0], limits={"storage_order": "0", **AUTO_PAD})
 def max_pool(g, node, dy, dindices=None):
     """dX[i] = the sum of dY over the windows whose maximum (the first, if several) is entry i."""
     x = node.x[0]
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     if node.attr("storage_order"):
         raise node.refuse("storage_order=1")
     w = windows(node, x, node.attr("kernel_shape"))
@@ -57,12 +55,10 @@ def _winners(g, node, x, w: Windows):
     return places
 
 
-@register_gradient("AveragePool")
+@register_gradient("AveragePool", ranked=[0], limits=AUTO_PAD)
 def average_pool(g, node, dy):
     """dX[i] = the sum of dY / (entries of the window) over the windows that hold entry i."""
     x, (y,) = node.x[0], node.y
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     w = windows(node, x, node.attr("kernel_shape"))
     if y.rank is None:
         g.refine(y.name, (*x.shape[:2], *[None] * (x.rank - 2)))
@@ -121,12 +117,10 @@ def _length(g, t, axis):
     return n if isinstance(n, int) else g.op("Reshape", g.dims_of(t, [axis]), g.ints())
 
 
-@register_gradient("GlobalAveragePool")
+@register_gradient("GlobalAveragePool", ranked=[0])
 def global_average_pool(g, node, dy):
     """dX = dY / (entries of the image), everywhere in it."""
     (x,) = node.x
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     dims = g.dims_of(x, range(2, x.rank))
     if dims.value is not None:
         count = float(prod(dims.value.tolist()))
@@ -135,12 +129,10 @@ def global_average_pool(g, node, dy):
     return g.expand_like(dy / count, x)
 
 
-@register_gradient("GlobalMaxPool")
+@register_gradient("GlobalMaxPool", ranked=[0])
 def global_max_pool(g, node, dy):
     """dX = dY [X = Y] / (number of entries equal to Y): ties share."""
     (x,) = node.x
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     axes = range(2, x.rank)
     hits = x.equals(g.reduce("ReduceMax", x, axes)).cast(x.dtype)
     return hits * (dy / g.sum(hits, axes))

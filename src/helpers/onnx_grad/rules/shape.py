@@ -1,6 +1,7 @@
 r"""Operators that move entries about: each is a linear map, and its rule is the adjoint map."""
 
 from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.tensor import is_static
 
 
 @register_gradient("Reshape")
@@ -46,12 +47,10 @@ def expand(g, node, dy):
     return g.reduce_to(dy, node.x[0])
 
 
-@register_gradient("Tile")
+@register_gradient("Tile", ranked=[0])
 def tile(g, node, dy):
     """dX = dY with each axis split into (repeats, length), summed over the repeats."""
     x, repeats = node.x
-    if x.rank is None:
-        raise node.refuse("the rank of its input is unknown")
     if x.rank == 0:
         return dy
     # [r0, r1, ...] and [d0, d1, ...] interleaved: [r0, d0, r1, d1, ...].
@@ -99,13 +98,15 @@ def cumsum(g, node, dy):
     )
 
 
-@register_gradient("DepthToSpace")
+@register_gradient(
+    "DepthToSpace", limits={"mode": "DCR, or CRD with static channels, height and width"}
+)
 def depth_to_space(g, node, dy):
     """dX = dY with the blocks moved back into the channels."""
     size, (x,) = node.attr("blocksize"), node.x
     if node.attr("mode") == "DCR":
         return g.op("SpaceToDepth", dy, blocksize=size)
-    if x.rank is None or not all(isinstance(d, int) for d in x.shape[1:]):
+    if not is_static(x.shape and x.shape[1:]):
         raise node.refuse("mode CRD needs static channels, height and width")
     _, channels, height, width = x.shape
     apart = g.reshape(dy, [-1, channels // size**2, height, size, width, size])
@@ -124,23 +125,33 @@ def trilu(g, node, dy):
     return g.op("Trilu", dy, *node.x[1:], upper=node.attr("upper"))
 
 
-@register_gradient("Dropout")
+@register_gradient("Dropout", settings=[1])
 def dropout(g, node, dy, *dmask):
-    """In inference mode it is the identity."""
-    training = node.input(2)
-    if training is not None and (training.value is None or bool(training.value)):
-        raise node.refuse("training_mode must be a constant false; random masks are not kept")
-    return dy
+    """In inference the identity; in training dX = dY / (1 - ratio) where the mask, which is an
+    output of the node, holds."""
+    ratio, training = node.input(1), node.input(2)
+    if training is None or (training.value is not None and not training.value.any()):
+        return dy
+    ratio = g.constant(0.5, dy.dtype) if ratio is None else ratio.cast(dy.dtype)
+    kept = 1.0 - ratio
+    if training.value is None:  # whether it is training is known at run time only
+        kept = g.where(training, kept, 1.0)
+    return g.where(node.extra_output(1), dy / kept, 0.0)
 
 
-@register_gradient("Pad")
+@register_gradient(
+    "Pad",
+    settings=[2],
+    ranked=[0],
+    limits={"mode": "constant", "pads": "a constant", "axes": "a constant"},
+)
 def pad(g, node, dy):
     """dX = the part of dY that X became; the constant's gradient is the sum of the rest."""
     x, pads, value, axes = node.x[0], node.x[1], node.input(2), node.input(3)
     if node.attr("mode") != "constant":
         raise node.refuse(f"mode {node.attr('mode')!r}, only 'constant' has a rule")
-    if pads.value is None or x.rank is None or (axes is not None and axes.value is None):
-        raise node.refuse("its pads, axes and the rank of its input must be known")
+    if pads.value is None or (axes is not None and axes.value is None):
+        raise node.refuse("its pads and axes must be constants")
     axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
     count = len(pads.value) // 2
     before, after = pads.value[:count], pads.value[count:]

@@ -10,17 +10,54 @@ not ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from onnx import NodeProto
 
 from helpers.onnx_grad.builder import Graph
-from helpers.onnx_grad.tensor import Node, Tensor, canonical
+from helpers.onnx_grad.simplify import captured_names
+from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical
 
 Rule = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 
+
+class About(NamedTuple):
+    """What is known of a rule beside its formula."""
+
+    settings: frozenset[int] = frozenset()
+    """Inputs that say how the operator works, such as an exponent or a bound."""
+    ranked: tuple[int, ...] = ()
+    """Inputs whose number of axes the rule has to know."""
+    opset: int = 0
+    """The oldest opset whose operators can express the gradient."""
+    limits: Mapping[str, str] = {}
+    """What else it refuses: an attribute, an input or a circumstance, and what that has to be."""
+
+
 RULES: dict[tuple[str, str], Rule] = {}
+ABOUT: dict[tuple[str, str], About] = {}
+# Operators that the standard defines by others, which have rules; and which of their inputs are
+# settings (masks, tables of angles).
+COMPOSED: dict[str, tuple[int, ...]] = {
+    "Attention": (3,),
+    "CenterCropPad": (),
+    "GroupNormalization": (),
+    "RotaryEmbedding": (1, 2),
+}
 
 
-def register_gradient(op_type: str, rule: Rule | None = None, *, domain: str = ""):
+def register_gradient(
+    op_type: str,
+    rule: Rule | None = None,
+    *,
+    domain: str = "",
+    settings: Iterable[int] = (),
+    ranked: Iterable[int] = (),
+    opset: int = 0,
+    limits: Mapping[str, str] | None = None,
+):
     """Add the gradient rule of an operator, or replace it.
 
     Parameters
@@ -32,6 +69,17 @@ def register_gradient(op_type: str, rule: Rule | None = None, *, domain: str = "
         a tensor alone stands for the first.  Leave it out to use this function as a decorator.
     domain : str
         The operator's domain; "" and "ai.onnx" are the standard one.
+    settings : ints
+        Positions of the inputs that are settings of the operator, such as an exponent: an
+        initializer that is used so alone is no weight, unless it is asked for by name.
+    ranked : ints
+        Positions of the inputs whose number of axes has to be known; refused where it is not.
+    opset : int
+        The oldest opset that has what the rule emits; older ones are refused.
+    limits : dict, optional
+        What the rule itself refuses, by :meth:`Node.refuse <helpers.onnx_grad.tensor.Node.refuse>`:
+        the name of an attribute or an input, or a circumstance, and in a few words what it has to
+        be.  :func:`~helpers.onnx_grad.rules.coverage.coverage` shows it.
 
     Returns
     -------
@@ -50,10 +98,141 @@ def register_gradient(op_type: str, rule: Rule | None = None, *, domain: str = "
     def add(function: Rule) -> Rule:
         if not callable(function):
             raise TypeError(f"the rule of {op_type} is {function!r}, expected a function")
-        RULES[canonical(domain), op_type] = function
+        key = canonical(domain), op_type
+        RULES[key] = function
+        ABOUT[key] = About(frozenset(settings), tuple(ranked), opset, dict(limits or {}))
         return function
 
     return add if rule is None else add(rule)
+
+
+def gradients(node: Node, dys: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What the node's rule returns, one entry for each input at most.
+
+    Raises NoGradientError where there is no rule, or where it does not reach.
+    """
+    rule, about = RULES.get((node.domain, node.op_type)), ABOUT.get((node.domain, node.op_type))
+    if rule is None:
+        raise node.refuse(without_rule(node))
+    for i in about.ranked:
+        if node.input(i) is not None and node.input(i).rank is None:
+            raise node.refuse(
+                f"the rank of its input {node.proto.input[i]!r} is unknown; declare that tensor's "
+                "shape in graph.value_info (its dimensions may stay open)"
+            )
+    if node.graph.opset < about.opset:
+        raise node.refuse(
+            f"its gradient needs opset {about.opset}, the model has {node.graph.opset}; "
+            f"onnx.version_converter.convert_version(model, {about.opset}) may raise it"
+        )
+    result = rule(node.graph, node, *dys)
+    result = result if isinstance(result, tuple | list) else (result,)
+    if any(dx is not None for dx in result[len(node.proto.input) :]):
+        raise ValueError(
+            f"the gradient rule of {node} returned {len(result)} gradients "
+            f"for {len(node.proto.input)} inputs"
+        )
+    for dx in result:
+        if dx is not None and not isinstance(dx, Tensor):
+            raise TypeError(f"the gradient rule of {node} returned {dx!r}, expected a Tensor")
+    return tuple(result[: len(node.proto.input)])
+
+
+def without_rule(node: Node) -> str:
+    """What to do about an operator that has no rule."""
+    named = "" if not node.domain else f", domain={node.domain!r}"
+    advice = f"it has no rule; register_gradient({node.op_type!r}, ...{named}) adds one"
+    if node.subgraphs:
+        return (
+            "it has a subgraph, and control flow is not differentiated (but an If whose condition "
+            "is a constant): export the model with the branch taken, or with the loop unrolled"
+        )
+    if node.domain.startswith("com.microsoft"):
+        return (
+            "operators of this domain are written by onnxruntime's optimiser: differentiate the "
+            f"model as it was exported, and optimise the gradient afterwards (or {advice})"
+        )
+    return advice
+
+
+def sweep(g: Graph, nodes, dependent: set[str], terms: dict[str, list[Tensor]], tell=None) -> None:
+    """Reverse mode: from the last node to the first, add what each gives to its inputs.
+
+    Parameters
+    ----------
+    g : Graph
+    nodes : list of NodeProto
+        In order.
+    dependent : set of str
+        The tensors whose cotangents are asked for.
+    terms : dict
+        For each tensor the parts of its cotangent; changed.
+    tell : function, optional
+        Called with each node that is differentiated.
+    """
+    for index in range(len(nodes) - 1, -1, -1):
+        node = Node(nodes[index], g, index, dependent.__contains__)
+        dys = [cotangent(g, terms, y) if y else None for y in node.proto.output]
+        if all(dy is None for dy in dys) or not dependent.intersection(inputs_of(node.proto)):
+            continue
+        if tell is not None:
+            tell(node)
+        g.prefix = f"{node.proto.name or node.op_type}_grad"
+        for name, dx in zip(node.proto.input, gradients(node, dys), strict=False):
+            if dx is not None and name in dependent:
+                g.refine(dx.name, g.info(name).shape)
+                terms.setdefault(name, []).append(dx)
+
+
+def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | None:
+    """The sum of the parts of a tensor's cotangent, None where nothing depends on it."""
+    parts = terms.get(name)
+    if not parts:
+        return None
+    if len(parts) > 1:
+        total = g.add_all(parts)
+        g.refine(total.name, g.info(name).shape)
+        terms[name] = [total]
+    return terms[name][0]
+
+
+def dependents(g: Graph, nodes, start: Iterable[str]) -> set[str]:
+    """The real tensors that depend on those of the start."""
+    found = set(start)
+    for node in nodes:
+        if found.intersection(inputs_of(node)):
+            for y in node.output:
+                dtype = g.info(y).dtype
+                if y and (dtype is None or dtype in REAL):
+                    found.add(y)
+    return found
+
+
+def inputs_of(node: NodeProto) -> set[str]:
+    """The tensors that a node uses, its subgraphs included."""
+    return {x for x in node.input if x} | captured_names(node)
+
+
+def written_out(forward: Callable[[Graph, Node], tuple[Tensor, ...]]) -> Rule:
+    """The rule of an operator that ``forward`` computes by others: these are differentiated.
+
+    They compute the outputs too, so that what both directions need is there once.
+    """
+
+    @functools.wraps(forward)
+    def rule(g, node, *dys):
+        ys, nodes = g.recorded(forward, node)
+        needed = {x for i, x in enumerate(node.proto.input) if node.needs(i)}
+        terms: dict[str, list[Tensor]] = {}
+        for i, (name, y, dy) in enumerate(zip(node.proto.output, ys, dys, strict=False)):
+            if name:
+                node.replace(i, y)
+                if dy is not None:
+                    terms.setdefault(y.name, []).append(dy)
+        sweep(g, nodes, dependents(g, nodes, needed), terms)
+        return tuple(cotangent(g, terms, x) if x in needed else None for x in node.proto.input)
+
+    return rule
 
 
 def no_gradient(g: Graph, node: Node, *dys: Tensor | None) -> None:

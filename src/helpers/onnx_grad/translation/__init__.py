@@ -26,8 +26,8 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 # Importing a family enters its translations into the table.
-from helpers.onnx_grad.bridge import elementwise, ml, reductions, shapes, windows  # noqa: F401
-from helpers.onnx_grad.bridge.node import TRANSLATIONS, Node, known, numpy_dtype
+from helpers.onnx_grad.translation import elementwise, ml, reductions, shapes, windows  # noqa: F401
+from helpers.onnx_grad.translation.node import TRANSLATIONS, Node, known, numpy_dtype
 
 __all__ = ["PyTensorModel", "to_pytensor"]
 
@@ -73,8 +73,8 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     Notes
     -----
     Derivatives at kinks are onnxruntime-training's, not PyTensor's, see
-    :mod:`helpers.onnx_grad.bridge.elementwise`.  Entries that share a maximum share its derivative
-    in ReduceMax and ReduceMin, in MaxPool the first has it all.
+    :mod:`helpers.onnx_grad.translation.elementwise`.  Entries that share a maximum share its
+    derivative in ReduceMax and ReduceMin, in MaxPool the first has it all.
     """
     dtype = None if dtype is None else np.dtype(dtype)
     if model.functions:

@@ -12,7 +12,15 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.basic import MakeVector
 
-from helpers.onnx_grad.bridge.node import known, number, product, select, size, sizes, translates
+from helpers.onnx_grad.translation.node import (
+    known,
+    number,
+    product,
+    select,
+    size,
+    sizes,
+    translates,
+)
 
 MAX_NDIM = 64  # of a NumPy array
 

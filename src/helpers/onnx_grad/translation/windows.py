@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
-from helpers.onnx_grad.bridge.node import number, product, select, size, sizes, translates
+from helpers.onnx_grad.translation.node import number, product, select, size, sizes, translates
 
 
 @translates("MatMul")

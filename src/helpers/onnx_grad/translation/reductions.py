@@ -8,7 +8,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.bridge.node import number, product, select, size, sizes, translates
+from helpers.onnx_grad.translation.node import number, product, select, size, sizes, translates
 
 
 def _nonzero_sqrt(x):

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytensor.tensor as pt
 
-from helpers.onnx_grad.bridge.node import Node, number, translates
-from helpers.onnx_grad.bridge.reductions import over_norm, softmax
+from helpers.onnx_grad.translation.node import Node, number, translates
+from helpers.onnx_grad.translation.reductions import over_norm, softmax
 
 ML = "ai.onnx.ml"
 

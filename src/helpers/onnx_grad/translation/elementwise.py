@@ -13,7 +13,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.bridge.node import TRANSLATIONS, Node, clip, number, select, translates
+from helpers.onnx_grad.translation.node import TRANSLATIONS, Node, clip, number, select, translates
 
 SAME = {  # the operators that PyTensor has under another name, or the same
     "Add": pt.add,

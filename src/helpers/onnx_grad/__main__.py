@@ -1,0 +1,153 @@
+"""The gradient of a model in a file, as a file: python -m helpers.onnx_grad model.onnx -o grad.onnx
+
+Without -o, or with --list, it shows what the model has: inputs, outputs, the weights that are
+differentiated by unless --weights names others, the constants that stay and why, and the operators
+that have no rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, TensorProto
+
+from helpers.onnx_grad.files import constants_of, file_derivative, read_structure
+from helpers.onnx_grad.interface import DerivativeOptions
+from helpers.onnx_grad.prepare import prepared
+from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.simplify import live_nodes, tensor_infos
+from helpers.onnx_grad.tensor import REAL
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; 0 if it went well, 1 with a sentence on stderr if not."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.list or given.out is None:
+            _show(given)
+        else:
+            _write(given)
+    except OSError as error:
+        print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError, onnx.checker.ValidationError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    first, rest = __doc__.split("\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.onnx_grad", description=first.split(":")[0] + ".", epilog=rest
+    )
+    add = parser.add_argument
+    add("model", type=Path, help="an ONNX file; its weights may be beside it as external data")
+    add("-o", "--out", type=Path, help="the file to write")
+    add("--loss", help="the output that is the loss, a scalar: gradients of it")
+    add("--label", help="the input that is the label, which gets no gradient")
+    add("--weights", nargs="*", metavar="NAME", help="initializers to differentiate by")
+    add("--inputs", nargs="*", metavar="NAME", help="inputs to differentiate by; all real ones")
+    names = [option.name for option in DerivativeOptions if option.name != "Loss"]
+    add("--options", nargs="+", default=[], choices=names, help="without --loss")
+    add("--list", action="store_true", help="show the model, and write nothing")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> DerivativeOptions:
+    options = DerivativeOptions.Zero
+    for name in given.options:
+        options |= DerivativeOptions[name]
+    return options | DerivativeOptions.Loss if given.loss is not None else options
+
+
+def _write(given: argparse.Namespace) -> None:
+    if given.out.exists() and given.out.samefile(given.model):
+        raise ValueError(f"{given.out} is the model itself; the gradient goes into another file")
+    options = _options(given)
+    model = read_structure(given.model)
+    gradient = file_derivative(
+        given.model, given.out, given.weights, given.inputs, options, given.loss, given.label
+    )
+    chosen = [y.name.removesuffix("_grad") for y in gradient.graph.output]
+    _print_weights(model, chosen, {} if given.weights is not None else constants_of(model))
+    print(f"\n{given.out}: {len(model.graph.node)} nodes became {len(gradient.graph.node)}")
+    _print_values("takes", gradient.graph.input)
+    _print_values("gives", gradient.graph.output)
+
+
+def _show(given: argparse.Namespace) -> None:
+    model = read_structure(given.model)
+    opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in model.opset_import)
+    print(f"{given.model}: {len(model.graph.node)} nodes, {opsets}")
+    held = {t.name for t in model.graph.initializer}
+    _print_values("inputs", [v for v in model.graph.input if v.name not in held])
+    _print_values("outputs", model.graph.output)
+    real = [t.name for t in model.graph.initializer if t.data_type in REAL]
+    constants = constants_of(model)
+    _print_weights(model, [name for name in real if name not in constants], constants)
+    _print_operators(model)
+
+
+def _print_values(title: str, values) -> None:
+    print(f"\n{title}:")
+    for value in values:
+        dims = [d.dim_value or d.dim_param or "?" for d in value.type.tensor_type.shape.dim]
+        _print_line(value.name, value.type.tensor_type.elem_type, dims)
+
+
+def _print_weights(model: ModelProto, chosen: list[str], reasons: dict[str, str]) -> None:
+    real = [t for t in model.graph.initializer if t.data_type in REAL]
+    for title, kept in (("weights", True), ("constants, left as they are", False)):
+        print(f"\n{title}:")
+        listed = [t for t in real if (t.name in chosen) is kept]
+        for t in listed:
+            _print_line(t.name, t.data_type, t.dims, "" if kept else reasons.get(t.name, ""))
+        if not listed:
+            print("  none")
+
+
+def _print_line(name: str, kind: int, dims, why: str = "") -> None:
+    shape = f"[{', '.join(map(str, dims))}]"
+    print(f"  {name:32} {TensorProto.DataType.Name(kind).lower():10} {shape:20} {why}".rstrip())
+
+
+def without_rule(model: ModelProto) -> Counter[str]:
+    """How often each operator without a rule stands between a real tensor and a real output."""
+    infos = tensor_infos(model)
+
+    def real(name: str) -> bool:
+        return name not in infos or infos[name].dtype in REAL or infos[name].dtype is None
+
+    graph, found = model.graph, Counter()
+    moving = {v.name for v in graph.input if real(v.name)}
+    moving |= {t.name for t in graph.initializer if t.data_type in REAL}
+    for node in live_nodes(graph.node, [v.name for v in graph.output if real(v.name)]):
+        if moving.intersection(node.input):
+            made = [y for y in node.output if y and real(y)]
+            moving.update(made)
+            if made and (node.domain, node.op_type) not in RULES:
+                found[f"{node.op_type} ({node.domain})" if node.domain else node.op_type] += 1
+    return found
+
+
+def _print_operators(model: ModelProto) -> None:
+    counts = Counter(node.op_type for node in model.graph.node)
+    print("\noperators:")
+    print(" ", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
+    try:
+        missing = without_rule(prepared(model)[0])
+    except ValueError as error:
+        print(f"\n{error}")
+        return
+    print("\noperators with no rule, between inputs or weights and outputs:")
+    print(" ", ", ".join(f"{n} {name}" for name, n in missing.most_common()) or "none")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

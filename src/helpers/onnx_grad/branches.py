@@ -1,0 +1,84 @@
+"""An If whose condition is a constant is the branch that it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from helpers.onnx_grad.simplify import fold_shapes, small_constants
+from helpers.onnx_grad.tensor import canonical
+
+
+def take_constant_branches(model: ModelProto) -> None:
+    """Replace, in place, each If with a constant condition by the nodes of its branch.
+
+    The condition may be the result of arithmetic on static shapes, as of an exporter that asks
+    whether an axis has length one.
+    """
+    while any(map(_is_if, model.graph.node)):
+        fold_shapes(model)
+        constants = small_constants(model.graph)
+        nodes, found, names = [], False, _names(model.graph)
+        for node in model.graph.node:
+            value = constants.get(node.input[0]) if _is_if(node) else None
+            if value is None:
+                nodes.append(node)
+                continue
+            found = True
+            wanted = "then_branch" if np.asarray(value).all() else "else_branch"
+            (branch,) = (a.g for a in node.attribute if a.name == wanted)
+            nodes += _inlined(model.graph, node, branch, names)
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        if not found:
+            return
+
+
+def _names(graph: GraphProto) -> set[str]:
+    """The names of tensors outside of subgraphs."""
+    found = {value.name for value in (*graph.input, *graph.output)}
+    found |= {t.name for t in graph.initializer}
+    return found | {x for node in graph.node for x in (*node.input, *node.output)}
+
+
+def _is_if(node: NodeProto) -> bool:
+    return node.op_type == "If" and not canonical(node.domain)
+
+
+def _inlined(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[str]):
+    """The branch's nodes, their tensors under names that are free, and its outputs as the If's."""
+    names = {}
+    inner = [t.name for t in branch.initializer]
+    inner += [y for n in branch.node for y in n.output if y]
+    for name in inner:
+        new = name
+        while new in taken:
+            new += "_"
+        names[name] = new
+        taken.add(new)
+    for tensor in branch.initializer:
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = names[tensor.name]
+    nodes = [NodeProto.FromString(n.SerializeToString()) for n in branch.node]
+    rename(nodes, names)
+    outputs = zip(branch.output, node.output, strict=True)
+    return nodes + [
+        helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer])
+        for inner, outer in outputs
+        if outer
+    ]
+
+
+def rename(nodes, names: dict[str, str]) -> None:
+    """Give tensors other names, in place, in subgraphs too."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            for i, name in enumerate(field):
+                if name in names:
+                    field[i] = names[name]
+        for attribute in node.attribute:
+            graphs = [attribute.g] if attribute.HasField("g") else []
+            for graph in (*graphs, *attribute.graphs):
+                rename(graph.node, names)
+                for value in graph.output:
+                    value.name = names.get(value.name, value.name)

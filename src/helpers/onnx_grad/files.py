@@ -1,0 +1,224 @@
+"""Models in files: the gradient of one as another file, and trained weights back into the first.
+
+A file above two gigabytes keeps its weights beside it, as ONNX's external data.  A gradient graph
+does not hold the weights it differentiates by, so they are not read to make it.
+
+>>> import numpy as np
+>>> from onnx.parser import parse_model
+>>> from helpers.onnx_grad import with_weights
+>>> model = parse_model('''<ir_version: 10, opset_import: ["" : 21]>
+... line (float[N, 2] X) => (float[N, 2] Y) <float[2] b = {1.0, 1.0}> { Y = Add(X, b) }''')
+>>> trained = with_weights(model, {"b": np.array([3.0, 4.0], "float32")})
+>>> onnx.numpy_helper.to_array(trained.graph.initializer[0]).tolist()
+[3.0, 4.0]
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from errno import ENOENT
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.inliner import inline_local_functions
+
+from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.derivative import onnx_derivative
+from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
+from helpers.onnx_grad.tensor import canonical
+
+__all__ = ["file_derivative", "read_structure", "save_model", "with_weights"]
+
+# Tensors beside a file that are read with it: shapes, axes, bounds, and whatever else is small.
+SMALL_BYTES = 1 << 16
+# What protobuf can write as one message is a byte less than two gigabytes; the rest needs room.
+LARGEST_FILE = (1 << 31) - (1 << 20)
+
+
+def file_derivative(
+    path: str | Path,
+    out: str | Path,
+    weights: list[str] | None = None,
+    inputs: list[str] | None = None,
+    options: DerivativeOptions = DerivativeOptions.Zero,
+    loss: str | None = None,
+    label: str | None = None,
+    verbose: int = 0,
+) -> ModelProto:
+    """Write the gradient of the model in one file into another file.
+
+    Parameters
+    ----------
+    path : path
+        The model; its weights may be beside it, as external data, and of any size.
+    out : path
+        Where the gradient goes.  The file is there whole or not at all.
+    weights, inputs, options, loss, label, verbose
+        As of :func:`~helpers.onnx_grad.derivative.onnx_derivative`.
+
+    Returns
+    -------
+    ModelProto
+        What was written.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read or written.
+    ValueError
+        If ``path`` holds no ONNX model, and what
+        :func:`~helpers.onnx_grad.derivative.onnx_derivative` raises.
+
+    Notes
+    -----
+    The chosen weights are inputs of the gradient, so their numbers are not needed.  Large
+    constants that stay are set aside while the graph is made, for ONNX's shape inference takes
+    models of up to two gigabytes only, and put back before it is written.
+    """
+    model, folder = read_structure(path), Path(path).parent
+    options = checked_options(options, loss, label)
+    interface = Interface(model, constants_of(model), weights, inputs, options, loss, label)
+    aside = {t.name: t for t in model.graph.initializer if uses_external_data(t)}
+    aside = {name: t for name, t in aside.items() if name not in interface.weights}
+    light = _as_inputs(model, [*aside, *interface.weights])
+    gradient = onnx_derivative(light, [], interface.targets, options, loss, label, verbose=verbose)
+    _put_back(gradient, aside, folder)
+    save_model(gradient, out)
+    return gradient
+
+
+def read_structure(path: str | Path) -> ModelProto:
+    """The model in a file, without the numbers of large tensors that are beside it.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read.
+    ValueError
+        If it holds no ONNX model.
+    """
+    path = Path(path)
+    data = path.read_bytes()
+    try:
+        model = ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"{path} is not an ONNX file: {error}") from error
+    if not model.HasField("graph"):
+        raise ValueError(f"{path} is not an ONNX file: it holds no graph")
+    for named in (*model.opset_import, *model.graph.node):
+        named.domain = canonical(named.domain)
+    constants = [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
+    for tensor in (*model.graph.initializer, *constants):
+        if uses_external_data(tensor) and _bytes(tensor) <= SMALL_BYTES:
+            load_external_data_for_tensor(tensor, str(path.parent))
+    return model
+
+
+def constants_of(model: ModelProto) -> dict[str, str]:
+    """The initializers that are no weights, and why, also where local functions use them."""
+    return constants_by_use(inline_local_functions(model) if model.functions else model)
+
+
+def save_model(model: ModelProto, path: str | Path) -> None:
+    """Write a model, whole or not at all; above two gigabytes with its weights in ``<path>.data``.
+
+    The files are made and checked in a folder beside the place where they go, and then moved.
+
+    Raises
+    ------
+    OSError
+        If the folder is not there or cannot be written to.
+    ValueError
+        If it is not a valid model; nothing is written then.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(ENOENT, "no such folder", str(path.parent))
+    beside = sum(_bytes(t) for t in model.graph.initializer) > LARGEST_FILE
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+        made = Path(folder) / path.name
+        if beside:
+            copy = ModelProto()
+            copy.CopyFrom(model)  # saving empties the tensors that it moves
+            data = f"{path.name}.data"
+            onnx.save(copy, str(made), save_as_external_data=True, location=data)
+        else:
+            made.write_bytes(model.SerializeToString())
+        try:
+            onnx.checker.check_model(str(made), full_check=True)
+        except onnx.checker.ValidationError as error:
+            raise ValueError(f"not a valid model, so not written: {error}") from error
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the data before the model
+            os.replace(file, path.parent / file.name)
+
+
+def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelProto:
+    """A copy of a model with other numbers in its weights.
+
+    Parameters
+    ----------
+    model : ModelProto
+    weights : mapping of name -> array
+        Each of the type and shape of the initializer that has its name; the others stay.
+
+    Raises
+    ------
+    ValueError
+        If a name is no initializer, or an array has another shape or type.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    held = {t.name: t for t in copy.graph.initializer}
+    for name, value in weights.items():
+        if name not in held:
+            known = ", ".join(map(repr, held)) or "none"
+            raise ValueError(f"weight {name!r} is no initializer of the model; these are {known}")
+        value, tensor = np.asarray(value), held[name]
+        expected = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if value.shape != tuple(tensor.dims):
+            shape = tuple(tensor.dims)
+            raise ValueError(f"weight {name!r} has shape {value.shape}, expected {shape}")
+        if value.dtype != expected:
+            raise ValueError(f"weight {name!r} has type {value.dtype}, expected {expected}")
+        doc = tensor.doc_string
+        tensor.CopyFrom(numpy_helper.from_array(value, name))
+        tensor.doc_string = doc
+    return copy
+
+
+def _bytes(tensor: TensorProto) -> int:
+    return helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * int(np.prod(tensor.dims))
+
+
+def _as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
+    """A copy in which these initializers are inputs, behind the others."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    graph = light.graph
+    held = {t.name: t for t in graph.initializer}
+    inputs = [v for v in graph.input if v.name not in names]
+    inputs += [helper.make_tensor_value_info(n, held[n].data_type, held[n].dims) for n in names]
+    initializers = [t for t in graph.initializer if t.name not in names]
+    del graph.input[:], graph.initializer[:]
+    graph.input.extend(inputs)
+    graph.initializer.extend(initializers)
+    return light
+
+
+def _put_back(gradient: ModelProto, tensors: dict[str, TensorProto], folder: Path) -> None:
+    """Tensors that were set aside are constants again, where the gradient uses them."""
+    graph = gradient.graph
+    used = {x for node in graph.node for x in node.input}
+    inputs = [v for v in graph.input if v.name not in tensors]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    for name, tensor in tensors.items():
+        if name in used:
+            load_external_data_for_tensor(tensor, str(folder))
+            graph.initializer.append(tensor)

@@ -1,0 +1,93 @@
+"""Which operators have a gradient, and within which limits: the table of rules as data.
+
+>>> from helpers.onnx_grad.rules.coverage import coverage
+>>> row = next(row for row in coverage() if row.operator == "DepthToSpace")
+>>> row.since, row.attributes, row.limits
+(13, ('blocksize', 'mode'), {'mode': 'DCR, or CRD with static channels, height and width'})
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+import onnx
+
+from helpers.onnx_grad.prepare import NEWEST, OLDEST
+from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, no_gradient
+
+
+class Coverage(NamedTuple):
+    """What is known of one operator."""
+
+    domain: str
+    operator: str
+    since: int | None
+    """The version of its domain that it has in this form since; None: no standard operator."""
+    kind: str
+    """"rule"; "zero" (the gradient is zero everywhere); "definition" (the standard defines it by
+    other operators, and these are differentiated)."""
+    formula: str
+    """The first paragraph of the rule's docstring."""
+    attributes: tuple[str, ...]
+    """Its attributes, all of which are heeded, but for the limits."""
+    limits: dict[str, str]
+    """What is refused: an attribute, an input or a circumstance, and what it has to be."""
+    settings: tuple[str, ...]
+    """Inputs that are settings: an initializer that is used so alone is no weight by default."""
+    test: str
+    """What tests it: a file and a name that pytest's option -k selects by."""
+
+
+def coverage() -> list[Coverage]:
+    """One row for each operator with a gradient, sorted by domain and name."""
+    rows = [_of_rule(domain, name) for domain, name in RULES]
+    rows += [_of_definition(name) for name in COMPOSED]
+    return sorted(rows)
+
+
+def _schema(domain: str, name: str):
+    version = NEWEST if domain == "" else onnx.defs.onnx_opset_version()
+    try:
+        return onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _of_rule(domain: str, name: str) -> Coverage:
+    rule, about, schema = RULES[domain, name], ABOUT[domain, name], _schema(domain, name)
+    limits = dict(about.limits)
+    inputs = [] if schema is None else [x.name for x in schema.inputs]
+    if about.ranked:
+        shown = [inputs[i] for i in about.ranked if i < len(inputs)]
+        limits["rank"] = f"known, of {' and '.join(shown) or 'its inputs'}"
+    if about.opset > OLDEST:
+        limits["opset"] = f"{about.opset} or newer"
+    return Coverage(
+        domain,
+        name,
+        None if schema is None else schema.since_version,
+        "zero" if rule is no_gradient else "rule",
+        " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()),
+        () if schema is None else tuple(sorted(schema.attributes)),
+        limits,
+        tuple(inputs[i] for i in sorted(about.settings)),
+        f"tests/test_onnx_recurrent.py -k test_layer[{name}-"
+        if rule.__module__.endswith("recurrent")
+        else f"tests/test_onnx_rules.py -k test_rule[{name}-",
+    )
+
+
+def _of_definition(name: str) -> Coverage:
+    schema = _schema("", name)
+    return Coverage(
+        "",
+        name,
+        schema.since_version,
+        "definition",
+        "Differentiated through its definition in the standard, operator by operator.",
+        tuple(sorted(schema.attributes)),
+        {},
+        tuple(schema.inputs[i].name for i in COMPOSED[name]),
+        f"tests/test_onnx_derivative.py -k test_defined_by_others[{name}",
+    )

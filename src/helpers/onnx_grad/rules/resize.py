@@ -1,0 +1,128 @@
+"""Resize: every axis by itself is a linear map, so the gradient multiplies with its transpose."""
+
+import numpy as np
+
+from helpers.onnx_grad.rules.table import register_gradient
+
+
+@register_gradient(
+    "Resize",
+    settings=[1, 2],
+    ranked=[0],
+    limits={
+        "X": "of a static length along the axes that are resized",
+        "antialias": "0",
+        "coordinate_transformation_mode": "not tf_crop_and_resize",
+        "keep_aspect_ratio_policy": "stretch",
+        "scales": "a constant, or sizes is one",
+    },
+)
+def resize(g, node, dy):
+    """Y = X with each resized axis multiplied by a matrix A: dX = dY with each by A'."""
+    x = node.x[0]
+    if node.attr("antialias", 0):
+        raise node.refuse("antialias=1")
+    if node.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise node.refuse("coordinate_transformation_mode='tf_crop_and_resize'")
+    if node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise node.refuse("keep_aspect_ratio_policy; give the sizes that come out, with 'stretch'")
+    for axis, length, scale in _resized(node, x):
+        if not isinstance(x.shape[axis], int):
+            raise node.refuse(f"the length of axis {axis}, which is resized, is not static")
+        n = x.shape[axis]
+        m = int(np.floor(n * scale)) if length is None else length
+        scale = m / n if length is not None else scale
+        if n != m or scale != 1:
+            A = g.constant(_matrix(node, n, m, scale), x.dtype)
+            dy = _along(g, dy, A, axis, x.rank)
+    return dy
+
+
+def _resized(node, x):
+    """(axis, new length or None, scale or None) for the axes that are named."""
+    scales, sizes = (node.input(i) for i in (2, 3))
+    axes = [a % x.rank for a in node.attr("axes") or range(x.rank)]
+    values = [None if t is None else t.value for t in (scales, sizes)]
+    for value, pair in zip(values, ((None, float), (int, None)), strict=True):
+        if value is not None and value.size:
+            length, scale = pair
+            return [
+                (a, length and length(v), scale and scale(v))
+                for a, v in zip(axes, value, strict=True)
+                if scale is None or v != 1
+            ]
+    raise node.refuse("its scales or sizes must be constants")
+
+
+def _along(g, dy, matrix, axis, rank):
+    """dY times the matrix along one axis."""
+    if axis == rank - 1:
+        return g.op("MatMul", dy, matrix)
+    if axis == rank - 2:
+        return g.op("MatMul", g.transpose(matrix, [1, 0]), dy)
+    swap = list(range(rank))
+    swap[axis], swap[-1] = rank - 1, axis
+    return g.transpose(g.op("MatMul", g.transpose(dy, swap), matrix), swap)
+
+
+def _matrix(node, n: int, m: int, scale: float) -> np.ndarray:
+    """A (m, n): entry o of the result is a mean, with these weights, of entries round a place."""
+    mode = node.attr("mode")
+    # onnxruntime looks for the nearest entry in single precision, and multiplies with the
+    # reciprocal of the scale in the asymmetric mode: that decides where two are about as near.
+    kind = np.float32 if mode == "nearest" else np.float64
+    place = _places(node, n, m, kind(scale), np.arange(m, dtype=kind))
+    if mode == "nearest":
+        low, part = np.floor(place), place - np.floor(place)
+        first = {
+            "floor": low,
+            "ceil": low + (part > 0),
+            "round_prefer_ceil": low + (part >= 0.5),
+            "round_prefer_floor": low + (part > 0.5),
+        }[node.attr("nearest_mode")]
+        weights = np.ones((1, m))
+    else:
+        first = np.floor(place)
+        weights = _linear(place - first)
+        if mode == "cubic":
+            weights, first = _cubic(place - first, node.attr("cubic_coeff_a")), first - 1
+    A = np.zeros((m, n))
+    taps = first + np.arange(len(weights))[:, None]
+    if node.attr("exclude_outside") and mode == "cubic":
+        weights = np.where((taps >= 0) & (taps < n), weights, 0.0)
+        weights = weights / weights.sum(axis=0)
+    for tap, weight in zip(np.clip(taps, 0, n - 1).astype(int), weights, strict=True):
+        np.add.at(A, (np.arange(m), tap), weight)
+    return A
+
+
+def _places(node, n, m, scale, o):
+    """Where entry o of the result lies on the old axis."""
+    mode = node.attr("coordinate_transformation_mode")
+    half = o.dtype.type(0.5)
+    if mode == "align_corners":
+        return o * (o.dtype.type(n - 1) / (m - 1)) if m > 1 else o * 0
+    if mode == "asymmetric":
+        return o * (o.dtype.type(1) / scale)
+    if mode == "pytorch_half_pixel" and m == 1:
+        return o * 0
+    offset = 0
+    if mode == "half_pixel_symmetric":
+        offset = o.dtype.type(n / 2) * (1 - m / (scale * n))
+    return offset + (o + half) / scale - half
+
+
+def _linear(t):
+    return np.stack([1 - t, t])
+
+
+def _cubic(t, a):
+    """The weights of the four entries round a place, t after the second (Keys, 1981)."""
+
+    def near(s):
+        return ((a + 2) * s - (a + 3)) * s * s + 1
+
+    def far(s):
+        return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+
+    return np.stack([far(1 + t), near(t), near(1 - t), far(2 - t)])
