@@ -59,12 +59,13 @@ import numpy as np
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman.diffuse import _checked, _in_words, _refuse_unidentified, _room
 from helpers.kalman.panel import _Group
-from helpers.kalman.recursions import TOLERANCE, at_step, symmetric
+from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
 from helpers.kalman.square_root import root
 from helpers.statespace import StateSpace, check_data
 
 __all__ = ["Forecast", "covariances", "draw", "forecast", "means", "normals_of_a_draw"]
 
+VAGUE = 100.0  # times the other variances, above which a direction of P0 is taken to be vague
 CHUNK = 256  # draws that are carried at once: some megabytes at a time, whatever their number
 
 
@@ -314,7 +315,9 @@ def settle(r, e, rho_0, S, A):
     if q == 0:
         return np.zeros((J, q), r.dtype)
     s = (np.ascontiguousarray(r[0, :J]) + rho_0) @ A
-    delta = np.ascontiguousarray(np.linalg.solve(S, np.ascontiguousarray(s.T)).T)
+    C, _ = cholesky(S)
+    C_inv = solve(C, np.eye(q).astype(r.dtype))
+    delta = (s @ C_inv.T) @ C_inv
     for t in range(len(r)):
         r[t, :J] += delta @ r[t, J:]
         if t < len(e):
@@ -349,8 +352,8 @@ class _Smoother:
         self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
         self.W = self.R @ self.Q @ self.R.swapaxes(1, 2)
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
-        room = _room(model) if A.shape[1] else 0.0
-        self.P0 = symmetric(model.P0) + room * A @ A.T
+        self.room = (_room(model) if A.shape[1] else 0.0) * A @ A.T
+        self.P0 = symmetric(model.P0) + self.room
         self.dtype = np.result_type(y, A, model.a0, float)
 
     def normals(self, count, rng, normals):
@@ -398,8 +401,8 @@ class _Smoother:
         start = start + delta @ self.A.T + r[0, :J] @ symmetric(self.model.P0)
         return path(start, self.T, shocks + times(r[1:, :J], self.W)).swapaxes(0, 1)
 
-    def information(self, r):
-        S = information_of(r, self.A)
+    def information(self, r, precision=0.0):
+        S = information_of(r, self.A) + precision
         if len(S):
             _refuse_unidentified(S.real, lambda x: _in_words(self.A @ x, "state"))
         return S
@@ -431,46 +434,44 @@ class _Smoother:
         return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def covariances(self):
-        """V (n, m, m)."""
+        """V (n, m, m): that given delta, and what the uncertainty of delta adds."""
         n, m = len(self.y), self.model.m
+        flat = self.A.shape[1]
+        self._split_off()
         nothing = np.where(np.isnan(self.y), np.nan, 0.0)
         # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
         W = np.broadcast_to(self.W, (n, m, m))
-        each_W = self.without_mean(P0=self.P0, R=np.eye(m), Q=_symmetric(W))  # noqa: N806
+        given = self.without_mean(P0=self.P0, R=np.eye(m), Q=_symmetric(W))
         if self.loop:
-            N = -2 * reference.loglike_and_grad(nothing, each_W)[2].Q
+            N = -2 * reference.loglike_and_grad(nothing, given)[2].Q
+            P_filt = reference.kalman_filter(nothing, given).out.P_filt
         else:
-            N = -2 * _fused().loglike_and_grad(nothing, each_W)[2].Q
-        T = self.model.over_time("T", n)
-        V = np.empty((n, m, m), self.dtype)
-        for t, P in enumerate(self._filtered(nothing)):
-            TP = T[t] @ P
-            V[t] = symmetric(P - TP.T @ N[t] @ TP)  # eq-draws-covariance
+            fused = _fused()
+            N = -2 * fused.loglike_and_grad(nothing, given)[2].Q
+            outputs = fused.building.load("outputs")
+            P_filt = outputs.filter_outputs(*fused.arrays_of(nothing, given))[3]
+        TP = self.T @ P_filt
+        V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
         if self.A.shape[1]:
             Y = np.repeat(nothing[None].astype(self.dtype), self.A.shape[1], axis=0)
             r, _ = self.columns(Y, self.A.T.astype(self.dtype))
-            S = self.information(r)
+            prior = np.diag((np.arange(self.A.shape[1]) >= flat).astype(float))
+            S = self.information(r, prior)
             C = path(self.A.T + r[0] @ self.P0, self.T, times(r[1:], self.W))
-            V += C.swapaxes(1, 2) @ np.linalg.solve(S, C)
-        return V
+            V = V + C.swapaxes(1, 2) @ np.linalg.solve(S, C)
+        return _symmetric(V)
 
-    def _filtered(self, nothing):
-        """P_filt of each step; from its root in the first steps, where P0 is vague."""
-        model = self.without_mean(P0=self.P0)
-        if not self.loop:
-            outputs = (
-                _fused()
-                .building.load("outputs")
-                .filter_outputs(*_fused().arrays_of(nothing, model))
-            )
-            P_filt, P_pred = outputs[3:5]
-            share = np.diagonal(P_filt, axis1=1, axis2=2)
-            most = np.maximum.accumulate(np.diagonal(P_pred, axis1=1, axis2=2))
-            if np.isfinite(P_filt).all() and (share >= 1e-3 * most).all():
-                return P_filt
-        _, (steps, _), filtered = reference._filter_in_parts(nothing, model)
-        later = list(filtered.out.P_filt) if filtered else []
-        return [step.Bf_t.T @ step.Bf_t for step in steps] + later
+    def _split_off(self):
+        """Move what is vague in P0 to A, where it costs no digits, as delta with variance one."""
+        model = self.model
+        if self.dtype.kind == "c":
+            return
+        most = VAGUE * _room(model)
+        sizes, directions = np.linalg.eigh(symmetric(model.P0))
+        vague = sizes > most
+        if vague.any():
+            self.A = np.hstack([self.A, directions[:, vague] * np.sqrt(sizes[vague] - most)])
+            self.P0 = directions * np.clip(sizes, 0, most) @ directions.T + self.room
 
 
 # What the pass for many series is asked for: a way back, and no gradient of a matrix.

@@ -47,7 +47,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 from helpers.kalman import smoothing
 from helpers.kalman.fused.building import load
 from helpers.kalman.op import _from_model
-from helpers.kalman.recursions import TOLERANCE, at_step, symmetric
+from helpers.kalman.recursions import TOLERANCE, at_step, solve, symmetric
 from helpers.kalman.smoothing import (
     information_of,
     path,
@@ -60,7 +60,7 @@ from helpers.kalman.square_root import root
 
 INPUTS = ("y", "start", "shocks", "noise", "P0", "T", "Z", "H", "W", "A")
 _NDIM = {"y": 2, "start": 2, "P0": 2, "A": 2}  # of the others 3
-LEAST = 1e-12  # eigenvalue of the scaled S, for each row, of a direction that the data tell of
+LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
 
 
 def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noqa: N803
@@ -94,7 +94,11 @@ def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noq
     >>> print(kalman_smooth(y, zero, one, zero, zero, one, one, one, one, one).eval().round(12).T)
     [[0.8 1.4]]
     """
-    y, a0, P0, c, d, T, Z, H, W = _from_model(y, a0, P0, c, d, T, Z, R, H, Q)
+    return smooth_from_W(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, tol)
+
+
+def smooth_from_W(y, a0, P0, c, d, T, Z, H, W, A=None, tol=TOLERANCE):  # noqa: N802, N803
+    """:func:`kalman_smooth` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
     n, p = y.shape
     shocks = pt.zeros((n, 1, a0.shape[0]), dtype=y.dtype)
     noise = pt.zeros((n, 1, p), dtype=y.dtype)
@@ -127,8 +131,15 @@ def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):
     leave its rank as it is.
     """
     given = _from_model(y, a0, P0, c, d, T, Z, R, H, Q)
-    y, a0, P0, c, d, T, Z, H, W = given
-    R, Q = (pt.as_tensor_variable(X).astype(y.dtype) for X in (R, Q))
+    return draw_from_W(*given, R, Q, given[-2], normals, A, tol)
+
+
+def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, tol=TOLERANCE):  # noqa: N802, N803
+    """:func:`kalman_draw` with the H and W of the smoother apart from what is simulated.
+
+    The paths are simulated with R, Q and noise of covariance ``of_noise`` (p, p) or (n, p, p).
+    """
+    R, Q, of_noise = (pt.as_tensor_variable(X).astype(y.dtype) for X in (R, Q, of_noise))  # noqa: N806
     normals = pt.as_tensor_variable(normals).astype(y.dtype)
     if normals.ndim != 2:
         raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
@@ -138,7 +149,7 @@ def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):
     eta = normals[:, m : m + n * r].reshape((J, n, r)).dimshuffle(1, 0, 2)
     eps = normals[:, m + n * r :].reshape((J, n, p)).dimshuffle(1, 0, 2)
     shocks = eta @ covariance_root(Q).mT @ R.mT
-    noise = eps @ covariance_root(H).mT
+    noise = eps @ covariance_root(of_noise).mT
     return _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol).dimshuffle(1, 0, 2)
 
 
@@ -165,7 +176,7 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
 
 
 def columns(Y, starts, P0, T, Z, H, W, tol):  # noqa: N803
-    """r (n + 1, J, m), e (n, J, p) of series Y (J, n, p) with starts (J, m), and if all went well."""
+    """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
     J, n, p = Y.shape
     m = len(P0)
     _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
@@ -186,15 +197,22 @@ def panel_pass(*arguments):
 
 
 def is_identified(S):
-    """Whether the data say something about every direction of delta."""
-    size = np.sqrt(np.abs(np.diag(S)))
-    for x in size:
-        if not x > 0.0:
-            return False
+    """Whether the data say something about every direction of delta: pivots, S scaled to ones."""
     q = len(S)
-    if q == 0:
-        return True
-    return np.linalg.eigvalsh(S / size / size.reshape((q, 1)))[0] > q * LEAST
+    C = np.zeros((q, q))
+    for j in range(q):
+        x = S[j, j]
+        for k in range(j):
+            x -= C[j, k] ** 2
+        if not x > q * LEAST * S[j, j]:
+            return False
+        C[j, j] = np.sqrt(x)
+        for i in range(j + 1, q):
+            x = S[i, j]
+            for k in range(j):
+                x -= C[i, k] * C[j, k]
+            C[i, j] = x / C[j, j]
+    return True
 
 
 def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
@@ -268,14 +286,13 @@ def pull_root(P, B_bar):
         for j in range(k):
             L[i, j] = B_t[j, order[i]]
             L_bar[i, j] = B_bar[order[i], j]
-    first = np.ascontiguousarray(L[:k].T)
-    below = np.ascontiguousarray(np.linalg.solve(first, np.ascontiguousarray(L_bar[k:].T)).T)
-    low = first @ (L_bar[:k] - below.T @ np.ascontiguousarray(L[k:]))
+    L_inv = solve(L[:k], np.eye(k))
+    below = L_bar[k:] @ L_inv
+    low = L[:k].T @ (L_bar[:k] - below.T @ L[k:])
     for i in range(k):
         low[i, i] /= 2.0
         low[i, i + 1 :] = 0.0
-    half = np.linalg.solve(first, low)
-    top = np.linalg.solve(first, np.ascontiguousarray(half.T))
+    top = L_inv.T @ low @ L_inv
     for i in range(m):
         for j in range(k):
             x = (top[i, j] + top[j, i]) / 2.0 if i < k else below[i - k, j] / 2.0
@@ -325,7 +342,7 @@ class _SmoothingOp(Op):
                 f"    return {', '.join(z + cast for z in outputs)}",
             ]
         )
-        key = sha256(f"{source} {load('entry').DIGEST} {_digest()}".encode()).hexdigest()
+        key = sha256(f"{source} {_digest()}".encode()).hexdigest()
         known = {"np": np, "entry": load("entry"), "function": _compiled()[self.function]}
         name = f"{self.function}_op"
         return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
@@ -440,25 +457,28 @@ def _checked(inputs) -> list:
 _PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
 }  # fmt: skip
-_TEXT = [path, pull_path, times, series_of, information_of, settle, smoothing.roots]
-_TEXT += [columns, is_identified, draws, pull_draws, pull_root, pull_roots]
+_TEXT = [path, pull_path, times, series_of, information_of, settle]
+_TEXT += [columns, is_identified, pull_root]
 
 
 def _digest() -> str:
+    """A digest of the lines that are compiled here, and of those that they call."""
     files = [Path(__file__), Path(smoothing.__file__)]
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    text = b"".join(file.read_bytes() for file in files) + load("entry").DIGEST.encode()
+    return sha256(text).hexdigest()[:16]
 
 
 def _compiled() -> dict:
-    """The functions for Numba: compiled where PyTensor's code calls them."""
+    """The Ops' functions as machine code, compiled once for each machine and kept on disk."""
     if not _READY:
+        from numba import njit
         from numba.extending import overload, register_jitable
 
         from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
 
-        code = load("panel").loglike_and_grad
+        code, options = load("panel").loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
-        @overload(panel_pass)
+        @overload(panel_pass, jit_options=options)
         def _panel_pass(
             Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
         ):  # fmt: skip
@@ -472,8 +492,11 @@ def _compiled() -> dict:
             return call
 
         for function in _TEXT:
-            register_jitable(error_model="numpy", nogil=True)(function)
-        _READY.update(_PYTHON)
+            register_jitable(**options)(function)
+        for name, function in _PYTHON.items():
+            # Numba looks at one file alone to see whether what it kept is still good.
+            function.__qualname__ += f"_{_digest()}"
+            _READY[name] = njit(cache=True, **options)(function)
     return _READY
 
 
