@@ -172,8 +172,7 @@ class ClosedFormDraws(distributions.SimulationSmoother):
 class ClosedFormMarginals(distributions.SequenceMvNormal):
     """pymc-extras' independent normal vectors of each step, by a Cholesky root with pivots.
 
-    The root is that of a covariance of any rank, in a tenth of the time of a singular value
-    decomposition, whatever ``method`` says.
+    The root is that of a covariance of any rank, whatever ``method`` says.
     """
 
     @classmethod
