@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 
 from helpers.checks import complex_step, relative_error
-from helpers.kalman import StateSpace, smoothing
+from helpers.kalman import StateSpace, smoothing, smoothing_op
 from helpers.kalman.smoothing_op import (
     CovarianceRoot,
     covariance_root,
@@ -252,18 +252,22 @@ def test_gradients_against_complex_steps(kind):
         assert np.abs(bar - expected).max() < 1e-10 * max(1, np.abs(expected).max()), x
 
 
-def test_numba_has_the_same_means_and_gradients():
-    one, zero = np.eye(1), np.zeros(1)
-    T, H = pt.dmatrix("T"), pt.dmatrix("H")
-    y = np.array([[1.0], [np.nan], [3.0]])
-    out = kalman_smooth(y, zero, one, zero, zero, T, one, one, H, one, A=one)
-    outputs = [out, *pt.grad((out**2).sum(), [T, H])]
-    found, expected = (
-        pytensor.function([T, H], outputs, mode=mode)(0.9 * one, 0.5 * one)
-        for mode in ("NUMBA", PYTHON)
-    )
+def test_the_compiled_functions_are_the_text():
+    """What Numba's mode calls; a whole PyTensor function in that mode takes minutes to compile."""
+    rng, n, m, J = np.random.default_rng(12), 5, 3, 2
+    y = rng.normal(size=(n, P))
+    y[1] = np.nan
+    given = [y, rng.normal(size=(J, m)), rng.normal(size=(n, J, m)), rng.normal(size=(n, J, P))]
+    given += [np.eye(m), rng.normal(size=(1, m, m)) / 2, rng.normal(size=(1, P, m))]
+    given += [np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
+    compiled = smoothing_op._compiled()
+    drawn = compiled["draws"](*given, 1e-13)
+    assert relative_error(drawn, smoothing_op.draws(*given, 1e-13)) < 1e-12
+    given.append(rng.normal(size=(n, J, m)))
+    found, expected = (pull(*given, 1e-13) for pull in
+                       (compiled["pull_draws"], smoothing_op.pull_draws))  # fmt: skip
     for X, Y in zip(found, expected, strict=True):
-        assert relative_error(X, Y) < 1e-13
+        assert relative_error(X, Y) < 1e-12
 
 
 def test_gradient_of_singular_covariances_at_their_rank():
