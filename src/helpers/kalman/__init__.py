@@ -7,6 +7,7 @@
 - ``helpers.kalman.jax.loglike``: for JAX.
 - ``helpers.kalman.diffuse``: an exact diffuse start, regression coefficients integrated out.
 - ``helpers.kalman.panel``: many series that share a model.
+- ``helpers.kalman.smoothing``: smoothed states, draws of their paths, forecasts.
 - ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
 - ``helpers.kalman.statsmodels``: score, Hessian and standard errors for statsmodels' models.
 - ``warmup``: compile now what the first call would compile.

@@ -3,9 +3,12 @@
 >>> from helpers.kalman import register_filter
 >>> register_filter()
 
-and then, for any model of pymc-extras, ``.build(filter_type="closed_form")``.
+and then, for any model of pymc-extras, ``.build(filter_type="closed_form")``. With
+``smoother_type="closed_form"`` beside it ``sample_conditional_posterior`` draws the states by the
+simulation smoother of :mod:`helpers.kalman.smoothing`.
 """
 
+import functools
 import inspect
 
 import numpy as np
@@ -13,8 +16,11 @@ import pymc as pm
 import pymc_extras
 import pytensor
 import pytensor.tensor as pt
-from pymc_extras.statespace.core import statespace
+from pymc.pytensorf import normalize_rng_param
+from pymc_extras.statespace.core import forward_sampling, statespace
+from pymc_extras.statespace.filters import distributions
 from pymc_extras.statespace.filters.kalman_filter import StandardFilter
+from pymc_extras.statespace.filters.kalman_smoother import DisturbanceSmoother
 from pymc_extras.statespace.filters.utilities import missing_mask
 from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES, LONG_MATRIX_NAMES
 from pytensor.graph.replace import graph_replace
@@ -22,6 +28,7 @@ from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 from helpers.kalman.diffuse_op import posterior
 from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
+from helpers.kalman.smoothing_op import covariance_root, draw_from_W, smooth_from_W
 
 SUPPORTED = "0.15"
 
@@ -69,14 +76,14 @@ class ClosedFormFilter(StandardFilter):
         ]
         for output, name in zip(outputs, FILTER_OUTPUT_NAMES_IN_ORDER, strict=True):
             output.name = name
+        out.a_filt.tag.missing_fill_value = self.missing_fill_value
         return self._declare_covariance_structure([*outputs, loglike])
 
     def _model_of_the_op(self, data, a0, P0, c, d, T, Z, R, H, Q):
         """y with NaN for what is missing, the Op's arrays with the jitter, and what is missing."""
         missing = missing_mask(data, self.missing_fill_value)
-        y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
-        H = H + self.cov_jitter * pt.eye(H.shape[-1])
-        return y, a0, P0, c, d, T, Z, H, _shocks(T, R, Q, self.cov_jitter), missing
+        given = data, a0, P0, c, d, T, Z, R, H, Q
+        return *_with_jitter(given, missing, self.cov_jitter), missing
 
     def _loglike(self, y, *model):
         """The log-likelihood of each step."""
@@ -85,6 +92,14 @@ class ClosedFormFilter(StandardFilter):
 
 # StandardFilter returns means before covariances; the constant lists them in pairs.
 FILTER_OUTPUT_NAMES_IN_ORDER = [FILTER_OUTPUT_NAMES[k] for k in (0, 1, 4, 2, 3, 5)]
+
+
+def _with_jitter(given, missing, jitter):
+    """y with NaN for what is missing, and the Ops' arrays with the jitter."""
+    data, a0, P0, c, d, T, Z, R, H, Q = given
+    y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
+    H = H + jitter * pt.eye(H.shape[-1])
+    return y, a0, P0, c, d, T, Z, H, _shocks(T, R, Q, jitter)
 
 
 def _shocks(T, R, Q, jitter):
@@ -104,33 +119,132 @@ def _shocks(T, R, Q, jitter):
     return pt.concatenate([RQ, jitter * T], axis=-1) @ pt.concatenate([R, T], axis=-1).mT
 
 
+class ClosedFormSmoother(DisturbanceSmoother):
+    """`DisturbanceSmoother` whose means are one Op, with its gradient in closed form.
+
+    The covariances, where something asks for them, are DisturbanceSmoother's. A model with this
+    smoother draws states by :func:`helpers.kalman.smoothing_op.kalman_draw`. The jitter enters what
+    is smoothed, not what is simulated, as in pymc-extras. Not for JAX mode.
+    """
+
+    def build_graph(self, data, matrices, filter_outputs):
+        """Smoothed means (n, m) and covariances (n, m, m), as `DisturbanceSmoother` has them."""
+        # pymc-extras tells its fill value to its own smoother alone; ClosedFormFilter passes it on.
+        of_filter = getattr(filter_outputs[0].tag, "missing_fill_value", self.missing_fill_value)
+        self.missing_fill_value = of_filter
+        data, *matrices = map(pt.as_tensor_variable, (data, *matrices))
+        _, covariances = super().build_graph(data, matrices, filter_outputs)
+        missing = missing_mask(data, of_filter)
+        states = smooth_from_W(*_with_jitter((data, *matrices), missing, self.cov_jitter))
+        states = pt.specify_shape(states, filter_outputs[0].type.shape)
+        states.name = "smoothed_states"
+        return states, covariances
+
+
+class ClosedFormDraws(distributions.SimulationSmoother):
+    """pymc-extras' simulation smoother, by one Op: paths of the states given the data."""
+
+    @classmethod
+    def rv_op(
+        cls, data, *matrices, kalman_filter, sequence_names=(), size=None, rng=None, **unused
+    ):
+        """A draw; x0, P0, c, d, T, Z, R, H, Q as there."""
+        rng = normalize_rng_param(rng)
+        inputs = [X.type() for X in (data, *matrices)]
+        y, a0, _, _, _, _, _, R, H, Q = inputs
+        missing = missing_mask(y, kalman_filter.missing_fill_value)
+        count = a0.shape[0] + y.shape[0] * (y.shape[1] + R.shape[-1])
+        next_rng, normals = pt.random.normal(
+            0.0, 1.0, size=(1, count), rng=rng, return_next_rng=True
+        )
+        smoothed = _with_jitter(inputs, missing, kalman_filter.cov_jitter)
+        path = draw_from_W(*smoothed, R, Q, H, normals)[0]
+        path = pt.specify_shape(path, (y.type.shape[0], a0.type.shape[0]))
+        op = distributions.SimulationSmootherRV(
+            inputs=[*inputs, rng],
+            outputs=[next_rng, path],
+            extended_signature=distributions._simulation_smoother_signature(sequence_names),
+            inline=True,
+        )
+        return op(data, *matrices, rng)
+
+
+class ClosedFormMarginals(distributions.SequenceMvNormal):
+    """pymc-extras' independent normal vectors of each step, by a Cholesky root with pivots.
+
+    The root is that of a covariance of any rank, whatever ``method`` says.
+    """
+
+    @classmethod
+    def rv_op(cls, mus, covs, logp, method=None, size=None, rng=None):
+        """Draws (n, k) from means (n, k) and covariances (n, k, k)."""
+        rng = normalize_rng_param(rng)
+        inputs = [X.type() for X in (mus, covs, logp)]
+        next_rng, normals = pt.random.normal(
+            0.0, 1.0, size=inputs[0].shape, rng=rng, return_next_rng=True
+        )
+        drawn = inputs[0] + (covariance_root(inputs[1]) @ normals[:, :, None])[:, :, 0]
+        op = distributions.KalmanFilterRV(
+            inputs=[*inputs, rng], outputs=[next_rng, drawn], ndim_supp=2
+        )
+        return op(mus, covs, logp, rng)
+
+
+# What draws with our smoother take instead of the names that pymc-extras has for them.
+OUR_DRAWS = {"SimulationSmoother": ClosedFormDraws, "SequenceMvNormal": ClosedFormMarginals}
+
+
+def _with_our_draws(sample_conditional):
+    """`forward_sampling._sample_conditional`, with our distributions for models of our smoother."""
+
+    @functools.wraps(sample_conditional)
+    def sample(ss_mod, *args, **kwargs):
+        if statespace.SMOOTHER_FACTORY[ss_mod.smoother_type] is not ClosedFormSmoother:
+            return sample_conditional(ss_mod, *args, **kwargs)
+        theirs = {name: getattr(forward_sampling, name) for name in OUR_DRAWS}
+        vars(forward_sampling).update(OUR_DRAWS)
+        try:
+            return sample_conditional(ss_mod, *args, **kwargs)
+        finally:
+            vars(forward_sampling).update(theirs)
+
+    sample.draws_in_closed_form = True
+    return sample
+
+
 def register_filter(name: str = "closed_form") -> None:
-    """Make the closed-form filter known to pymc-extras.
+    """Make the closed-form filter and smoother known to pymc-extras.
 
     Parameters
     ----------
     name : str
-        The ``filter_type`` under which models find it.
+        The ``filter_type`` under which models find the filter, and the ``smoother_type`` under
+        which they find the smoother. Models with that smoother, and they alone, draw in
+        ``sample_conditional_prior`` and ``sample_conditional_posterior`` by
+        :mod:`helpers.kalman.smoothing`.
 
     Raises
     ------
     ImportError
-        If the installed pymc-extras does not have the interface that this filter was written for.
+        If the installed pymc-extras does not have the interface that these were written for.
     ValueError
-        If another filter has that name already.
+        If another filter or smoother has that name already.
 
     Examples
     --------
     >>> register_filter()
     >>> from pymc_extras.statespace import structural as st
     >>> model = st.LevelTrend(order=1) + st.MeasurementError(name="noise")
-    >>> built = model.build(filter_type="closed_form", verbose=False)
+    >>> both = {"filter_type": "closed_form", "smoother_type": "closed_form"}
+    >>> built = model.build(**both, verbose=False)
     """
     expected = ["data", "a0", "P0", "c", "d", "T", "Z", "R", "H", "Q"]
-    factory = getattr(statespace, "FILTER_FACTORY", None)
+    filters = getattr(statespace, "FILTER_FACTORY", None)
+    smoothers = getattr(statespace, "SMOOTHER_FACTORY", None)
     found = list(inspect.signature(StandardFilter.build_graph).parameters)[1:]
+    draws = [getattr(forward_sampling, x, None) for x in (*OUR_DRAWS, "_sample_conditional")]
     if (
-        factory is None
+        None in (filters, smoothers, *draws)
         or found != expected
         or not hasattr(StandardFilter, "_declare_covariance_structure")
     ):
@@ -140,9 +254,14 @@ def register_filter(name: str = "closed_form") -> None:
         )
     if name != name.lower():
         raise ValueError(f"name is {name!r}, expected lower case: pymc-extras looks it up so")
-    if factory.get(name, ClosedFormFilter) is not ClosedFormFilter:
-        raise ValueError(f"pymc-extras has a filter {name!r} already: {factory[name].__name__}")
-    factory[name] = ClosedFormFilter
+    for what, factory, ours in (
+        ("filter", filters, ClosedFormFilter), ("smoother", smoothers, ClosedFormSmoother)
+    ):  # fmt: skip
+        if factory.get(name, ours) is not ours:
+            raise ValueError(f"pymc-extras has a {what} {name!r} already: {factory[name].__name__}")
+    filters[name], smoothers[name] = ClosedFormFilter, ClosedFormSmoother
+    if not hasattr(draws[-1], "draws_in_closed_form"):
+        forward_sampling._sample_conditional = _with_our_draws(draws[-1])
 
 
 class DiffuseFilter(ClosedFormFilter):

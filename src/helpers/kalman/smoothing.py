@@ -1,0 +1,486 @@
+r"""What the states were: smoothed means and covariances, and draws of whole paths.
+
+Given all observations, the states are jointly normal. Everything here comes from the smoother's
+:math:`r` (:mod:`helpers.kalman.panel` computes it for many columns at once): with
+:math:`W = R Q R^\top` the smoothed means are a path of the model whose shocks are
+:math:`W r_t`,
+
+.. math::
+
+   \hat\alpha_1 = a_0 + P_0 r_0, \qquad \hat\alpha_{t+1} = T \hat\alpha_t + c + W r_t ,
+
+so no :math:`P_t` has to be kept. A draw of the whole path takes a path
+:math:`(\alpha^+, y^+)` that is simulated from the model and corrects it by the smoothed means of
+what it misses, :math:`y - y^+`, in the model with :math:`a_0 = c = d = 0`. As both are paths of
+the same model, their sum is one:
+
+.. math::
+
+   \tilde\alpha_1 = \alpha^+_1 + P_0 r_0, \qquad
+   \tilde\alpha_{t+1} = T \tilde\alpha_t + c + R \eta^+_t + W r_t , \qquad
+   r \text{ that of } y - y^+ .
+
+With all random numbers zero this is the smoothed mean. A thousand draws are a thousand columns of
+one covariance recursion. Covariances may be singular, H may be zero, y may have gaps: forecasts are
+draws after the last observation.
+
+**Diffuse starts.** What A and delta are stands in :mod:`helpers.kalman.diffuse`. The columns of A
+are q more series, with y = 0; with rho the r of those, less their sign,
+
+.. math::
+
+   S = A^\top \rho_0, \quad \hat\delta = S^{-1} A^\top r_0, \quad \hat r = r - \rho \hat\delta,
+   \quad \tilde\alpha_1 = \alpha^+_1 + A \hat\delta + P_0 \hat r_0 ,
+
+where :math:`\alpha^+` is simulated with delta = 0.
+
+De Jong 1988, doi:10.1093/biomet/75.3.594 and 1989, Smoothing and interpolation with the state-space
+model, doi:10.1080/01621459.1989.10478876 (r and N); Durbin and Koopman 2002, A simple and efficient
+simulation smoother for state space time series analysis, doi:10.1093/biomet/89.3.603 (draws).
+
+>>> import numpy as np
+>>> from helpers.kalman import StateSpace, smoothing
+>>> one = np.eye(1)
+>>> level = StateSpace([0.0], one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=one)
+>>> y = np.array([[1.0], [2.0]])
+>>> print(smoothing.means(y, level).round(12).tolist())
+[[0.8], [1.4]]
+>>> smoothing.draw(y, level, count=1000, rng=1).shape
+(1000, 2, 1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman.diffuse import _checked, _in_words, _refuse_unidentified, _room
+from helpers.kalman.panel import _Group
+from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
+from helpers.kalman.square_root import root
+from helpers.statespace import StateSpace, check_data
+
+__all__ = ["Forecast", "covariances", "draw", "forecast", "means", "normals_of_a_draw"]
+
+VAGUE = 100.0  # times the other variances, above which a direction of P0 is taken to be vague
+CHUNK = 256  # draws that are carried at once: some megabytes at a time, whatever their number
+
+
+class Forecast(NamedTuple):
+    """What :func:`forecast` returns.
+
+    Parameters
+    ----------
+    mean : array (ahead, p)
+        Of the observations to come.
+    covariance : array (ahead, p, p)
+        Of each of them.
+    states : array (count, ahead, m)
+        Draws.
+    y : array (count, ahead, p)
+        Draws of the observations, of the same futures.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    states: np.ndarray
+    y: np.ndarray
+
+
+def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = TOLERANCE):  # noqa: N803
+    """Smoothed means: what the states were, on average, given all observations.
+
+    Parameters
+    ----------
+    y : array (n, p)
+        NaN marks a gap.
+    model : StateSpace
+    A : array (m, q), optional
+        What unknown numbers delta add to the first state, under a flat prior: columns of the
+        identity where single states are diffuse.
+    method : "fused" or "reference"
+        Compiled, or the readable loop; complex arrays take the loop.
+    tol : float
+        As :func:`helpers.kalman.loglike`.
+
+    Returns
+    -------
+    array (n, m)
+
+    Raises
+    ------
+    ValueError
+        If y or A does not fit the model, the data say nothing about a direction of delta, or
+        ``method`` or ``tol`` is none of those.
+    numpy.linalg.LinAlgError
+        If F is not positive definite at some step, which the message names.
+    MemoryError, ImportError
+        As :func:`helpers.kalman.loglike`.
+    """
+    return _Smoother(y, model, A, method, tol).corrected(None)[0]
+
+
+def covariances(y, model: StateSpace, A=None, method: str = "fused"):  # noqa: N803
+    """Smoothed covariances, of the states of each step.
+
+    Parameters
+    ----------
+    y, model, A, method
+        As :func:`means`; only where y is missing counts.
+
+    Returns
+    -------
+    array (n, m, m)
+        Symmetric. Exact where P0 is vague, as the likelihood's gradient is.
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
+        As :func:`means`.
+    """
+    return _Smoother(y, model, A, method, TOLERANCE).covariances()
+
+
+def draw(
+    y,
+    model: StateSpace,
+    count: int = 1,
+    rng=None,
+    A=None,  # noqa: N803
+    method: str = "fused",
+    *,
+    normals=None,
+    tol: float = TOLERANCE,
+):
+    """Draw paths of the states, jointly over all steps, given all observations.
+
+    Parameters
+    ----------
+    y, model, A, method, tol
+        As :func:`means`.
+    count : int
+        Number of draws.
+    rng : int or numpy.random.Generator, optional
+        Where the random numbers come from; draw j is the same for every count greater than j.
+    normals : array (J, k), optional
+        Standard normal numbers to take instead, J for ``count``; k is
+        :func:`normals_of_a_draw`. A draw is linear in them, plus the smoothed means.
+
+    Returns
+    -------
+    array (count, n, m)
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
+        As :func:`means`; and if count or normals is none of those.
+    """
+    smoother = _Smoother(y, model, A, method, tol)
+    chunks = [smoother.corrected(xi) for xi in smoother.normals(count, rng, normals)]
+    return np.concatenate(chunks)
+
+
+def forecast(
+    y,
+    model: StateSpace,
+    ahead: int,
+    count: int = 1,
+    rng=None,
+    A=None,  # noqa: N803
+    method: str = "fused",
+    *,
+    normals=None,
+    tol: float = TOLERANCE,
+) -> Forecast:
+    """Draw the steps after the last observation, states and observations.
+
+    Parameters
+    ----------
+    y, A, count, rng, method, normals, tol
+        As :func:`draw`; normals for n + ahead steps.
+    model : StateSpace
+        Arrays that vary with time have n + ahead steps.
+    ahead : int
+        Number of steps.
+
+    Returns
+    -------
+    Forecast
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
+        As :func:`draw`; and if ahead is no positive number.
+    """
+    y = np.asarray(y)
+    if not _is_count(ahead):
+        raise ValueError(f"ahead is {ahead!r}, expected a number of steps, 1 or more")
+    if model.n is not None and y.ndim == 2 and model.n != len(y) + ahead:
+        raise ValueError(
+            f"{model.time_varying[0]} has {model.n} steps, expected those of y and of the "
+            f"forecast, {len(y)} + {ahead}"
+        )
+    if model.n is None:
+        check_data(y, model)  # as the caller gave it
+    n, gaps = len(y), np.full((ahead, *y.shape[1:]), np.nan)
+    smoother = _Smoother(np.concatenate([y, gaps]), model, A, method, tol)
+    Z, d, H = (model.over_time(x, n + ahead)[n:] for x in "ZdH")
+    states, ys = [], []
+    for xi in smoother.normals(count, rng, normals):
+        states.append(smoother.corrected(xi)[:, n:])
+        noise = smoother.split(xi)[2][n:].swapaxes(0, 1)
+        ys.append((Z @ states[-1][..., np.newaxis])[..., 0] + d + noise)
+    mean = (Z @ smoother.corrected(None)[0, n:, :, np.newaxis])[..., 0] + d
+    V = smoother.covariances()[n:]
+    return Forecast(mean, Z @ V @ Z.swapaxes(1, 2) + H, np.concatenate(states), np.concatenate(ys))
+
+
+def normals_of_a_draw(n: int, model: StateSpace) -> int:
+    """How many standard normal numbers a draw over n steps takes: m + n (r + p).
+
+    In this order: for the first state, for the shocks of each step, for the noise of each step.
+    The shocks of the last step lead out of the series, and change nothing.
+    """
+    return model.m + n * (model.r + model.p)
+
+
+# The columns, from what is given to r and from r to paths. Time comes first, then the column: a
+# step of all columns is one product. Arrays of the model have a time axis of length 1 or n.
+# smoothing_op compiles these lines as they stand.
+
+
+def path(start, T, shocks):
+    """Paths of the states X (n, J, m) from where they start (J, m) and what each step adds."""
+    X = np.empty_like(shocks)
+    X[0] = start
+    for t in range(len(X) - 1):
+        X[t + 1] = X[t] @ at_step(T, t).T + shocks[t]  # def-draws-path
+    return X
+
+
+def pull_path(T, g):
+    """The gradients (n + 1, J, m) of the start and of what the steps add, from those of X."""
+    rho = np.zeros((len(g) + 1, g.shape[1], g.shape[2]), g.dtype)
+    for t in range(len(g) - 1, -1, -1):
+        rho[t] = g[t] + rho[t + 1] @ at_step(T, t)
+    return rho
+
+
+def times(X, W):
+    """W x for all columns x of all steps; W (1 or n, k, m), X (n, J, m)."""
+    out = np.empty((X.shape[0], X.shape[1], W.shape[1]), X.dtype)
+    for t in range(len(X)):
+        out[t] = X[t] @ at_step(W, t).T
+    return out
+
+
+def series_of(misses, Z, X, A):
+    """The columns as series (J + K + q, n, p) and their starts, all with the gaps of `misses`.
+
+    First the J series `misses` (n, J, p) themselves, then -Z x for the paths X (n, K, m), then a
+    series of zeros for each column of A (m, q), which starts there.
+    """
+    n, J, p = misses.shape
+    K, q = X.shape[1], A.shape[1]
+    Y = np.empty((J + K + q, n, p), misses.dtype)
+    for t in range(n):
+        Y[:J, t] = misses[t]
+        Y[J : J + K, t] = -(X[t] @ at_step(Z, t).T)
+        Y[J + K :, t] = 0.0
+        for i in range(p):
+            if np.isnan(misses[t, 0, i]):
+                Y[:, t, i] = np.nan
+    starts = np.zeros((J + K + q, len(A)), misses.dtype)
+    starts[J + K :] = A.T
+    return Y, starts
+
+
+def information_of(r, A):
+    """S (q, q) of the flat delta, from the r_0 of all columns, the last of which are those of A."""
+    q = A.shape[1]
+    if q == 0:
+        return np.zeros((q, q), r.dtype)
+    return symmetric(-(np.ascontiguousarray(r[0, r.shape[1] - q :]) @ A))  # def-draws-delta
+
+
+def settle(r, e, rho_0, S, A):
+    """Move r (n + 1, J + q, m) and e (n, J + q, p), in place, to where delta is most likely.
+
+    Returns delta (J, q). Beside what they say themselves, rho_0 (J, m) speaks for it.
+    """
+    J, q = len(rho_0), A.shape[1]
+    if q == 0:
+        return np.zeros((J, q), r.dtype)
+    s = (np.ascontiguousarray(r[0, :J]) + rho_0) @ A
+    C, _ = cholesky(S)
+    C_inv = solve(C, np.eye(q).astype(r.dtype))
+    delta = (s @ C_inv.T) @ C_inv
+    for t in range(len(r)):
+        r[t, :J] += delta @ r[t, J:]
+        if t < len(e):
+            e[t, :J] += delta @ e[t, J:]
+    return delta
+
+
+def roots(P):
+    """B (k, m, m) with B B' = P for each of k covariances, which may be singular."""
+    B = np.zeros_like(P)
+    for t in range(len(P)):
+        B_t, _ = root(P[t])
+        B[t, :, : len(B_t)] = B_t.T
+    return B
+
+
+class _Smoother:
+    """A series, its model and A, checked; and the engine that answers."""
+
+    def __init__(self, y, model: StateSpace, A, method: str, tol: float):  # noqa: N803
+        y = check_data(y, model)
+        self.y, self.model, self.tol = y, model, tol
+        if A is None:
+            A = np.zeros((model.m, 0))  # noqa: N806
+        else:
+            A = _checked("A", A, ((model.m,),), model.m)  # noqa: N806
+        self.A = A
+        complex_A = np.iscomplexobj(A) or np.iscomplexobj(y)
+        self.loop = _takes_reference(y, model, method) or complex_A
+        X = model.asdict()
+        X = {x: M if x in ("a0", "P0", *model.time_varying) else M[None] for x, M in X.items()}
+        self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
+        self.W = self.R @ self.Q @ self.R.swapaxes(1, 2)
+        # Under a flat prior P0 is free on the span of A: with room there F is never singular.
+        self.room = (_room(model) if A.shape[1] else 0.0) * A @ A.T
+        self.P0 = symmetric(model.P0) + self.room
+        self.dtype = np.result_type(y, A, model.a0, float)
+
+    def normals(self, count, rng, normals):
+        """Standard normal numbers for the draws, chunk by chunk."""
+        size = normals_of_a_draw(len(self.y), self.model)
+        if normals is not None:
+            normals = np.asarray(normals)
+            if normals.ndim != 2 or normals.shape[1] != size or not len(normals):
+                raise ValueError(
+                    f"normals has shape {normals.shape}, expected (J, m + n (r + p)) = (J, {size})"
+                )
+            return [normals[k : k + CHUNK] for k in range(0, len(normals), CHUNK)]
+        if not _is_count(count):
+            raise ValueError(f"count is {count!r}, expected a number of draws, 1 or more")
+        rng = np.random.default_rng(rng)
+        starts = range(0, count, CHUNK)
+        return (rng.standard_normal((min(CHUNK, count - k), size)) for k in starts)
+
+    def split(self, xi):
+        """Start (J, m), shocks R eta (n, J, m) and noise (n, J, p) from normal numbers (J, k)."""
+        n, (m, r) = len(self.y), (self.model.m, self.model.r)
+        xi = xi.astype(np.result_type(xi, self.dtype))
+        start, eta, eps = np.split(xi, [m, m + n * r], axis=1)
+        eta, eps = (x.reshape(len(xi), n, -1).swapaxes(0, 1) for x in (eta, eps))
+        # Not a root of W: R eta reaches what R reaches, whatever rounding does to R Q R'.
+        shocks = times(times(eta, roots(_symmetric(self.Q))), self.R)
+        B = roots(symmetric(self.model.P0)[None])[0]
+        return start @ B.T, shocks, times(eps, roots(_symmetric(self.H)))
+
+    def corrected(self, xi):
+        """The draws (J, n, m) of these normal numbers (J, k); the smoothed means for None."""
+        n, p, m = *self.y.shape, self.model.m
+        if xi is None:
+            parts = np.zeros((1, m)), np.zeros((n, 1, m)), np.zeros((n, 1, p))
+        else:
+            parts = self.split(xi)
+        start, shocks, noise = (X.astype(self.dtype) for X in parts)
+        start, shocks = start + self.model.a0, shocks + self.c[:, None]
+        plus = path(start, self.T, shocks)
+        misses = (self.y - self.d)[:, None] - times(plus, self.Z) - noise
+        Y, starts = series_of(misses, self.Z, plus[:, :0], self.A)
+        r, e = self.columns(Y, starts)
+        J = len(start)
+        delta = settle(r, e, np.zeros_like(start), self.information(r), self.A)
+        start = start + delta @ self.A.T + r[0, :J] @ symmetric(self.model.P0)
+        return path(start, self.T, shocks + times(r[1:, :J], self.W)).swapaxes(0, 1)
+
+    def information(self, r, precision=0.0):
+        S = information_of(r, self.A) + precision
+        if len(S):
+            _refuse_unidentified(S.real, lambda x: _in_words(self.A @ x, "state"))
+        return S
+
+    def columns(self, Y, starts):  # noqa: N803
+        """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p) with starts (J, m)."""
+        J, n, _ = Y.shape
+        none = np.zeros((J, n, self.model.m))
+        if self.loop:
+            group = _Group(Y, starts, none, self.without_mean(P0=self.P0))
+            dY, r_0, r, _ = group.pull()  # noqa: N806
+        else:
+            # Copies: machine code is kept for arrays of one type, and a model's are read-only.
+            given = (
+                Y, starts, self.P0, none, self.T, self.Z, self.H, self.W, np.ones((J, n))
+            )  # fmt: skip
+            fused = _fused()
+            _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806
+                *(np.array(X, dtype=float, order="C") for X in given), *ONLY_VECTORS,
+                fused._tolerance(self.tol),
+            )  # fmt: skip
+            if report[0] < n:
+                raise reference._not_positive_definite(int(report[0]))
+        return np.concatenate([r_0[None], r.swapaxes(0, 1)]), -dY.swapaxes(0, 1)
+
+    def without_mean(self, **more) -> StateSpace:
+        """The model with a0 = c = d = 0."""
+        model = self.model
+        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
+
+    def covariances(self):
+        """V (n, m, m): that given delta, and what the uncertainty of delta adds."""
+        n, m = len(self.y), self.model.m
+        flat = self.A.shape[1]
+        self._split_off()
+        nothing = np.where(np.isnan(self.y), np.nan, 0.0)
+        # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
+        W = np.broadcast_to(self.W, (n, m, m))
+        given = self.without_mean(P0=self.P0, R=np.eye(m), Q=_symmetric(W))
+        if self.loop:
+            N = -2 * reference.loglike_and_grad(nothing, given)[2].Q
+            P_filt = reference.kalman_filter(nothing, given).out.P_filt
+        else:
+            fused = _fused()
+            N = -2 * fused.loglike_and_grad(nothing, given)[2].Q
+            outputs = fused.building.load("outputs")
+            P_filt = outputs.filter_outputs(*fused.arrays_of(nothing, given))[3]
+        TP = self.T @ P_filt
+        V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
+        if self.A.shape[1]:
+            Y = np.repeat(nothing[None].astype(self.dtype), self.A.shape[1], axis=0)
+            r, _ = self.columns(Y, self.A.T.astype(self.dtype))
+            prior = np.diag((np.arange(self.A.shape[1]) >= flat).astype(float))
+            S = self.information(r, prior)
+            C = path(self.A.T + r[0] @ self.P0, self.T, times(r[1:], self.W))
+            V = V + C.swapaxes(1, 2) @ np.linalg.solve(S, C)
+        return _symmetric(V)
+
+    def _split_off(self):
+        """Move what is vague in P0 to A, where it costs no digits, as delta with variance one."""
+        model = self.model
+        if self.dtype.kind == "c":
+            return
+        most = VAGUE * _room(model)
+        sizes, directions = np.linalg.eigh(symmetric(model.P0))
+        vague = sizes > most
+        if vague.any():
+            self.A = np.hstack([self.A, directions[:, vague] * np.sqrt(sizes[vague] - most)])
+            self.P0 = directions * np.clip(sizes, 0, most) @ directions.T + self.room
+
+
+# What the pass for many series is asked for: a way back, and no gradient of a matrix.
+ONLY_VECTORS = (True, False, False, False, False)
+
+
+def _symmetric(X):
+    return (X + X.swapaxes(-1, -2)) / 2
+
+
+def _is_count(x) -> bool:
+    return isinstance(x, int | np.integer) and not isinstance(x, bool) and x >= 1

@@ -1,0 +1,511 @@
+r"""Smoothed means and draws of the states as an Op, with its pullback in closed form.
+
+:func:`kalman_smooth` and :func:`kalman_draw` are :func:`helpers.kalman.smoothing.means` and
+:func:`helpers.kalman.smoothing.draw` for PyTensor and PyMC. Given its standard normal numbers a
+draw is a differentiable function of the model's arrays, and so are the means, the draw whose
+numbers are all zero.
+
+**The pullback.** Let g be the cotangent of the draw, :math:`\rho_{t-1} = T^\top \rho_t + g_t` its
+pullback through the model's recursion, and x the path with the shocks :math:`W \rho_t` that starts
+at :math:`P_0 \rho_0`: the states' covariance times g, before any observation. One more column
+through the same gains, the series :math:`y = -Z x`, gives :math:`r^x` and :math:`e^x`. With
+
+.. math::
+
+   q_t = \rho_t + r^x_t, \qquad \lambda = \text{the path with the shocks } W q_t
+   \text{ that starts at } P_0 q_0
+
+(:math:`\lambda` is the posterior covariance times g) the gradients are, with r and e those of
+:math:`y - y^+` and :math:`\tilde\alpha` the draw,
+
+.. math::
+
+   \bar y_t = -e^x_t, \quad \bar\alpha^+_1 = q_0, \quad \overline{R \eta^+_t} = q_t, \quad
+   \bar\varepsilon^+_t = e^x_t, \quad
+   \bar W = \operatorname{sym} \sum q_t r_t^\top, \quad
+   \bar H = \operatorname{sym} \sum e^x_t e_t^\top, \\
+   \bar T = \sum q_t \tilde\alpha_t^\top + r_t \lambda_t^\top, \quad
+   \bar Z = \sum e^x_t \tilde\alpha_t^\top + e_t \lambda_t^\top, \quad
+   \bar P_0 = \operatorname{sym} q_0 r_0^\top, \quad
+   \bar A = q_0 \hat\delta^\top + r_0 \hat\delta^{x\top} .
+
+It runs in Numba, C and Python modes.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
+from pytensor.graph import Apply, Op
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+
+from helpers.kalman import smoothing
+from helpers.kalman.fused.building import load
+from helpers.kalman.op import _from_model
+from helpers.kalman.recursions import TOLERANCE, at_step, solve, symmetric
+from helpers.kalman.smoothing import (
+    information_of,
+    path,
+    pull_path,
+    series_of,
+    settle,
+    times,
+)
+from helpers.kalman.square_root import root
+
+INPUTS = ("y", "start", "shocks", "noise", "P0", "T", "Z", "H", "W", "A")
+_NDIM = {"y": 2, "start": 2, "P0": 2, "A": 2}  # of the others 3
+LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
+
+
+def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noqa: N803
+    """Smoothed means of the states, symbolically.
+
+    Parameters
+    ----------
+    y, a0, P0, c, d, T, Z, R, H, Q, tol
+        As :func:`helpers.kalman.op.kalman_loglike`.
+    A : tensor (m, q), optional
+        As :func:`helpers.kalman.smoothing.means`.
+
+    Returns
+    -------
+    TensorVariable (n, m)
+        NaN where some F is not positive definite, or the data leave a direction of delta open.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`helpers.kalman.op.kalman_loglike`.
+    NotImplementedError
+        Where a second derivative is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from helpers.kalman.smoothing_op import kalman_smooth
+    >>> one, zero = np.eye(1), np.zeros(1)
+    >>> y = np.array([[1.0], [2.0]])
+    >>> print(kalman_smooth(y, zero, one, zero, zero, one, one, one, one, one).eval().round(12).T)
+    [[0.8 1.4]]
+    """
+    return smooth_from_W(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, tol)
+
+
+def smooth_from_W(y, a0, P0, c, d, T, Z, H, W, A=None, tol=TOLERANCE):  # noqa: N802, N803
+    """:func:`kalman_smooth` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
+    n, p = y.shape
+    shocks = pt.zeros((n, 1, a0.shape[0]), dtype=y.dtype)
+    noise = pt.zeros((n, 1, p), dtype=y.dtype)
+    return _drawn(y, a0[None], shocks, noise, P0, c, d, T, Z, H, W, A, tol)[:, 0]
+
+
+def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):  # noqa: N803
+    """Draws of the states' path given y, as a function of standard normal numbers, symbolically.
+
+    Parameters
+    ----------
+    y, a0, P0, c, d, T, Z, R, H, Q, A, tol
+        As :func:`kalman_smooth`.
+    normals : tensor (J, m + n (r + p))
+        Standard normal numbers, for J draws.
+
+    Returns
+    -------
+    TensorVariable (J, n, m)
+        NaN as :func:`kalman_smooth`.
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        As :func:`kalman_smooth`.
+
+    Notes
+    -----
+    The gradients of P0, Q and H are those at their rank: where one is singular, along changes that
+    leave its rank as it is.
+    """
+    given = _from_model(y, a0, P0, c, d, T, Z, R, H, Q)
+    return draw_from_W(*given, R, Q, given[-2], normals, A, tol)
+
+
+def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, tol=TOLERANCE):  # noqa: N802, N803
+    """:func:`kalman_draw` with the H and W of the smoother apart from what is simulated.
+
+    The paths are simulated with R, Q and noise of covariance ``of_noise`` (p, p) or (n, p, p).
+    """
+    R, Q, of_noise = (pt.as_tensor_variable(X).astype(y.dtype) for X in (R, Q, of_noise))  # noqa: N806
+    normals = pt.as_tensor_variable(normals).astype(y.dtype)
+    if normals.ndim != 2:
+        raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
+    (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]  # noqa: N806
+    # A length that does not fit is an error of the last reshape.
+    start = normals[:, :m] @ covariance_root(P0).mT + a0
+    eta = normals[:, m : m + n * r].reshape((J, n, r)).dimshuffle(1, 0, 2)
+    eps = normals[:, m + n * r :].reshape((J, n, p)).dimshuffle(1, 0, 2)
+    shocks = eta @ covariance_root(Q).mT @ R.mT
+    noise = eps @ covariance_root(of_noise).mT
+    return _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol).dimshuffle(1, 0, 2)
+
+
+def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
+    """The draws (n, J, m), from R eta (n, J, m) without c and noise (n, J, p)."""
+    T, Z, H, W, c = (X if X.ndim == k else X[None] for X, k in zip(  # noqa: N806
+        (T, Z, H, W, c), (3, 3, 3, 3, 2), strict=True))  # fmt: skip
+    if A is None:
+        A = pt.zeros((start.shape[1], 0), dtype=y.dtype)  # noqa: N806
+    else:
+        A = pt.as_tensor_variable(A).astype(y.dtype)  # noqa: N806
+        if A.ndim != 2:
+            raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
+        variances = pt.concatenate([pt.diag(H[0]), pt.diag(W[0])])
+        some = pt.maximum((variances > 0).sum(), 1)
+        mean = pt.switch(variances > 0, variances, 0).sum() / some
+        # Under a flat prior P0 is free on the span of A: with room there F is never singular.
+        P0 = P0 + disconnected_grad(pt.switch(mean > 0, mean, 1.0) * A @ A.mT)  # noqa: N806
+    P0 = (P0 + P0.mT) / 2  # noqa: N806
+    return KalmanDraw(tol)(y - d, start, shocks + c[:, None, :], noise, P0, T, Z, H, W, A)
+
+
+# The Op's lines, from the recursions of smoothing: Numba compiles them as they stand.
+
+
+def columns(Y, starts, P0, T, Z, H, W, tol):  # noqa: N803
+    """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
+    J, n, p = Y.shape
+    m = len(P0)
+    _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
+        Y, starts, P0, np.zeros((J, n, m)), T, Z, H, W, np.ones((J, n)), True, False, False, False,
+        False, tol,
+    )  # fmt: skip
+    r, e = np.empty((n + 1, J, m)), np.empty((n, J, p))
+    r[0] = r_0
+    for t in range(n):
+        r[t + 1] = c_bar[:, t]
+        e[t] = -dY[:, t]
+    return r, e, report[0] == n
+
+
+def panel_pass(*arguments):
+    """The compiled pass for many series."""
+    return load("panel").loglike_and_grad(*arguments)
+
+
+def is_identified(S):
+    """Whether the data say something about every direction of delta: pivots, S scaled to ones."""
+    q = len(S)
+    C = np.zeros((q, q))
+    for j in range(q):
+        x = S[j, j]
+        for k in range(j):
+            x -= C[j, k] ** 2
+        if not x > q * LEAST * S[j, j]:
+            return False
+        C[j, j] = np.sqrt(x)
+        for i in range(j + 1, q):
+            x = S[i, j]
+            for k in range(j):
+                x -= C[i, k] * C[j, k]
+            C[i, j] = x / C[j, j]
+    return True
+
+
+def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
+    """The draws (n, J, m); y and shocks have d and c off and on."""
+    n, J, m = shocks.shape
+    plus = path(start, T, shocks)
+    misses = np.empty(noise.shape)
+    seen = times(plus, Z)
+    for t in range(n):
+        misses[t] = y[t] - seen[t] - noise[t]
+    Y, starts = series_of(misses, Z, plus[:, :0], A)
+    r, e, well = columns(Y, starts, P0, T, Z, H, W, tol)
+    S = information_of(r, A)
+    if not well or not is_identified(S):
+        return np.full(shocks.shape, np.nan)
+    delta = settle(r, e, np.zeros((J, m)), S, A)
+    first = start + delta @ A.T + np.ascontiguousarray(r[0, :J]) @ P0
+    return path(first, T, shocks + times(np.ascontiguousarray(r[1:, :J]), W))
+
+
+def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
+    """The gradients of the ten inputs from those of the draws, g (n, J, m)."""
+    n, J, m = shocks.shape
+    plus = path(start, T, shocks)
+    rho = pull_path(T, g)
+    x = path(rho[0] @ P0, T, times(rho[1:], W))
+    misses, seen = np.empty(noise.shape), times(plus, Z)
+    for t in range(n):
+        misses[t] = y[t] - seen[t] - noise[t]
+    Y, starts = series_of(misses, Z, x, A)
+    r, e, well = columns(Y, starts, P0, T, Z, H, W, tol)
+    S = information_of(r, A)
+    both = np.zeros((2 * J, m))
+    both[J:] = rho[0]
+    delta = np.full((2 * J, A.shape[1]), np.nan)
+    if well and is_identified(S):
+        delta[:] = settle(r, e, both, S, A)
+    else:
+        r[:], e[:] = np.nan, np.nan
+    q, ex = r[:, J : 2 * J] + rho, np.ascontiguousarray(e[:, J : 2 * J])
+    r, e = np.ascontiguousarray(r[:, :J]), np.ascontiguousarray(e[:, :J])
+    of_draw, of_g = np.ascontiguousarray(delta[:J]), np.ascontiguousarray(delta[J:])
+    drawn = path(start + of_draw @ A.T + r[0] @ P0, T, shocks + times(r[1:], W))
+    lam = path(of_g @ A.T + q[0] @ P0, T, times(q[1:], W))
+    T_bar, Z_bar = np.zeros(T.shape), np.zeros(Z.shape)
+    H_bar, W_bar = np.zeros(H.shape), np.zeros(W.shape)
+    y_bar = np.zeros(y.shape)
+    for t in range(n):
+        y_bar[t] = -ex[t].sum(axis=0)
+        at_step(T_bar, t)[:] += q[t + 1].T @ drawn[t] + r[t + 1].T @ lam[t]
+        at_step(Z_bar, t)[:] += ex[t].T @ drawn[t] + e[t].T @ lam[t]
+        at_step(H_bar, t)[:] += symmetric(ex[t].T @ e[t])
+        at_step(W_bar, t)[:] += symmetric(q[t + 1].T @ r[t + 1])
+    P0_bar = symmetric(q[0].T @ r[0])
+    A_bar = q[0].T @ of_draw + r[0].T @ of_g
+    return y_bar, q[0].copy(), q[1:].copy(), ex, P0_bar, T_bar, Z_bar, H_bar, W_bar, A_bar
+
+
+def pull_root(P, B_bar):
+    """The gradient of P (m, m) from that of its root B (m, m), with columns of zeros at its end.
+
+    Where P has rank k, along changes that leave it so: the rows and columns of k pivots count.
+    """
+    B_t, order = root(P)
+    k, m = len(B_t), len(P)
+    out = np.zeros((m, m))
+    if k == 0:
+        return out
+    L, L_bar = np.zeros((m, k)), np.zeros((m, k))
+    for i in range(m):
+        for j in range(k):
+            L[i, j] = B_t[j, order[i]]
+            L_bar[i, j] = B_bar[order[i], j]
+    L_inv = solve(L[:k], np.eye(k))
+    below = L_bar[k:] @ L_inv
+    low = L[:k].T @ (L_bar[:k] - below.T @ L[k:])
+    for i in range(k):
+        low[i, i] /= 2.0
+        low[i, i + 1 :] = 0.0
+    top = L_inv.T @ low @ L_inv
+    for i in range(m):
+        for j in range(k):
+            x = (top[i, j] + top[j, i]) / 2.0 if i < k else below[i - k, j] / 2.0
+            out[order[i], order[j]] = x
+            out[order[j], order[i]] = x
+    return out
+
+
+def pull_roots(P, B_bar):
+    """`pull_root` for k covariances (k, m, m)."""
+    out = np.zeros(P.shape)
+    for t in range(len(P)):
+        out[t] = pull_root(P[t], B_bar[t])
+    return out
+
+
+class _SmoothingOp(Op):
+    """An Op whose code is one of the functions above, in Python and in Numba."""
+
+    function: str
+
+    def call(self, *inputs):
+        """The outputs, as arrays."""
+        found = _PYTHON[self.function](*inputs, *self.fixed())
+        return found if isinstance(found, tuple) else (found,)
+
+    def fixed(self) -> tuple:
+        """Arguments after the inputs."""
+        return ()
+
+    def perform(self, node, inputs, output_storage):
+        found = self.call(*(np.array(X, dtype=float, order="C") for X in inputs))
+        for storage, X in zip(output_storage, found, strict=True):
+            storage[0] = np.asarray(X, dtype=node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
+        given = [f"x{i}" for i in range(len(node.inputs))]
+        alike = [f"entry.contiguous({x})" for x in given] + [repr(x) for x in self.fixed()]
+        outputs = [f"z{i}" for i in range(len(node.outputs))]
+        dtype = node.outputs[0].dtype
+        cast = "" if dtype == "float64" else f".astype(np.{dtype})"
+        source = "\n".join(
+            [
+                f"def {self.function}_op({', '.join(given)}):",
+                f"    {', '.join(outputs)} = function({', '.join(alike)})",
+                f"    return {', '.join(z + cast for z in outputs)}",
+            ]
+        )
+        key = sha256(f"{source} {_digest()}".encode()).hexdigest()
+        known = {"np": np, "entry": load("entry"), "function": _compiled()[self.function]}
+        name = f"{self.function}_op"
+        return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
+
+
+class KalmanDraw(_SmoothingOp):
+    """y (n, p), d off; start (J, m); shocks (n, J, m), c on; noise (n, J, p); P0 (m, m); T, Z, H, W
+    with an axis of length n or 1 for time; A (m, q) -> draws (n, J, m)."""
+
+    __props__ = ("tol",)
+    function = "draws"
+
+    def __init__(self, tol: float = TOLERANCE):
+        self.tol = tol
+
+    def fixed(self):
+        return (self.tol,)
+
+    def make_node(self, *inputs):
+        inputs = _checked(inputs)
+        shape = inputs[2].type.shape
+        return Apply(self, inputs, [pt.tensor(dtype=inputs[0].dtype, shape=shape)])
+
+    def infer_shape(self, node, shapes):
+        return [shapes[2]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        (g,) = cotangents
+        if isinstance(g.type, DisconnectedType):
+            return [disconnected_type() for _ in inputs]
+        return KalmanDrawGrad(self.tol)(*inputs, g)
+
+
+class KalmanDrawGrad(_SmoothingOp):
+    """The ten inputs and the draws' cotangent -> the gradients of the ten."""
+
+    __props__ = ("tol",)
+    function = "pull_draws"
+
+    def __init__(self, tol: float = TOLERANCE):
+        self.tol = tol
+
+    def fixed(self):
+        return (self.tol,)
+
+    def make_node(self, *inputs):
+        *given, g = inputs
+        given = _checked(given)
+        g = pt.as_tensor_variable(g).astype(given[0].dtype)
+        return Apply(
+            self, [*given, g], [pt.tensor(dtype=g.dtype, shape=X.type.shape) for X in given]
+        )
+
+    def infer_shape(self, node, shapes):
+        return shapes[:-1]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError("second derivatives of draws and smoothed means are not there")
+
+
+class CovarianceRoot(_SmoothingOp):
+    """P (k, m, m), which may be singular -> B with B B' = P."""
+
+    __props__ = ()
+    function = "roots"
+
+    def make_node(self, P):  # noqa: N803
+        P = pt.as_tensor_variable(P)  # noqa: N806
+        return Apply(self, [P], [P.type()])
+
+    def infer_shape(self, node, shapes):
+        return shapes
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [CovarianceRootGrad()(*inputs, *cotangents)]
+
+
+class CovarianceRootGrad(_SmoothingOp):
+    """P and the cotangent of its root -> the gradient of P, symmetric."""
+
+    __props__ = ()
+    function = "pull_roots"
+
+    def make_node(self, P, B_bar):  # noqa: N803
+        P = pt.as_tensor_variable(P)  # noqa: N806
+        return Apply(self, [P, pt.as_tensor_variable(B_bar).astype(P.dtype)], [P.type()])
+
+    def infer_shape(self, node, shapes):
+        return shapes[:1]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError("second derivatives of a covariance's root are not there")
+
+
+def covariance_root(P):  # noqa: N803
+    """B with B B' = P (m, m) or (n, m, m), symmetric and possibly singular, symbolically."""
+    P = (P + P.mT) / 2  # noqa: N806
+    return CovarianceRoot()(P) if P.ndim == 3 else CovarianceRoot()(P[None])[0]
+
+
+def _checked(inputs) -> list:
+    inputs = [pt.as_tensor_variable(X) for X in inputs]
+    for name, X in zip(INPUTS, inputs, strict=True):
+        if X.ndim != _NDIM.get(name, 3):
+            raise ValueError(f"{name} has {X.ndim} dimensions, expected {_NDIM.get(name, 3)}")
+    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
+    if dtype.kind != "f":
+        raise TypeError("an input is complex, expected real arrays")
+    return [X.astype(dtype.name) for X in inputs]
+
+
+_PYTHON = {
+    "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
+}  # fmt: skip
+_TEXT = [path, pull_path, times, series_of, information_of, settle]
+_TEXT += [columns, is_identified, pull_root]
+
+
+def _digest() -> str:
+    """A digest of the lines that are compiled here, and of those that they call."""
+    files = [Path(__file__), Path(smoothing.__file__)]
+    text = b"".join(file.read_bytes() for file in files) + load("entry").DIGEST.encode()
+    return sha256(text).hexdigest()[:16]
+
+
+def _compiled() -> dict:
+    """The Ops' functions as machine code, compiled once for each machine and kept on disk."""
+    if not _READY:
+        from numba import njit
+        from numba.extending import overload, register_jitable
+
+        from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
+
+        code, options = load("panel").loglike_and_grad, {"error_model": "numpy", "nogil": True}
+
+        @overload(panel_pass, jit_options=options)
+        def _panel_pass(
+            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+        ):  # fmt: skip
+            def call(
+                Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+            ):  # fmt: skip
+                return code(
+                    Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol
+                )
+
+            return call
+
+        for function in _TEXT:
+            register_jitable(**options)(function)
+        for name, function in _PYTHON.items():
+            # Numba looks at one file alone to see whether what it kept is still good.
+            function.__qualname__ += f"_{_digest()}"
+            _READY[name] = njit(cache=True, **options)(function)
+    return _READY
+
+
+_READY: dict = {}
+
+
+@register_funcify_and_cache_key(KalmanDraw)
+@register_funcify_and_cache_key(KalmanDrawGrad)
+@register_funcify_and_cache_key(CovarianceRoot)
+@register_funcify_and_cache_key(CovarianceRootGrad)
+def numba_funcify_smoothing(op, node, **kwargs):
+    return op.numba_function(node)

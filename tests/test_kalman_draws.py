@@ -1,0 +1,447 @@
+"""helpers.kalman.smoothing: a draw is linear in its standard normal numbers, so its mean and its
+covariance are compared with the joint law without sampling; gradients with complex steps."""
+
+from dataclasses import replace
+
+import mpmath
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from helpers.checks import complex_step, relative_error
+from helpers.kalman import StateSpace, smoothing, smoothing_op
+from helpers.kalman.smoothing_op import (
+    CovarianceRoot,
+    covariance_root,
+    kalman_draw,
+    kalman_smooth,
+    pull_root,
+)
+from helpers.statespace import NAMES, SYMMETRIC
+
+PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
+N, M, P, SHOCKS = 8, 4, 2, 2
+
+
+def a_model(varying=False, H=None, seed=1):  # noqa: N803
+    """Singular P0 and Q, stable T."""
+    rng = np.random.default_rng(seed)
+    time = (N,) if varying else ()
+    T = rng.normal(size=(*time, M, M))
+    T *= 0.9 / np.abs(np.linalg.eigvals(T)).max()
+    q = rng.normal(size=(*time, SHOCKS, 1))
+    H = np.array([[1.0, 0.4], [0.4, 0.7]]) if H is None else H  # noqa: N806
+    return StateSpace(
+        rng.normal(size=M), np.diag([1.0, 0.5, 2.0, 0.0]), rng.normal(size=(*time, M)),
+        rng.normal(size=(*time, P)), T, rng.normal(size=(*time, P, M)),
+        rng.normal(size=(*time, M, SHOCKS)), H, q @ q.swapaxes(-1, -2),
+    )  # fmt: skip
+
+
+def a_series(n=N, seed=2):
+    y = np.random.default_rng(seed).normal(size=(n, P))
+    y[2, 1] = y[3] = np.nan
+    return y
+
+
+def joint(model, n):
+    """Mean and covariance of all states and all observations, stacked; what delta adds."""
+    m, p = model.m, model.p
+    c, d, T, Z, R, H, Q = (model.over_time(x, n) for x in NAMES[2:])
+    G, noise, add = np.eye(n * m), np.zeros((n * m, n * m)), np.zeros(n * m)
+    noise[:m, :m], add[:m] = model.P0, model.a0
+    Z_all, H_all = np.zeros((n * p, n * m)), np.zeros((n * p, n * p))
+    for t in range(n):
+        here, seen = slice(t * m, (t + 1) * m), slice(t * p, (t + 1) * p)
+        Z_all[seen, here], H_all[seen, seen] = Z[t], H[t]
+        if t < n - 1:
+            after = slice((t + 1) * m, (t + 2) * m)
+            G[after] = T[t] @ G[here] + G[after]
+            noise[after, after], add[after] = R[t] @ Q[t] @ R[t].T, c[t]
+    return G @ add, G @ noise @ G.T, G[:, :m], Z_all, d.ravel(), H_all
+
+
+def posterior(y, model, A):  # noqa: N803
+    """Mean and covariance of the states' path given y, from the joint law, delta flat."""
+    mean, V, G, Z, d, H = joint(model, len(y))
+    o = ~np.isnan(y.ravel())
+    E = G @ A
+    V = V + E @ E.T  # room on the span of A, which changes nothing
+    Z, miss = Z[o], (y.ravel() - d)[o] - Z[o] @ mean
+    inverse = np.linalg.inv(Z @ V @ Z.T + H[np.ix_(o, o)])
+    gain = V @ Z.T @ inverse
+    left = E - gain @ Z @ E
+    mean, V = mean + gain @ miss, V - gain @ Z @ V
+    if A.shape[1]:
+        S_inv = np.linalg.inv(E.T @ Z.T @ inverse @ Z @ E)
+        mean += left @ S_inv @ E.T @ Z.T @ inverse @ miss
+        V += left @ S_inv @ left.T
+    return mean, V
+
+
+STARTS = {
+    "proper": np.zeros((M, 0)),
+    "partly diffuse": np.random.default_rng(3).normal(size=(M, 2)),
+    "wholly diffuse": np.eye(M),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("kind", ["fixed", "varying", "H = 0"])
+def test_means_covariances_and_draws_have_the_joint_law(kind, start):
+    A = STARTS[start]  # noqa: N806
+    model = a_model(kind == "varying", H=np.zeros((P, P)) if kind == "H = 0" else None)
+    if kind == "H = 0":  # with a singular P0 too, nothing would be uncertain
+        model = replace(model, P0=model.P0 + 0.3, Q=np.eye(SHOCKS))
+    y, given = a_series(), A if A.shape[1] else None
+    if kind == "H = 0":
+        y[:, 1] = np.nan
+    mean, V = posterior(y, model, A)
+    blocks = np.array([V[k : k + M, k : k + M] for k in range(0, N * M, M)])
+    k = smoothing.normals_of_a_draw(N, model)
+    for method in ("reference", "fused"):
+        assert relative_error(smoothing.means(y, model, given, method).ravel(), mean) < 1e-12
+        assert relative_error(smoothing.covariances(y, model, given, method), blocks) < 1e-11
+        units = np.eye(k + 1, k)  # the last one: all zero
+        paths = smoothing.draw(y, model, A=given, method=method, normals=units)
+        paths = paths.reshape(k + 1, -1)
+        assert relative_error(paths[-1], mean) < 1e-12
+        spread = paths[:-1] - paths[-1]
+        assert relative_error(spread.T @ spread, V) < 1e-11
+
+
+def test_draws_are_the_same_whatever_their_number():
+    y, model = a_series(), a_model()
+    many = smoothing.draw(y, model, smoothing.CHUNK + 5, rng=7)
+    assert many.shape == (smoothing.CHUNK + 5, N, M)
+    assert relative_error(smoothing.draw(y, model, 3, rng=7), many[:3]) < 1e-13
+    k = smoothing.normals_of_a_draw(N, model)
+    normals = np.random.default_rng(7).standard_normal((len(many), k))
+    assert relative_error(smoothing.draw(y, model, normals=normals), many) < 1e-13
+
+
+def test_an_empty_series_is_drawn_from_the_model():
+    model = a_model()
+    y = np.full((N, P), np.nan)
+    mean, V, *_ = joint(model, N)
+    k = smoothing.normals_of_a_draw(N, model)
+    paths = smoothing.draw(y, model, normals=np.eye(k + 1, k)).reshape(k + 1, -1)
+    spread = paths[:-1] - paths[-1]
+    assert relative_error(paths[-1], mean) < 1e-12
+    assert relative_error(spread.T @ spread, V) < 1e-12
+
+
+@pytest.mark.parametrize("start", ["proper", "wholly diffuse"])
+def test_forecasts_have_the_joint_law(start):
+    A, model, y, ahead = STARTS[start], a_model(), a_series(N - 3), 3  # noqa: N806
+    longer = np.concatenate([y, np.full((ahead, P), np.nan)])
+    mean, V = posterior(longer, model, A)
+    _, _, _, Z, d, H = joint(model, N)
+    last = slice((N - ahead) * P, None)
+    Z, d, H = Z[last], d[last], H[last, last]
+    k = smoothing.normals_of_a_draw(N, model)
+    out = smoothing.forecast(
+        y, model, ahead, A=A if A.shape[1] else None, normals=np.eye(k + 1, k)
+    )  # fmt: skip
+    assert out.states.shape == (k + 1, ahead, M)
+    assert relative_error(out.mean.ravel(), Z @ mean + d) < 1e-12
+    assert relative_error(out.states[-1].ravel(), mean[-ahead * M :]) < 1e-12
+    of_y = Z @ V @ Z.T + H
+    blocks = np.array([of_y[k : k + P, k : k + P] for k in range(0, ahead * P, P)])
+    assert relative_error(out.covariance, blocks) < 1e-11
+    ys = out.y.reshape(k + 1, -1)
+    spread = ys[:-1] - ys[-1]
+    assert relative_error(spread.T @ spread, of_y) < 1e-11
+
+
+def test_against_statsmodels_exact_diffuse_smoother():
+    sm = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(5)
+    y = np.cumsum(rng.normal(size=60)) + rng.normal(size=60)
+    y[[0, 1, 17, 30]] = np.nan
+    mod = sm.tsa.UnobservedComponents(y, "lltrend", seasonal=4, use_exact_diffuse=True)
+    mod.update(np.array([0.7, 0.3, 0.05, 0.2]))
+    mod.ssm.tolerance = 0  # its own steady state costs digits
+    theirs = mod.ssm.smooth()
+    names = {"T": "transition", "Z": "design", "R": "selection", "H": "obs_cov", "Q": "state_cov"}
+    arrays = {x: mod.ssm[X] for x, X in names.items()}
+    m = len(arrays["T"])
+    model = StateSpace(np.zeros(m), np.zeros((m, m)), np.zeros(m), np.zeros(1), **arrays)
+    means = smoothing.means(y[:, None], model, np.eye(m))
+    V = smoothing.covariances(y[:, None], model, np.eye(m))
+    assert relative_error(means, theirs.smoothed_state.T) < 1e-11
+    assert relative_error(V, np.moveaxis(theirs.smoothed_state_cov, -1, 0)) < 1e-10
+
+
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_a_vague_start_against_sixty_digits(method):
+    rng, n, kappa = np.random.default_rng(6), 6, 1e10
+    T = np.array([[1.0, 1.0], [0.0, 1.0]])
+    model = StateSpace(
+        np.zeros(2), kappa * np.eye(2), np.zeros(2), np.zeros(1), T, np.eye(1, 2), np.eye(2),
+        np.eye(1), 0.1 * np.eye(2),
+    )  # fmt: skip
+    y = rng.normal(size=(n, 1))
+    y[3] = np.nan
+    with mpmath.workdps(60):
+        # The joint law has integer entries but for Q: exact in floats, and 60 digits from there on.
+        _, V, _, Z, _, H = joint(replace(model, P0=0 * model.P0), n)
+        G = np.concatenate([np.linalg.matrix_power(T, t) for t in range(n)])
+        o = ~np.isnan(y.ravel())
+        V, G, Z, H, miss = map(mpmath.matrix, (V, G, Z[o], H[np.ix_(o, o)], y[o]))
+        V = V + mpmath.mpf(kappa) * G * G.T
+        gain = V * Z.T * (Z * V * Z.T + H) ** -1
+        mean, V = gain * miss, V - gain * Z * V
+        mean = np.array([float(x) for x in mean]).reshape(n, 2)
+        V = np.array([[[float(V[t + i, t + j]) for j in (0, 1)] for i in (0, 1)]
+                      for t in range(0, 2 * n, 2)])  # fmt: skip
+    assert relative_error(smoothing.means(y, model, method=method), mean) < 1e-10
+    assert relative_error(smoothing.covariances(y, model, method=method), V) < 1e-10
+    zero = np.zeros((1, smoothing.normals_of_a_draw(n, model)))
+    drawn = smoothing.draw(y, model, method=method, normals=zero)
+    assert relative_error(drawn[0], mean) < 1e-10
+
+
+def regular(varying, rng, n, m):
+    time = (n,) if varying else ()
+
+    def definite(k, time=time):
+        X = rng.normal(size=(*time, k, k))
+        return X @ X.swapaxes(-1, -2) + 0.1 * np.eye(k)
+
+    return StateSpace(
+        rng.normal(size=m), definite(m, ()), rng.normal(size=(*time, m)),
+        rng.normal(size=(*time, P)), 0.5 * rng.normal(size=(*time, m, m)),
+        rng.normal(size=(*time, P, m)), rng.normal(size=(*time, m, SHOCKS)), definite(P),
+        definite(SHOCKS),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["draws", "draws, diffuse", "draws, varying", "means, diffuse"])
+def test_gradients_against_complex_steps(kind):
+    rng, n, m = np.random.default_rng(11), 5, 3
+    model = regular("varying" in kind, rng, n, m)
+    y = rng.normal(size=(n, P))
+    y[1, 1] = y[3] = np.nan
+    arrays = {"y": y} | model.asdict()
+    if "diffuse" in kind:
+        arrays["A"] = np.eye(m, 2) + 0.1 * rng.normal(size=(m, 2))
+    symbols = {x: pt.tensor(x, shape=X.shape) for x, X in arrays.items()}
+    given, A = [symbols[x] for x in ("y", *NAMES)], symbols.get("A")  # noqa: N806
+    draws = "draws" in kind
+    normals = rng.normal(size=(2 if draws else 1, smoothing.normals_of_a_draw(n, model))) * draws
+    out = kalman_draw(*given, normals, A=A) if draws else kalman_smooth(*given, A=A)[None]
+    g = rng.normal(size=(len(normals), n, m))
+    wrt = list(symbols.values())
+    evaluate = pytensor.function(wrt, [out, *pt.grad((out * g).sum(), wrt)], mode=PYTHON)
+    value, *bars = evaluate(*arrays.values())
+
+    def reference(**moved):
+        X = arrays | moved
+        y = np.where(np.isnan(arrays["y"]), np.nan, X["y"])
+        model = StateSpace(**{x: X[x] for x in NAMES})
+        return smoothing.draw(y, model, A=X.get("A"), method="reference", normals=normals)
+
+    assert relative_error(value, reference()) < 1e-12
+    for (x, X), bar in zip(arrays.items(), bars, strict=True):
+        expected = complex_step(
+            lambda moved, x=x: (reference(**{x: moved}) * g).sum(), np.nan_to_num(X),
+            symmetric=x in SYMMETRIC,
+        )  # fmt: skip
+        assert np.abs(bar - expected).max() < 1e-10 * max(1, np.abs(expected).max()), x
+
+
+def test_the_compiled_functions_are_the_text():
+    """What Numba's mode calls; a whole PyTensor function in that mode takes minutes to compile."""
+    rng, n, m, J = np.random.default_rng(12), 5, 3, 2
+    y = rng.normal(size=(n, P))
+    y[1] = np.nan
+    given = [y, rng.normal(size=(J, m)), rng.normal(size=(n, J, m)), rng.normal(size=(n, J, P))]
+    given += [np.eye(m), rng.normal(size=(1, m, m)) / 2, rng.normal(size=(1, P, m))]
+    given += [np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
+    compiled = smoothing_op._compiled()
+    drawn = compiled["draws"](*given, 1e-13)
+    assert relative_error(drawn, smoothing_op.draws(*given, 1e-13)) < 1e-12
+    given.append(rng.normal(size=(n, J, m)))
+    found, expected = (pull(*given, 1e-13) for pull in
+                       (compiled["pull_draws"], smoothing_op.pull_draws))  # fmt: skip
+    for X, Y in zip(found, expected, strict=True):
+        assert relative_error(X, Y) < 1e-12
+
+
+def test_gradient_of_singular_covariances_at_their_rank():
+    """P0, Q and H of rank one or zero, scaled: the draw moves with the square root."""
+    model, y = a_model(), a_series()
+    model = replace(model, H=np.array([[1.0, 1.0], [1.0, 1.0]]))
+    normals = np.random.default_rng(8).normal(size=(1, smoothing.normals_of_a_draw(N, model)))
+    s = pt.dvector("s")
+    scaled = {"P0": s[0] * model.P0, "H": s[1] * model.H, "Q": s[2] * model.Q}
+    arrays = model.asdict() | scaled
+    total = (kalman_draw(y, *arrays.values(), normals) ** 2).sum()
+    bar = pytensor.function([s], pt.grad(total, s), mode=PYTHON)(np.ones(3))
+
+    def reference(x):
+        arrays = {X: x[i] * getattr(model, X) for i, X in enumerate(scaled)}
+        moved = replace(model, **arrays)
+        return (smoothing.draw(y, moved, method="reference", normals=normals) ** 2).sum()
+
+    assert relative_error(bar, complex_step(reference, np.ones(3))) < 1e-10
+
+
+def test_the_root_and_its_gradient():
+    rng = np.random.default_rng(9)
+    L, g = np.tril(rng.normal(size=(4, 4))), rng.normal(size=(4, 4))
+    for P0 in (L @ L.T, L[:, :2] @ L[:, :2].T, np.diag([0.0, 2.0, 0.0, 1.0]), np.zeros((4, 4))):
+        B = smoothing.roots(P0[None])[0]
+        assert np.abs(B @ B.T - P0).max() < 1e-14 * max(1, np.abs(P0).max())
+        bar = pull_root(P0, g)
+        assert np.array_equal(bar, bar.T)
+        k = np.linalg.matrix_rank(P0)
+        for _ in range(3):  # along D P0 + P0 D', which leaves the rank as it is
+            D = rng.normal(size=(4, 4))
+            moved = [
+                (np.eye(4) + 1e-5 * s * D) @ P0 @ (np.eye(4) + 1e-5 * s * D).T for s in (1, -1)
+            ]
+            ahead, behind = (smoothing.roots(X[None])[0] * g for X in moved)
+            slope = (ahead - behind).sum() / 2e-5
+            assert abs((bar * (D @ P0 + P0 @ D.T)).sum() - slope) < 1e-6 * (1 + abs(slope)), k
+
+
+def test_what_does_not_fit_is_refused():
+    y, model = a_series(), a_model()
+    k = smoothing.normals_of_a_draw(N, model)
+    with pytest.raises(ValueError, match=rf"normals has shape \(2, 3\), expected .* = \(J, {k}\)"):
+        smoothing.draw(y, model, normals=np.zeros((2, 3)))
+    for count in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="expected a number of draws, 1 or more"):
+            smoothing.draw(y, model, count)
+    with pytest.raises(ValueError, match="ahead is 0, expected a number of steps, 1 or more"):
+        smoothing.forecast(y, model, 0)
+    with pytest.raises(ValueError, match="c has 8 steps, expected those of y .*, 8 \\+ 2"):
+        smoothing.forecast(y, a_model(varying=True), 2)
+    with pytest.raises(ValueError, match=r"A has shape \(3, 1\), expected \(m, q\) = \(4, q\)"):
+        smoothing.means(y, model, np.ones((3, 1)))
+    with pytest.raises(ValueError, match="'slow', expected 'fused' or 'reference'"):
+        smoothing.means(y, model, method="slow")
+    with pytest.raises(ValueError, match=r"y has shape"):
+        smoothing.draw(y[:, :1], model)
+    blind = replace(model, Z=np.array([[1.0, 0, 0, 0]] * 2), T=np.eye(M))
+    for method in ("reference", "fused"):
+        with pytest.raises(ValueError, match="the data say nothing about .*state 1"):
+            smoothing.means(y, blind, np.eye(M)[:, 1:2], method)
+    certain = replace(model, P0=0 * model.P0, Q=0 * model.Q, H=0 * model.H)
+    for method in ("reference", "fused"):
+        with pytest.raises(np.linalg.LinAlgError, match="not positive definite at step 0"):
+            smoothing.draw(y, certain, method=method)
+    arrays = [y, *model.asdict().values()]
+    with pytest.raises(ValueError, match="normals has 1 dimensions, expected 2"):
+        kalman_draw(*arrays, np.zeros(k))
+    with pytest.raises(ValueError, match="A has 1 dimensions, expected 2"):
+        kalman_smooth(*arrays, A=np.zeros(M))
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        a0 = pt.dvector("a0")
+        first = pt.grad((kalman_smooth(y, a0, *arrays[2:]) ** 2).sum(), a0)
+        pt.grad(first.sum(), a0)
+    assert CovarianceRoot() == CovarianceRoot()
+    assert covariance_root(pt.dmatrix()).ndim == 2
+
+
+def test_an_op_says_nan_where_the_data_leave_a_direction_open():
+    model, y = a_model(), a_series()
+    blind = replace(model, Z=np.array([[1.0, 0, 0, 0]] * 2), T=np.eye(M))
+    out = kalman_smooth(y, *blind.asdict().values(), A=np.eye(M)[:, 1:2])
+    assert np.isnan(pytensor.function([], out, mode=PYTHON)()).all()
+
+
+@pytest.fixture
+def extras(monkeypatch):
+    from pymc_extras.statespace.core import forward_sampling, statespace
+
+    for factory in ("FILTER_FACTORY", "SMOOTHER_FACTORY"):
+        monkeypatch.setattr(statespace, factory, dict(getattr(statespace, factory)))
+    monkeypatch.setattr(
+        forward_sampling, "_sample_conditional", forward_sampling._sample_conditional
+    )
+    return forward_sampling, statespace
+
+
+def test_pymc_extras_draws_are_ours(extras):
+    """Its random variables, given the same normal numbers, are the draws whose law is proven."""
+    from helpers.kalman import pymc as ours
+
+    model, y = a_model(), a_series()
+    arrays = [pt.as_tensor_variable(X) for X in (np.where(np.isnan(y), -9999.0, y),
+                                                 *model.asdict().values())]  # fmt: skip
+    rng = pytensor.shared(np.random.default_rng(4))
+    kalman_filter = ours.ClosedFormFilter(cov_jitter=0.0)
+    drawn = ours.ClosedFormDraws.rv_op(*arrays, kalman_filter=kalman_filter, rng=rng)
+    k = smoothing.normals_of_a_draw(N, model)
+    normals = np.random.default_rng(4).standard_normal((1, k))
+    expected = smoothing.draw(y, model, normals=normals)[0]
+    assert relative_error(pytensor.function([], drawn, mode=PYTHON)(), expected) < 1e-12
+
+    V, mean = smoothing.covariances(y, model), smoothing.means(y, model)
+    marginal = ours.ClosedFormMarginals.rv_op(
+        *map(pt.as_tensor_variable, (mean, V, 0 * mean)), rng=rng
+    )
+    normals = np.random.default_rng(4).standard_normal((N, M, 1))
+    expected = mean + (smoothing.roots(V) @ normals)[:, :, 0]
+    assert relative_error(pytensor.function([], marginal, mode=PYTHON)(), expected) < 1e-12
+
+
+def test_our_smoother_is_theirs(extras):
+    from pymc_extras.statespace.filters.kalman_filter import StandardFilter
+    from pymc_extras.statespace.filters.kalman_smoother import DisturbanceSmoother
+
+    from helpers.kalman import pymc as ours
+
+    model, y = a_model(), a_series()
+    arrays = [pt.as_tensor_variable(X) for X in model.asdict().values()]
+    for fill in (-5.0,):
+        data = pt.as_tensor_variable(np.where(np.isnan(y), fill, y))
+        found = []
+        for one, two in ((ours.ClosedFormFilter, ours.ClosedFormSmoother),
+                         (StandardFilter, DisturbanceSmoother)):  # fmt: skip
+            how = {"cov_jitter": 0.0}
+            outputs = one(**how, missing_fill_value=fill).build_graph(data, *arrays)
+            more = {} if two is ours.ClosedFormSmoother else {"missing_fill_value": fill}
+            found += two(**how, **more).build_graph(data, arrays, outputs)[:1]
+            assert found[-1].name == "smoothed_states"
+        means, expected = pytensor.function([], found, mode=PYTHON)()
+        assert relative_error(means, expected) < 1e-11
+
+
+def test_only_models_with_our_smoother_draw_in_our_way(extras, monkeypatch):
+    from helpers.kalman import pymc as ours
+    from helpers.kalman import register_filter
+
+    forward_sampling, statespace = extras
+    seen = []
+
+    def sample(ss_mod, *args):
+        seen.append(forward_sampling.SimulationSmoother)
+        if args:
+            raise RuntimeError
+        return "drawn"
+
+    theirs = forward_sampling.SimulationSmoother
+    monkeypatch.setattr(forward_sampling, "_sample_conditional", sample)
+    register_filter()
+    register_filter()  # twice is once
+    assert statespace.SMOOTHER_FACTORY["closed_form"] is ours.ClosedFormSmoother
+
+    class Model:
+        smoother_type = "disturbance"
+
+    assert forward_sampling._sample_conditional(Model()) == "drawn"
+    Model.smoother_type = "closed_form"
+    assert forward_sampling._sample_conditional(Model()) == "drawn"
+    assert seen == [theirs, ours.ClosedFormDraws]
+    with pytest.raises(RuntimeError):
+        forward_sampling._sample_conditional(Model(), 1)
+    assert forward_sampling.SimulationSmoother is theirs
+    with pytest.raises(ValueError, match="has a filter 'standard' already"):
+        register_filter("standard")
+    with pytest.raises(ValueError, match="has a smoother 'rts' already: RTSSmoother"):
+        register_filter("rts")
