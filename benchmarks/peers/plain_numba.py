@@ -57,7 +57,9 @@ def value_and_sums(y, model, R, Q):
 def contender(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
     """All nine gradients are computed, whatever is requested."""
     X = model.asdict() | {"W": model.R @ model.Q @ model.R.T}
-    arrays = Model(*(np.array(X[x] if x in STATIC else X[x][None], order="C") for x in Model._fields))
+    arrays = Model(
+        *(np.array(X[x] if x in STATIC else X[x][None], order="C") for x in Model._fields)
+    )
     y, R, Q = (np.array(A, order="C") for A in (y, model.R, model.Q))
 
     def call():

@@ -58,7 +58,10 @@ def smoothed(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAME
         out = ks.smooth(smoother_output=wanted)
         # theirs after each step; those before the first stand apart
         r, N = out.scaled_smoothed_estimator.T, out.scaled_smoothed_estimator_cov.transpose(2, 0, 1)
-        r_0, N_0 = out.scaled_smoothed_estimator_presample, out.scaled_smoothed_estimator_cov_presample
+        r_0, N_0 = (
+            out.scaled_smoothed_estimator_presample,
+            out.scaled_smoothed_estimator_cov_presample,
+        )
         e = out.smoothing_error.T
         found = {"a0": r_0, "c": r.sum(axis=0), "d": e.sum(axis=0)}
         found["P0"] = (np.outer(r_0, r_0) - N_0) / 2
