@@ -42,7 +42,7 @@ from peers import limits, models, ours
 from peers.contenders import CONTENDERS, OWN, missing
 from threadpoolctl import threadpool_limits
 
-from helpers.checks import complex_step
+from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, loglike, loglike_and_grad
 from helpers.statespace import NAMES, SYMMETRIC
 from helpers.timing import machine, write_record
@@ -61,11 +61,19 @@ MEMORY_SIZE, MEMORY_LENGTHS = (13, 1, 3), (1000, 10000)
 # --- the processes --------------------------------------------------------------------------------
 
 
+def folder_of(name: str, options) -> Path:
+    """Where a contender keeps what it compiles; one folder for all that call our pass directly."""
+    what = CONTENDERS.get(name)
+    key = OURS if what and what.make.startswith("ours.") else name
+    key = key.replace("every step", "").replace("not unrolled", "")
+    return options.cache / "".join(x if x.isalnum() else "_" for x in key).strip("_")
+
+
 class Process:
     """A contender in a process of its own (`peers.worker`)."""
 
     def __init__(self, name: str, options, cache: Path | None = None, **environment: str):
-        cache = (cache or options.cache) / "".join(x if x.isalnum() else "_" for x in name)
+        cache = cache or folder_of(name, options)
         cache.mkdir(parents=True, exist_ok=True)
         path = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={cache}", "blas__ldflags="]
@@ -241,7 +249,10 @@ def taking_part(part: str, options) -> list[str]:
 
 
 def measure_compile(options) -> dict:
-    """Seconds to the first gradient of all arrays, with empty caches, then with full ones."""
+    """Seconds to the first gradient of all arrays, with empty caches, then with full ones.
+
+    Two contenders compile at once, on a core each.
+    """
     names = [name for name, what in CONTENDERS.items() if what.compiles]
     names = [name for name in names if CONTENDERS[name].quick or not options.quick]
     y, model = models.random_problem(*models.ONCE)
@@ -252,8 +263,9 @@ def measure_compile(options) -> dict:
     def first(name):
         found = {}
         with tempfile.TemporaryDirectory() as empty:
-            # What is compiled here serves the races; a folder that was kept would not be empty.
-            folder = Path(empty) if options.kept else None
+            # What is compiled here serves the races, unless the folder was kept and is not empty.
+            folder = folder_of(name, options)
+            folder = Path(empty) if folder.exists() and any(folder.iterdir()) else folder
             for when in ("cold", "warm"):
                 process = Process(name, options, folder)
                 answer = process.do("start")
@@ -268,9 +280,7 @@ def measure_compile(options) -> dict:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = dict(pool.map(first, [name for name in names if name not in left_out]))
-    left_out |= {name: x["failed"] for name, x in results.items() if "failed" in x}
-    seconds = {name: x for name, x in results.items() if "failed" not in x}
-    return {"at once": AT_ONCE, "seconds": seconds, "left out": left_out}
+    return {name: results.get(name, {"failed": left_out.get(name)}) for name in names}
 
 
 def measure_random(options) -> dict:
@@ -353,7 +363,7 @@ def measure_whole(options) -> dict:
                 "differences": {
                     name: {
                         "logp": float(f"{abs(a['value'] / first['value'] - 1):.1e}"),
-                        "dlogp": float(f"{abs(a['slopes'] - slopes).max() / abs(slopes).max():.1e}"),
+                        "dlogp": float(f"{relative_error(np.array(a['slopes']), slopes):.1e}"),
                     }
                     for name, a in loaded.items()
                 },
@@ -517,7 +527,6 @@ if __name__ == "__main__":
         if options.record == RECORD:
             parser.error("a trial does not replace the record: say --record FILE")
     threadpool_limits(1)
-    options.kept = options.cache is not None
     with tempfile.TemporaryDirectory() as folder:
         options.cache = (options.cache or Path(folder)).resolve()
         options.cache.mkdir(parents=True, exist_ok=True)
