@@ -66,8 +66,10 @@ class Worker:
 
     def model(self, label: str, filter_type: str, mode: str) -> dict:
         """Log-density and gradient of a whole PyMC model, built, compiled and called once."""
+        from peers import pytensor_filters
         from peers.pymc_models import logp_dlogp
 
+        pytensor_filters.start(mode)
         begin = perf_counter()
         self.call = logp_dlogp(label, filter_type, mode)
         value, slopes = self.call()
