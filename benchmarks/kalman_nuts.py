@@ -220,6 +220,8 @@ def sample(
 
 def unconstrained(model, trace) -> list[np.ndarray]:
     """Some draws of a trace as the flat vectors that the log density takes."""
+    import pytensor.tensor as pt
+
     chosen = np.linspace(0, trace.posterior.sizes["draw"] - 1, POINTS).astype(int)
     points = []
     for draw in chosen:
@@ -228,7 +230,7 @@ def unconstrained(model, trace) -> list[np.ndarray]:
             value = np.asarray(trace.posterior[rv.name].values[0, draw], dtype=float)
             transform = model.rvs_to_transforms[rv]
             if transform is not None:
-                value = transform.forward(value, *rv.owner.inputs).eval()
+                value = transform.forward(pt.as_tensor(value), *rv.owner.inputs).eval()
             pieces.append(np.ravel(value))
         points.append(np.concatenate(pieces))
     return points
