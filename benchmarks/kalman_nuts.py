@@ -1,16 +1,20 @@
 """NUTS on two models of pymc-extras, with its own filter and with the closed form.
 
 A structural model of carbon dioxide (level, trend, season of twelve, noise) and a VARMAX(1, 1) of
-three quarterly series, sampled by PyMC and by nutpie with the filters `standard` and
-`closed_form`, from the same seeds: what the posterior is, how sure of that one can be, and how
-long it took, with compilation and without.  Each of the eight runs is a process of its own that
-starts with empty caches; a second process compiles again with the caches that the first one left.
-It takes about three quarters of an hour and writes ``results/kalman_nuts.json``.
+three quarterly series, sampled by PyMC and by nutpie, each on PyTensor's Numba and on its JAX
+backend, with the filters `standard` and `closed_form`, from the same five seeds. Two questions are
+kept apart: what a gradient costs *inside the sampler* (seconds of sampling over leapfrog steps,
+those of tuning included), and how many effective draws a gradient gives, which is the same for both
+filters, as they lead to the same posterior. The log density is also evaluated alone, at draws of
+the posterior: at a model's initial point the transition of a VARMAX is zero.
 
     python benchmarks/kalman_nuts.py [--quick] [--only MODEL] [--record FILE]
 
-With ``--quick`` the chains are a fifth as long, for a trial.  With ``--only``, the other model's
-part of the record stays as it is.
+Every kind of run has two processes of its own: one starts with empty caches, and is what "cold"
+means; the next finds what the first has left, and samples from all seeds, one chain after the
+other on one core. It takes a few hours and writes ``results/kalman_nuts.json``. With ``--quick``
+there are two seeds and short chains, on Numba alone, for a trial. With ``--only``, the other
+model's part of the record stays as it is.
 """
 
 from __future__ import annotations
@@ -32,13 +36,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from helpers.datasets import co2, macro
-from helpers.timing import compare, machine, progress, write_record
+from helpers.timing import compare, machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "kalman_nuts.json"
 FILTERS = ("standard", "closed_form")
 SAMPLERS = ("PyMC", "nutpie")
-CHAINS, SEED = 2, 20231
-LENGTH = {False: {"tune": 400, "draws": 400}, True: {"tune": 80, "draws": 80}}  # by --quick
+BACKENDS = {"Numba": "numba", "JAX": "jax"}
+CHAINS, SEEDS = 2, (20231, 20232, 20233, 20234, 20235)
+LENGTH = {False: {"tune": 400, "draws": 400}, True: {"tune": 20, "draws": 20}}  # by --quick
+POINTS = 5  # draws of the posterior at which the filters are compared
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -117,61 +123,122 @@ def build(name: str, filter_type: str):
     return MODELS[name][0](filter_type)
 
 
-def start_backend() -> None:
+def start_backend(backend: str) -> None:
     """What any first compilation pays for, so that none of those measured does."""
     import pytensor
     import pytensor.tensor as pt
 
+    if backend == "JAX":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
     x = pt.vector("x")
-    pytensor.function([x], x + 1, mode="NUMBA")(np.ones(2))
+    pytensor.function([x], x + 1, mode=MODES[backend])(np.ones(2))
 
 
-def sample(name: str, filter_type: str, sampler: str, tune: int, draws: int) -> dict:
-    """Seconds to compile and to sample, and the posterior.
+MODES = {"Numba": "NUMBA", "JAX": "JAX"}
 
-    For PyMC compilation is all that its `sample` does before and after sampling.
+
+def once(model, sampler: str, backend: str, seed: int, tune: int, draws: int):
+    """A trace, and the seconds to compile and to sample.
+
+    For PyMC compilation is all that its `sample` does before and after sampling. Its chains run one
+    after the other, and so do nutpie's.
     """
     import nutpie
     import pymc as pm
 
-    model = build(name, filter_type)
-    start_backend()
     start = perf_counter()
     if sampler == "PyMC":
         with model:
             trace = pm.sample(
-                tune=tune, draws=draws, chains=CHAINS, cores=CHAINS, random_seed=SEED,
+                tune=tune, draws=draws, chains=CHAINS, cores=1, random_seed=seed,
                 progressbar=False, compute_convergence_checks=False, quiet=True,
-                compile_kwargs={"mode": "NUMBA"},
+                discard_tuned_samples=False, compile_kwargs={"mode": MODES[backend]},
             )  # fmt: skip
         sampling = float(trace.posterior.attrs["sampling_time"])
     else:
-        compiled = nutpie.compile_pymc_model(model, backend="numba")
+        compiled = nutpie.compile_pymc_model(model, backend=BACKENDS[backend])
         sampling_starts = perf_counter()
         trace = nutpie.sample(
-            compiled, tune=tune, draws=draws, chains=CHAINS, cores=CHAINS, seed=SEED,
-            progress_bar=False,
+            compiled, tune=tune, draws=draws, chains=CHAINS, cores=1, seed=seed,
+            progress_bar=False, save_warmup=True,
         )  # fmt: skip
         sampling = perf_counter() - sampling_starts
-    compiling = perf_counter() - start - sampling
-    stats = trace.sample_stats
-    steps = stats["n_steps" if "n_steps" in stats else "tree_size"].values
+    return trace, {"compile": perf_counter() - start - sampling, "sample": sampling}
+
+
+def steps_of(stats) -> int:
+    """Leapfrog steps, each of which is a gradient."""
+    return int(stats["n_steps" if "n_steps" in stats else "tree_size"].values.sum())
+
+
+def sample(
+    name: str, filter_type: str, sampler: str, backend: str, seeds, tune: int, draws: int
+) -> dict:
+    """For each seed the seconds to compile and to sample and the steps; and the posterior of all.
+
+    The file "points.npz" beside the answer holds draws of the posterior, unconstrained.
+    """
+    import arviz as az
+    import xarray as xr
+
+    model = build(name, filter_type)
+    start_backend(backend)
+    found, posteriors, divergences, in_draws = [], [], 0, 0
+    for seed in seeds:
+        trace, seconds = once(model, sampler, backend, seed, tune, draws)
+        posterior = trace.posterior.to_dataset()[list(MODELS[name][1])]
+        steps = steps_of(trace.sample_stats)
+        tuning = steps_of(trace.warmup_sample_stats)
+        smallest = min(float(x.min()) for x in az.ess(posterior, method="bulk").values())
+        found.append({
+            "seed": seed,
+            "seconds": {what: float(f"{s:.4g}") for what, s in seconds.items()},
+            "steps": steps, "steps, tuning": tuning,
+            "seconds per gradient": float(f"{seconds['sample'] / (steps + tuning):.4g}"),
+            "effective draws per gradient": float(f"{smallest / steps:.4g}"),
+        })  # fmt: skip
+        posteriors.append(posterior)
+        divergences += int(trace.sample_stats["diverging"].values.sum())
+        in_draws += steps
+    pooled = xr.concat(
+        [x.assign_coords(chain=x.chain + CHAINS * k) for k, x in enumerate(posteriors)], "chain"
+    )
     return {
-        "seconds": {"compile": compiling, "sample": sampling},
-        "steps": int(steps.sum()),
-        "divergences": int(stats["diverging"].values.sum()),
-        "posterior": summary(trace, MODELS[name][1]),
+        "seeds": found,
+        "seconds": {
+            what: float(np.median([run["seconds"][what] for run in found]))
+            for what in ("compile", "sample")
+        },
+        "steps": in_draws,
+        "divergences": divergences,
+        "posterior": summary(pooled),
+        "points": [x.tolist() for x in unconstrained(model, trace)],
     }
 
 
-def summary(trace, names: tuple[str, ...]) -> dict:
+def unconstrained(model, trace) -> list[np.ndarray]:
+    """Some draws of a trace as the flat vectors that the log density takes."""
+    import pytensor.tensor as pt
+
+    chosen = np.linspace(0, trace.posterior.sizes["draw"] - 1, POINTS).astype(int)
+    points = []
+    for draw in chosen:
+        pieces = []
+        for rv in model.free_RVs:
+            value = np.asarray(trace.posterior[rv.name].values[0, draw], dtype=float)
+            transform = model.rvs_to_transforms[rv]
+            if transform is not None:
+                value = transform.forward(pt.as_tensor(value), *rv.owner.inputs).eval()
+            pieces.append(np.ravel(value))
+        points.append(np.concatenate(pieces))
+    return points
+
+
+def summary(posterior) -> dict:
     """For each scalar its moments and quantiles, with Monte Carlo errors, and effective sizes."""
     import arviz as az
-
-    posterior = trace.posterior.to_dataset()[list(names)]
-
-    def reduced(function):
-        return posterior.reduce(function, ("chain", "draw"))
 
     figures = {
         "mean": posterior.mean(("chain", "draw")),
@@ -189,76 +256,93 @@ def summary(trace, names: tuple[str, ...]) -> dict:
         f"{name}{list(place) if place else ''}": {
             what: float(f"{data[name].values[place]:.5g}") for what, data in figures.items()
         }
-        for name in names
+        for name in posterior.data_vars
         for place in np.ndindex(figures["mean"][name].shape)
     }
 
 
-def evaluations(name: str, seconds: float) -> dict:
-    """Interleaved seconds for one log density of the whole model with its gradient."""
-    calls, found = {}, {}
+def evaluations(name: str, points, seconds: float) -> dict:
+    """Both filters at draws of the posterior: interleaved seconds, and how far they differ."""
+    functions = {}
     for filter_type in FILTERS:
         model = build(name, filter_type)
-        function = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
-        function.set_extra_values({})
-        point = model.initial_point(SEED)
-        x = np.concatenate([np.ravel(point[v.name]) for v in model.value_vars]).astype(float)
-        found[filter_type] = function(x)
-        calls[filter_type] = partial(function, x)
-    (value, gradient), (value_2, gradient_2) = (found[f] for f in FILTERS)
-    times = compare(calls, seconds=seconds, label=f"{name}: log density and gradient")
+        functions[filter_type] = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
+        functions[filter_type].set_extra_values({})
+    values, slopes, times = [], [], {f: [] for f in FILTERS}
+    for x in map(np.array, points):
+        (value, gradient), (value_2, gradient_2) = (functions[f](x) for f in FILTERS)
+        values.append(abs(value_2 / value - 1))
+        slopes.append(abs(gradient_2 - gradient).max() / abs(gradient).max())
+        calls = {f: partial(function, x) for f, function in functions.items()}
+        timings = compare(calls, seconds=seconds / len(points), label=f"{name}: a draw")
+        for f, taken in timings.seconds.items():
+            times[f].append(float(f"{np.median(taken):.3e}"))
     return {
-        "date": times.date,
-        "seconds": {f: [float(f"{s:.3e}") for s in t] for f, t in times.seconds.items()},
-        "relative difference": {
-            "value": float(f"{abs(value_2 / value - 1):.1e}"),
-            "gradient": float(f"{abs(gradient_2 - gradient).max() / abs(gradient).max():.1e}"),
+        "date": timings.date,
+        "points": len(points),
+        "seconds": times,  # a median for each point
+        "relative difference": {  # the largest over the points
+            "value": float(f"{max(values):.1e}"), "gradient": float(f"{max(slopes):.1e}")
         },
         "parameters": len(gradient),
-    }
+    }  # fmt: skip
 
 
 # --- and the one that starts them -----------------------------------------------------------------
 
 
-def in_own_process(folder: str, job: dict) -> dict:
+def in_own_process(folder: Path, job: dict) -> dict:
     """The result of a job, with the caches of PyTensor and Numba in `folder`."""
     flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={folder}", "blas__ldflags="]
     environment = os.environ | {
         "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
-        "NUMBA_CACHE_DIR": str(Path(folder) / "numba"),
+        "NUMBA_CACHE_DIR": str(folder / "numba"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    out = Path(folder) / "result.json"
+    out = folder / "result.json"
     command = [sys.executable, __file__, "--job", json.dumps(job), "--record", str(out)]
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        check=True,
+    )  # fmt: skip
     return json.loads(out.read_text(encoding="utf-8"))
 
 
 def measure(name: str, quick: bool, say) -> dict:
-    found = {"doc": MODELS[name][0].__doc__.rstrip("."), "runs": {}}
-    with tempfile.TemporaryDirectory() as kept:
-        for filter_type, sampler in progress(list(product(FILTERS, SAMPLERS)), name):
-            label = f"{filter_type}, {sampler}"
+    found = {"doc": MODELS[name][0].__doc__.rstrip("."), "runs": {}, "failed": {}}
+    seeds, backends = (SEEDS[:2], ["Numba"]) if quick else (SEEDS, list(BACKENDS))
+    points = None
+    with tempfile.TemporaryDirectory() as folder:
+        for filter_type, sampler, backend in product(FILTERS, SAMPLERS, backends):
+            label = f"{filter_type}, {sampler}" + (f", {backend}" if backend != "Numba" else "")
             say(f"{name}: {label}")
-            job = {"what": "sample", "name": name, "filter_type": filter_type, "sampler": sampler}
-            with tempfile.TemporaryDirectory() as own:
-                # The folder of the run that compiles longest serves the evaluations afterwards.
-                folder = kept if label == "standard, PyMC" else own
-                run = in_own_process(folder, job | LENGTH[quick])
-                again = in_own_process(folder, job | {"tune": 5, "draws": 5})
-            cold, sampling = run["seconds"]["compile"], run["seconds"]["sample"]
+            job = {
+                "what": "sample", "name": name, "filter_type": filter_type, "sampler": sampler,
+                "backend": backend,
+            }  # fmt: skip
+            own = Path(folder) / label.replace(", ", "-")
+            own.mkdir()
+            try:
+                first = in_own_process(own, job | {"seeds": seeds[:1], "tune": 5, "draws": 5})
+                run = in_own_process(own, job | {"seeds": seeds} | LENGTH[quick])
+            except subprocess.CalledProcessError as error:
+                found["failed"][label] = (error.stderr or "").strip().splitlines()[-1:]
+                say(f"    failed: {found['failed'][label]}")
+                continue
             run["seconds"] = {
-                "compile, cold": cold,
-                "compile, warm": again["seconds"]["compile"],
-                "sample": sampling,
+                "compile, cold": first["seconds"]["compile"],
+                "compile, warm": run["seeds"][0]["seconds"]["compile"],
+                "sample": run["seconds"]["sample"],
             }
-            smallest = min(x["ess_bulk"] for x in run["posterior"].values())
-            say(f"    {run['seconds']}, smallest effective size {smallest:.0f}")
+            points = run.pop("points") if points is None else (run.pop("points"), points)[1]
+            say(f"    {run['seconds']}")
             found["runs"][label] = run
-        say(f"{name}: evaluations")
-        found["evaluation"] = in_own_process(
-            kept, {"what": "evaluate", "name": name, "seconds": 5 if quick else 15}
-        )
+        say(f"{name}: evaluations at draws of the posterior")
+        own = Path(folder) / "standard-PyMC"
+        own.mkdir(exist_ok=True)
+        job = {"what": "evaluate", "name": name, "points": points, "seconds": 5 if quick else 15}
+        found["evaluation"] = in_own_process(own, job)
     return found
 
 

@@ -1,225 +1,314 @@
 """The gradient of the Kalman likelihood, ours and everybody's: time, compile time, memory, error.
 
-    python benchmarks/kalman_peers.py [--only PART ...] [--quick] [--record FILE]
+    python benchmarks/kalman_peers.py [--only PART ...] [--quick] [--record FILE] [--cache FOLDER]
 
-Contenders take turns in one process, in float64 and on one thread. They are the compiled pass of
-`helpers.kalman` and its PyTensor Op; pymc-extras' StandardFilter and ConvergentFilter in Numba, and
-the former in C; JAX (a scan, and dynamax); PyTorch; statsmodels. What is not installed is named and
-left out (``pip install jax dynamax torch`` adds what the book itself does not need).
+makes the whole record, results/kalman_peers.json, which the chapter "Benchmarks" draws. Every
+contender (`peers.contenders`) has a process to itself, in float64 and on one thread. There are two
+measures. *In a row*: the contenders take turns, and in its turn each is called again and again for
+some milliseconds; a turn gives seconds per call. *Cold*: one call after more bytes were read than
+the last cache holds, every contender alike. Beside every time stands the error of the gradients
+against the reference solution, which is held to complex steps first. An error of the project's own
+above 1e-9 stops the record. Who is not installed, refuses a model or does not compile in time is
+left out, and the record says why.
 
-Parts: ``random`` (dense models of seven sizes, also without steady state and with a gap), ``real``
-(models that people fit), ``whole`` (log-density and gradient of whole PyMC models), ``scaling``,
-``limits`` (of the machine), ``memory`` and ``compile``. Parts that are not named keep their
-place in the record, results/kalman_peers.json, which the chapter "Benchmarks" draws, unless another
-processor made it. All together take about twenty minutes on a quiet machine once PyTensor's caches
-are warm, a third of it ``compile``; the first time, some fifteen more.
+Parts: ``compile`` (seconds to the first gradient, with empty caches and with full ones), ``random``
+(dense models of seven sizes, each also with a gap), ``real`` (models that people fit), ``whole``
+(log-density and gradient of whole PyMC models), ``scaling``, ``limits`` (of the machine) and
+``memory``. Parts that are not named keep their place in the record, unless another processor made
+it.
+
+Compilations run two at a time, measurements one at a time. ``--cache`` names a folder in which the
+compiled functions are kept for the next run; without it every run compiles all anew. ``--python
+NAME=EXECUTABLE`` runs a contender with another Python, for one that needs an environment of its
+own (PyTorch), or, as a further contender, ``JAX 0.4.31=EXECUTABLE``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
-from itertools import repeat
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from peers import jax_filters, models, ours, pytensor_filters, statsmodels_filter, torch_filter
+from peers import limits, models, ours
+from peers.contenders import CONTENDERS, OWN, missing
 from threadpoolctl import threadpool_limits
 
-from helpers.checks import complex_step, relative_error, symmetrize
+from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, loglike, loglike_and_grad
-from helpers.statespace import SYMMETRIC
-from helpers.timing import Timings, compare, machine, progress, write_record
+from helpers.statespace import NAMES, SYMMETRIC
+from helpers.timing import machine, write_record
 
-RECORD = Path(__file__).parent / "results" / "kalman_peers.json"
+HERE = Path(__file__).parent
+RECORD = HERE / "results" / "kalman_peers.json"
 OURS = "ours"
-ROUNDS = 7, 101  # a median needs no more, and the record stays small
-BLOCK = 2e-3  # seconds that calls in a row take at least
-
-# Value and gradients: name -> (package it needs, function of y, model and the requested names).
-# The order is that of the turns. JAX computes in a thread of its own, and who comes next pays for
-# the change: that is Standard, which takes milliseconds and hardly feels it. Ours and its Op stand
-# apart, or the second would find the compiled pass in the caches.
-QUICK = {
-    OURS: ("numba", ours.contender),
-    "JAX": ("jax", jax_filters.contender),
-    "dynamax": ("dynamax", partial(jax_filters.contender, loglike=jax_filters.dynamax_loglike)),
-    "Standard": (
-        "pymc_extras", partial(pytensor_filters.contender, kind="Standard", backend="Numba")
-    ),
-    "ours, PyTensor": (
-        "pytensor", partial(pytensor_filters.contender, kind="ours", backend="Numba")
-    ),
-    "Convergent": (
-        "pymc_extras", partial(pytensor_filters.contender, kind="Convergent", backend="Numba")
-    ),
-}  # fmt: skip
-SLOW = {
-    "Standard, C": (
-        "pymc_extras", partial(pytensor_filters.contender, kind="Standard", backend="C")
-    ),
-    "PyTorch": ("torch", torch_filter.contender),
-}  # fmt: skip
-# The complex step for each entry of each array takes as many filters: small models only.
-SCORES = {
-    "statsmodels score": ("statsmodels", partial(statsmodels_filter.score, method="approx")),
-    "statsmodels score, Harvey": (
-        "statsmodels",
-        partial(statsmodels_filter.score, method="harvey"),
-    ),
-}
-SCORE_ENTRIES, STEP_ENTRIES = 60, 350  # up to which there are scores, and complex steps as truth
+LARGEST_ERROR = 1e-9
+TURN = 5e-3  # seconds that calls in a row take at least
+TURNS = 7, 31  # a median and quartiles need no more, and the record stays small
+AT_ONCE = 2  # compilations
+PATIENCE = 600  # seconds that a contender may take to compile
+MEMORY_SIZE, MEMORY_LENGTHS = (13, 1, 3), (1000, 10000)
 
 
-# --- the contenders of a problem ------------------------------------------------------------------
+# --- the processes --------------------------------------------------------------------------------
 
 
-def available(contenders: dict) -> dict:
-    return {name: make for name, (package, make) in contenders.items() if find_spec(package)}
+def folder_of(name: str, options) -> Path:
+    """Where a contender keeps what it compiles; one folder for all that call our pass directly."""
+    what = CONTENDERS.get(name)
+    key = OURS if what and what.make.startswith("ours.") else name
+    key = key.replace("every step", "").replace("not unrolled", "")
+    return options.cache / "".join(x if x.isalnum() else "_" for x in key).strip("_")
 
 
-def alone(y: np.ndarray, model: StateSpace) -> dict[str, Callable]:
-    """The value alone, and what the pass takes without a steady state."""
-    return {
-        "ours, value": ours.value_alone(y, model),
-        "ours, value, every step": ours.value_alone(y, model, tol=0.0),
-        "ours, every step": ours.contender(y, model, tol=0.0),
-        "statsmodels, value": statsmodels_filter.forward(y, model),
-    }
+class Process:
+    """A contender in a process of its own (`peers.worker`)."""
+
+    def __init__(self, name: str, options, cache: Path | None = None, **environment: str):
+        cache = cache or folder_of(name, options)
+        cache.mkdir(parents=True, exist_ok=True)
+        path = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={cache}", "blas__ldflags="]
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        python = options.python.get(name, sys.executable)
+        self.name = name
+        self.process = subprocess.Popen(
+            [python, "-m", "peers.worker", "JAX" if name.startswith("JAX 0") else name],
+            env=os.environ | one | {
+                "PYTHONPATH": os.pathsep.join(filter(None, path)),
+                "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
+                "NUMBA_CACHE_DIR": str(cache / "numba"),
+                "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+            } | environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def do(self, what: str, patience: float = PATIENCE, **how) -> dict:
+        """The answer to a job; {"failed": why} if there is none in time."""
+        try:
+            self.process.stdin.write(json.dumps({"do": what, **how}) + "\n")
+            self.process.stdin.flush()
+            with ThreadPoolExecutor(1) as reader:
+                line = reader.submit(self.process.stdout.readline)
+                try:
+                    return json.loads(line.result(timeout=patience))
+                except TimeoutError:
+                    self.end()
+                    return {"failed": f"not ready after {patience:.0f} s"}
+        except (OSError, ValueError):
+            return {"failed": "the process ended"}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def truth(y: np.ndarray, model: StateSpace) -> tuple[str, dict[str, np.ndarray]]:
-    """The gradients by complex steps, where there are few entries, else by the NumPy reference."""
-    if sum(X.size for X in model.asdict().values()) > STEP_ENTRIES:
-        return "reference", loglike_and_grad(y, model)[2].asdict()
+class Field:
+    """Who takes part in something, each in its process, and whose turn it is."""
 
-    def value(name, X):
-        return loglike(y, StateSpace(**(model.asdict() | {name: X})))
+    def __init__(self, names, options):
+        self.options, self.left_out = options, {}
+        names = [name for name in names if self._can(name)]
+        self.processes = {name: Process(name, options) for name in names}
+        self.all(dict.fromkeys(names, {"what": "start"}))
 
+    def _can(self, name: str) -> bool:
+        elsewhere = name in self.options.python or name not in CONTENDERS
+        if not elsewhere and (why := missing(name)):
+            self.left_out[name] = why
+            return False
+        return True
+
+    def all(self, jobs: dict[str, dict]) -> dict[str, dict]:
+        """The answers to a job for each, some at a time; who fails is noted in `left_out`."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda name: self.processes[name].do(**jobs[name]), jobs)
+            answers = dict(zip(jobs, found, strict=True))
+        for name, answer in answers.items():
+            if "failed" in answer:
+                self.left_out[name] = answer["failed"]
+        return {name: answer for name, answer in answers.items() if "failed" not in answer}
+
+    def race(self, names, what: str, **how) -> dict[str, list[float]]:
+        """Seconds per call of each, turn by turn."""
+        if not names:
+            return {}
+        spent, times = 0.0, {name: [] for name in names}
+        for turn in range(TURNS[1]):
+            begin = perf_counter()
+            for name in list(times):
+                answer = self.processes[name].do(what, **how)
+                if "failed" in answer:
+                    self.left_out[name] = answer["failed"]
+                    del times[name]
+                else:
+                    times[name].append(float(f"{answer['seconds']:.3e}"))
+            longest = perf_counter() - begin
+            spent += longest
+            if turn + 1 >= TURNS[0] and spent + longest > self.options.seconds:
+                break
+        return times
+
+    def measure(self, names) -> dict:
+        """Both measures."""
+        return {
+            "rows": self.race(names, "row", seconds=TURN),
+            "cold": self.race(names, "cold", flush=str(self.options.flush)),
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.end()
+
+
+def say(options, text: str) -> None:
+    print(f"{perf_counter() - options.began:5.0f} s  {text}", flush=True)
+
+
+def over_ours(rows: dict, *names: str) -> str:
+    """How many times longer than ours, for the progress line."""
+    middle = {name: np.median(times) for name, times in rows.items()}
+    shown = [f"{x} {middle[x] / middle[OURS]:.3g}" for x in names if x in middle and OURS in middle]
+    return "over ours: " + ", ".join(shown)
+
+
+# --- a problem, its truth and its races -----------------------------------------------------------
+
+
+def truth(y: np.ndarray, model: StateSpace) -> tuple[dict, float]:
+    """Value and gradients of the reference solution, and how far complex steps are from them.
+
+    Along three random directions for each array, which knows nothing of any derivation.
+    """
+    rng = np.random.default_rng(0)
+    value, _, gradients = loglike_and_grad(y, model, method="reference")
+    worst = 0.0
+    for name, G in gradients.asdict().items():
+        X = getattr(model, name)
+        for _ in range(3):
+            D = rng.standard_normal(X.shape)
+            D = (D + D.T) / 2 if name in SYMMETRIC else D
+
+            def along(step, name=name, X=X, D=D):
+                return loglike(y, StateSpace(**(model.asdict() | {name: X + step[0] * D})))
+
+            slope = complex_step(along, np.zeros(1))[0]
+            worst = max(worst, abs(slope - np.sum(G * D)) / np.sum(abs(G * D)))
+    if not worst < LARGEST_ERROR:
+        raise ArithmeticError(f"the reference is off by {worst:.1e} from complex steps")
+    return {"value": value} | {f"bar {x}": G for x, G in gradients.asdict().items()}, worst
+
+
+def contest(field: Field, y, model, requested, label: str, only=None) -> dict:
+    """Errors and times of a field on one problem; raises if one of the project's own is wrong."""
+    expected, checked = truth(y, model)
+    problem = field.options.cache / "problem.npz"
+    np.savez(problem, y=y, **model.asdict(), **expected)
+    field.left_out.clear()
+    chosen = [name for name in field.processes if only is None or name in only]
+    job = {"what": "load", "problem": str(problem), "requested": list(requested)}
+    loaded = field.all(dict.fromkeys(chosen, job))
+    errors = {name: float(f"{answer['error']:.1e}") for name, answer in loaded.items()}
+    for name in OWN:
+        if not errors.get(name, 0.0) < LARGEST_ERROR:
+            raise ArithmeticError(f"{label}: {name} is off by {errors[name]} of the largest entry")
     found = {
-        name: complex_step(partial(value, name), X, symmetric=name in SYMMETRIC)
-        for name, X in model.asdict().items()
+        "size": [model.m, model.p, model.r, len(y)],
+        "requested": list(requested),
+        "reference off complex steps": float(f"{checked:.1e}"),
+        "errors": errors,
+        "notes": {name: answer["note"] for name, answer in loaded.items() if answer["note"]},
+        **field.measure(list(loaded)),
+        "left out": dict(field.left_out),
     }
-    return "complex step", found
-
-
-def errors_of(contenders: dict[str, Callable], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest relative error of each; ArithmeticError if the package's own is large."""
-    found = {name: float(f"{error(call()[1], expected):.1e}") for name, call in contenders.items()}
-    if not found[OURS] < 1e-9:
-        raise ArithmeticError(f"the package's gradients are off by {found[OURS]} of their largest")
+    peers = ("Standard", "Convergent", "JAX", "plain Numba", "statsmodels, smoother")
+    say(field.options, f"{label}: {over_ours(found['rows'], 'ours, every step', *peers)}")
     return found
 
 
-def error(gradients: dict, expected: dict[str, np.ndarray]) -> float:
-    """The largest relative error of any array's gradient."""
-    errors = []
-    for name, G in gradients.items():
-        G = np.asarray(G, dtype=float)
-        G = symmetrize(G) if name in SYMMETRIC else G
-        errors.append(relative_error(G, expected[name]))
-    return max(errors)
-
-
-def race(
-    contenders: dict[str, Callable], seconds: float, label: str, block: float = 0.0
-) -> dict[str, list[float]]:
-    """Interleaved times of contenders, one call a turn, or calls in a row for `block` seconds.
-
-    One call a turn is the protocol: everybody finds the caches full of what others left there. A
-    sampler calls one function again and again, and that is what a block of calls is like.
-    """
-    if not contenders:
-        return {}
-    calls = {}
-    for name, call in contenders.items():
-        call(), call()  # what compiles does it here; dynamax compiles twice
-        start = perf_counter()
-        call()
-        calls[name] = max(1, round(block / (perf_counter() - start)))
-    turns = {name: partial(in_a_row, call, calls[name]) for name, call in contenders.items()}
-    start = perf_counter()
-    for turn in turns.values():
-        turn()
-    fits = int(seconds / (perf_counter() - start))
-    gc.collect()
-    found = compare(turns, repeats=min(max(fits, ROUNDS[0]), ROUNDS[1]), warmup=1, label=label)
-    # Four digits are more than a clock gives, and keep the record small.
-    return {
-        name: [float(f"{s / calls[name]:.3e}") for s in times]
-        for name, times in found.seconds.items()
-    }
-
-
-def in_a_row(call: Callable, times: int) -> None:
-    for _ in repeat(None, times):
-        call()
-
-
-def ratio(seconds: dict[str, list[float]], slow: str, fast: str = OURS) -> str:
-    """How many times longer, with the range over the rounds; a dash where one did not run."""
-    if slow not in seconds or fast not in seconds:
-        return "-"
-    middle, low, high = Timings(seconds).ratio(slow, fast)
-    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+def taking_part(part: str, options) -> list[str]:
+    names = [
+        name for name, what in CONTENDERS.items()
+        if part in what.parts and (what.quick or not options.quick)
+    ]  # fmt: skip
+    return names + [name for name in options.python if name not in CONTENDERS]
 
 
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def measure_random(options) -> dict:
-    found = {}
-    sizes = models.SIZES[:3] if options.quick else models.SIZES
-    for m, p, r, n in progress(sizes, "random models"):
-        label = f"({m}, {p}, {r}, {n})"
-        y, model = models.random_problem(m, p, r, n)
-        against, expected = truth(y, model)
-        entries = sum(X.size for X in model.asdict().values())
-        quick = {name: make(y, model) for name, make in available(QUICK).items()}
-        slow = available(SLOW) | (available(SCORES) if entries <= SCORE_ENTRIES else {})
-        slow = {name: make(y, model) for name, make in slow.items()}
-        errors = errors_of(quick | slow, expected)
+def measure_compile(options) -> dict:
+    """Seconds to the first gradient of all arrays, with empty caches, then with full ones.
 
-        gap = y.copy()
-        gap[-3, 0] = np.nan  # near the end: the steady state ends there
-        with_gap = {
-            name: QUICK[name][1](gap, model) for name in (OURS, "Standard") if name in quick
-        }
-        steady = ours.steady_step(y, model)
-        turns = race(quick, options.seconds, label)
-        found[label] = {
-            "size": [m, p, r, n],
-            "steady": steady,
-            "against": against,
-            "errors": errors,
-            "turns": turns,
-            "rows": race(quick | alone(y, model), options.seconds, f"{label}, in a row", BLOCK),
-            "slow": race(
-                {OURS: quick[OURS]} | slow, options.seconds / 2, f"{label}, slow ones", BLOCK
-            ),
-            "gap": race(with_gap, options.seconds / 2, f"{label}, a gap"),
-            "counts": ours.counts(y, model, steady=steady),
-            "counts, every step": ours.counts(y, model, steady=n),
-        }
-        print(
-            f"{label:18} steady at {steady}; over ours: Standard {ratio(turns, 'Standard')}, "
-            f"Convergent {ratio(turns, 'Convergent')}, JAX {ratio(turns, 'JAX')}",
-            flush=True,
-        )
+    Two contenders compile at once, on a core each.
+    """
+    names = [name for name, what in CONTENDERS.items() if what.compiles]
+    names = [name for name in names if CONTENDERS[name].quick or not options.quick]
+    y, model = models.random_problem(*models.ONCE)
+    problem = options.cache / "first.npz"
+    np.savez(problem, y=y, **model.asdict(), **truth(y, model)[0])
+    left_out = {name: why for name in names if (why := missing(name))}
+
+    def first(name):
+        found = {}
+        with tempfile.TemporaryDirectory() as empty:
+            # What is compiled here serves the races, unless the folder was kept and is not empty.
+            folder = folder_of(name, options)
+            folder = Path(empty) if folder.exists() and any(folder.iterdir()) else folder
+            for when in ("cold", "warm"):
+                process = Process(name, options, folder)
+                answer = process.do("start")
+                if "failed" not in answer:
+                    answer = process.do("load", problem=str(problem), requested=list(NAMES))
+                process.end()
+                if "failed" in answer:
+                    return name, {"failed": answer["failed"]}
+                found[when] = round(answer["seconds"], 3)
+        say(options, f"compile {name}: {found}")
+        return name, found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = dict(pool.map(first, [name for name in names if name not in left_out]))
+    return {name: results.get(name, {"failed": left_out.get(name)}) for name in names}
+
+
+def measure_random(options) -> dict:
+    """Dense models; each also with a gap near the end, where a steady state ends."""
+    found = {}
+    sizes = (models.SIZES[1], models.SIZES[2]) if options.quick else models.SIZES
+    with Field([*taking_part("r", options), *taking_part("1", options)], options) as field:
+        absent = dict(field.left_out)
+        for m, p, r, n in sizes:
+            label = f"({m}, {p}, {r}, {n})"
+            y, model = models.random_problem(m, p, r, n)
+            once = (m, p, r, n) == models.ONCE
+            only = None if once else taking_part("r", options)
+            entry = contest(field, y, model, NAMES, label, only)
+            steady = ours.steady_step(y, model)
+            entry |= {
+                "steady": steady,
+                "counts": ours.counts(y, model, steady=steady),
+                "counts, every step": ours.counts(y, model, steady=n),
+            }
+            gap = y.copy()
+            gap[-3, 0] = np.nan
+            entry["gap"] = contest(
+                field, gap, model, NAMES, f"{label}, a gap", taking_part("r", options)
+            )
+            for each in (entry, entry["gap"]):
+                each["left out"] |= absent
+            found[label] = entry
     return found
 
 
@@ -227,262 +316,218 @@ def measure_real(options) -> dict:
     """Value and the gradients that the model's parameters need, filter against filter."""
     found = {}
     problems = models.real_problems()
-    for label in progress(list(problems)[:2] if options.quick else problems, "real models"):
-        y, model, requested = problems[label]
-        _, expected = truth(y, model)
-        chosen = {name: QUICK[name] for name in (OURS, "JAX", "dynamax")} | {
-            "PyTorch": SLOW["PyTorch"]
-        }
-        calls = {name: make(y, model, requested) for name, make in available(chosen).items()}
-        errors = errors_of(calls, expected)
-        torch = calls.pop("PyTorch", None)
-        slow = {"PyTorch": torch} if torch else {}
-        if find_spec("statsmodels"):
-            slow |= statsmodels_filter.natural_scores(label, y, model)
-        forwards = {"statsmodels, value": statsmodels_filter.forward(y, model)}
-        turns = race(calls | forwards, options.seconds, label)
-        everything = {"ours, all": ours.contender(y, model)} | alone(y, model)
-        steady = ours.steady_step(y, model)
-        found[label] = {
-            "size": [model.m, model.p, model.r, len(y)],
-            "requested": list(requested),
-            "steady": steady,
-            "errors": errors,
-            "turns": turns,
-            "rows": race(calls | everything, options.seconds, f"{label}, in a row", BLOCK),
-            "slow": race(
-                {OURS: calls[OURS]} | slow, options.seconds / 2, f"{label}, slow ones", BLOCK
-            ),
-            "counts": ours.counts(y, model, requested, steady=steady),
-        }
-        print(
-            f"{label:22} steady at {steady}; over ours: JAX {ratio(turns, 'JAX')}; "
-            f"ours over statsmodels' value {ratio(turns, OURS, 'statsmodels, value')}",
-            flush=True,
-        )
+    with Field(taking_part("m", options), options) as field:
+        absent = dict(field.left_out)
+        for label in list(problems)[:2] if options.quick else problems:
+            y, model, requested = problems[label]
+            entry = contest(field, y, model, requested, label)
+            steady = ours.steady_step(y, model)
+            entry |= {"steady": steady, "counts": ours.counts(y, model, requested, steady=steady)}
+            entry["left out"] |= absent
+            found[label] = entry
     return found
 
 
-def measure_whole(options) -> dict:
-    """Log-density and gradient of whole PyMC models, with either filter."""
-    if not find_spec("pymc_extras"):
-        return {}
-    from peers.pymc_models import logp_dlogp
+WHOLE = {
+    "closed form": ("closed_form", "NUMBA"),
+    "closed form, every step": ("every_step", "NUMBA"),
+    "closed form, JAX": ("closed_form", "JAX"),
+    "Standard": ("standard", "NUMBA"),
+    "Standard, JAX": ("standard", "JAX"),
+}
 
-    labels = [f"season {season}, n = {n}" for season, n in models.STRUCTURAL] + ["VARMAX(1, 1)"]
+
+def measure_whole(options) -> dict:
+    """Log-density and gradient of whole PyMC models: two filters, two backends."""
+    labels = list(models.real_problems())
+    kinds = [name for name in WHOLE if not options.quick or name == "closed form"]
     found = {}
-    for label in progress(labels[:1] if options.quick else labels, "whole PyMC models"):
-        calls, compiled = {}, {}
-        for name, filter_type in {"closed form": "closed_form", "Standard": "standard"}.items():
-            start = perf_counter()
-            calls[name] = logp_dlogp(label, filter_type)
-            calls[name]()
-            compiled[name] = round(perf_counter() - start, 1)
-        (value, slopes), (value_2, slopes_2) = (call() for call in calls.values())
-        turns = race(calls, options.seconds, label)
+    if missing("Standard"):
+        return {}
+    for label in labels[:1] if options.quick else labels:
+        with Field([f"model: {name}" for name in kinds], options) as field:
+            jobs = {
+                f"model: {name}": {
+                    "what": "model", "label": label, "filter_type": WHOLE[name][0],
+                    "mode": WHOLE[name][1],
+                } for name in kinds
+            }  # fmt: skip
+            loaded = field.all(jobs)
+            if not loaded:
+                found[label] = {"left out": dict(field.left_out)}
+                continue
+            first = next(iter(loaded.values()))
+            slopes = np.array(first["slopes"])
+            entry = field.measure(list(loaded)) | {
+                "build and compile": {x: round(a["seconds"], 1) for x, a in loaded.items()},
+                "differences": {
+                    name: {
+                        "logp": float(f"{abs(a['value'] / first['value'] - 1):.1e}"),
+                        "dlogp": float(f"{relative_error(np.array(a['slopes']), slopes):.1e}"),
+                    }
+                    for name, a in loaded.items()
+                },
+                "left out": dict(field.left_out),
+            }  # fmt: skip
+        # The names without the prefix that told the process what it is.
         found[label] = {
-            "turns": turns,
-            "rows": race(calls, options.seconds, f"{label}, in a row", BLOCK),
-            "build and compile": compiled,
-            "differences": {
-                "logp": float(f"{abs(value - value_2) / abs(value_2):.1e}"),
-                "dlogp": float(f"{relative_error(slopes, slopes_2):.1e}"),
-            },
+            what: {x.removeprefix("model: "): X for x, X in those.items()}
+            for what, those in entry.items()
         }
-        print(
-            f"{label:22} Standard over ours {ratio(turns, 'Standard', 'closed form')}",
-            flush=True,
-        )
+        say(options, f"whole model, {label}: {found[label]['build and compile']}")
     return found
 
 
 def measure_scaling(options) -> dict:
-    """One length and one number of states at a time; also models with a nearly empty T."""
-    names = [name for name in (OURS, "Standard", "JAX") if name in available(QUICK)]
-    lengths = (100, 300, 1000) if options.quick else (100, 300, 1000, 3000, 10000)
-    states = (2, 4, 8) if options.quick else (2, 4, 8, 16, 32, 64)
+    """One length, one number of states and one season at a time; calls in a row."""
+    lengths = (100, 1000) if options.quick else (100, 300, 1000, 3000, 10000)
+    states = (2, 8) if options.quick else (2, 4, 8, 16, 32, 64)
     seasons = (4, 12) if options.quick else (4, 12, 24, 52, 104)
-
-    def times(y, model, label):
-        calls = {name: QUICK[name][1](y, model) for name in names}
-        return race(calls | alone(y, model), options.seconds / 2, label, BLOCK)
-
+    problems = [("n", n, models.random_problem(13, 1, 3, n), NAMES) for n in lengths]
+    problems += [("m", m, models.random_problem(m, 1, 2, 200), NAMES) for m in states]
+    needed = ("a0", "P0", "H", "Q")
+    problems += [("season", s, models.structural_problem(s, 200), needed) for s in seasons]
+    names = [OURS, "ours, every step", "plain Numba", "JAX, not unrolled", "statsmodels, value"]
+    names += [] if options.quick else ["Standard"]
     found = {"n": {}, "m": {}, "season": {}}
-    for n in progress(lengths, "scaling in n"):
-        found["n"][str(n)] = times(*models.random_problem(13, 1, 3, n), f"n = {n}")
-    for m in progress(states, "scaling in m"):
-        found["m"][str(m)] = times(*models.random_problem(m, 1, 2, 200), f"m = {m}")
-    for season in progress(seasons, "scaling in the season"):
-        y, model = models.structural_problem(season, 200)
-        calls = {
-            OURS: ours.contender(y, model, ("a0", "P0", "H", "Q")),
-            "statsmodels, value": statsmodels_filter.forward(y, model),
-        }
-        found["season"][str(season)] = race(calls, options.seconds / 4, f"season {season}", BLOCK)
+    with Field(names, options) as field:
+        for axis, size, (y, model), requested in problems:
+            problem = options.cache / "problem.npz"
+            bars = {f"bar {x}": G for x, G in loglike_and_grad(y, model)[2].asdict().items()}
+            np.savez(problem, y=y, **model.asdict(), value=loglike(y, model), **bars)
+            job = {"what": "load", "problem": str(problem), "requested": list(requested)}
+            chosen = [x for x in field.processes if axis != "season" or x != "Standard"]
+            loaded = field.all(dict.fromkeys(chosen, job))
+            found[axis][str(size)] = field.race(list(loaded), "row", seconds=TURN)
+        say(options, "scaling is measured")
     return found
 
 
 def measure_limits(options) -> dict:
-    from peers import limits
-
     return limits.measure()
 
 
-# --- in processes of their own --------------------------------------------------------------------
-
-MEMORY_SIZE, MEMORY_LENGTHS = (13, 1, 3), (1000, 10000)
-COMPILED = (OURS, "ours, PyTensor", "Standard", "Convergent", "Standard, C", "JAX", "dynamax")
-
-
-def child(environment: dict, *arguments: str):
-    """What this script prints, as JSON, when it runs with these arguments; None if it fails."""
-    run = subprocess.run(
-        [sys.executable, __file__, *arguments], env=os.environ | environment, stdout=subprocess.PIPE
-    )
-    if run.returncode:
-        print(f"no figure: {' '.join(arguments)} failed", flush=True)
-        return None
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def peak_of_a_call(name: str) -> list[float]:
-    """Bytes that a call needs beyond what was there before it, for each length (Linux only)."""
-    makers = QUICK | SLOW | {
-        "ours, value": ("numba", ours.value_alone),
-        "ours, every step": ("numba", partial(ours.contender, tol=0.0)),
-        "ours, without T and Z": (
-            "numba", partial(ours.contender, requested=("a0", "P0", "H", "Q"), tol=0.0)
-        ),
-        "statsmodels, value": ("statsmodels", statsmodels_filter.forward),
-    }  # fmt: skip
-    libc, peaks = ctypes.CDLL(None), []
-
-    def resident(field):
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])
-
-    for n in MEMORY_LENGTHS:
-        call = makers[name][1](*models.random_problem(*MEMORY_SIZE, n))
-        call(), call()
-        gc.collect()
-        libc.malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-        before = resident("VmRSS")
-        call()
-        peaks.append(resident("VmHWM") - before)
-    return peaks
-
-
 def measure_memory(options) -> dict:
-    names = [*available(QUICK), "ours, every step", "ours, without T and Z", "ours, value"]
-    names += ["statsmodels, value"]
-    names += ["PyTorch"] if find_spec("torch") else []
+    """Bytes that a call needs beyond what was there before it, for two lengths (Linux)."""
     if not Path("/proc/self/clear_refs").exists():
         return {}
+    names = ["ours", "ours, every step", "ours, value", "plain Numba", "JAX", "JAX, closed form"]
+    names += ["statsmodels, value", "statsmodels, smoother"]
+    names += [] if options.quick else ["Standard", "Convergent"]
     # Large blocks go back to the system at once, so that the peak is the call's own.
     environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    names = names[:2] if options.quick else names
-    peaks = {
-        name: child(environment, "--child", "memory", name) for name in progress(names, "memory")
-    }
-    return {"size": MEMORY_SIZE, "lengths": MEMORY_LENGTHS, "bytes": peaks}
-
-
-def time_to_first_gradient(name: str) -> float:
-    """Seconds to build, compile and call once; the package itself was started before."""
-    y, model = models.random_problem(4, 1, 2, 100)
-    if name in ("JAX", "dynamax"):
-        jax_filters.start().jit(lambda x: x + 1)(1.0)
-        if name == "dynamax":
-            import dynamax.linear_gaussian_ssm  # noqa: F401
-    elif name != OURS:
-        import pytensor
-        import pytensor.tensor as pt
-
-        x, mode = pt.vector("x"), "CVM" if name.endswith("C") else "NUMBA"
-        pytensor.function([x], x + 1, mode=mode)(np.ones(2))
-        if not name.startswith(OURS):
-            import pymc_extras.statespace  # noqa: F401
-    start = perf_counter()
-    (QUICK | SLOW)[name][1](y, model)()
-    return perf_counter() - start
-
-
-def measure_compile(options) -> dict:
-    """Seconds to the first gradient of all arrays: with empty caches, then with filled ones."""
-    names = [name for name in COMPILED if name in available(QUICK | SLOW)]
     found = {}
-    for name in progress(names[:2] if options.quick else names, "compile time"):
-        with tempfile.TemporaryDirectory() as folder:
-            given = os.environ.get("PYTENSOR_FLAGS")
-            environment = {
-                "PYTENSOR_FLAGS": ",".join(filter(None, [given, f"base_compiledir={folder}"])),
-                "NUMBA_CACHE_DIR": str(Path(folder) / "numba"),
-            }
-            found[name] = {
-                when: child(environment, "--child", "compile", name) for when in ("cold", "warm")
-            }
-        print(f"compile {name:16} {found[name]}", flush=True)
-    return found
+    for name in [x for x in names if not missing(x)]:
+        peaks = []
+        for n in MEMORY_LENGTHS:
+            y, model = models.random_problem(*MEMORY_SIZE, n)
+            bars = {f"bar {x}": G for x, G in loglike_and_grad(y, model)[2].asdict().items()}
+            problem = options.cache / "memory.npz"
+            np.savez(problem, y=y, **model.asdict(), value=loglike(y, model), **bars)
+            process = Process(name, options, **environment)
+            process.do("start")
+            process.do("load", problem=str(problem), requested=list(NAMES))
+            peaks.append(process.do("peak").get("bytes"))
+            process.end()
+        found[name] = peaks if None not in peaks else None
+    say(options, "memory is measured")
+    return {"size": MEMORY_SIZE, "lengths": MEMORY_LENGTHS, "bytes": found}
 
 
 PARTS = {
     "limits": measure_limits,
+    "compile": measure_compile,
     "random": measure_random,
     "real": measure_real,
     "whole": measure_whole,
     "scaling": measure_scaling,
     "memory": measure_memory,
-    "compile": measure_compile,
 }
 
 
-def versions() -> dict[str, str]:
-    """Of the peers that `helpers.timing.machine` does not know."""
+# --- the record -----------------------------------------------------------------------------------
+
+
+def vector_width() -> str:
+    """What the processor says of its vectors."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
+    except (OSError, IndexError):
+        return "unknown"
+    known = {"avx512f": "AVX-512, 512 bit", "avx2": "AVX2, 256 bit", "asimd": "NEON, 128 bit"}
+    return next((width for flag, width in known.items() if flag in flags), "128 bit")
+
+
+def last_cache() -> int:
+    """Bytes of the largest cache; 64 MiB where the system does not tell."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return max((int(file.read_text().strip()[:-1]) << 10 for file in sizes), default=64 << 20)
+
+
+def here(options) -> dict:
     installed = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
-    return {name: installed[name] for name in ("dynamax", "torch") if name in installed}
+    peers = {name: installed[name] for name in ("dynamax", "torch") if name in installed}
+    for name, python in options.python.items():
+        peers[f"{name} in an environment of its own"] = Path(python).name
+    return machine() | {
+        "peers": peers,
+        "vectors": vector_width(),
+        "last cache": last_cache(),
+        "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
+        "busy before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
 
 
-def write(path: Path, part: str, found: dict) -> None:
+def write(path: Path, part: str, found: dict, where: dict) -> None:
     """Put a part into the record; the others stay as they are, if they are of this machine."""
     record = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    here = machine() | {"peers": versions()}
-    if record.get("machine", here)["processor"] != here["processor"]:
-        print("the record is of another processor: its other parts are dropped")
+    old = record.get("machine", where)
+    if record.get("format") != 2 or old["processor"] != where["processor"]:
         record = {}
+    record["format"] = 2
     record[part] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "found": found}
-    record["machine"] = here
+    record["machine"] = where
+    record["contenders"] = {name: what.why for name, what in CONTENDERS.items() if what.why}
     write_record(record, path)
 
 
 def main(options) -> None:
-    packages = {package for package, _ in (QUICK | SLOW | SCORES).values()}
-    if missing := sorted(package for package in packages if not find_spec(package)):
-        print(f"not installed, left out: {', '.join(missing)}")
-    start = perf_counter()
+    where = here(options)
+    if where["busy before"] and where["busy before"] > 0.5:
+        say(options, f"the machine is busy (load {where['busy before']:.1f}): no record of it")
+    # The parts' flush: every process maps the same file, so it is in memory once.
+    options.flush = options.cache / "flush"
+    np.ones(max(64 << 20, last_cache() * 5 // 4) // 8).tofile(options.flush)
     for name, measure in PARTS.items():
         if name in options.only:
-            print(f"{perf_counter() - start:5.0f} s  {name}", flush=True)
-            write(options.record, name, measure(options))
-    print(f"{perf_counter() - start:5.0f} s  done")
+            say(options, f"-- {name}")
+            write(options.record, name, measure(options), where)
+    say(options, "done")
+
+
+def named_python(text: str) -> tuple[str, str]:
+    name, _, executable = text.partition("=")
+    if name not in CONTENDERS and not name.startswith("JAX 0"):
+        raise argparse.ArgumentTypeError(f"no contender {name!r}, only {', '.join(CONTENDERS)}")
+    return name, executable
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    parser.add_argument("--quick", action="store_true", help="few sizes and short runs (a trial)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="budget of each race")
+    parser.add_argument("--quick", action="store_true", help="few sizes and contenders (a trial)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="budget of each race")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
-    parser.add_argument("--child", nargs=2, metavar=("WHAT", "NAME"), help=argparse.SUPPRESS)
+    parser.add_argument("--cache", type=Path, help="folder that keeps what is compiled")
+    parser.add_argument("--python", type=named_python, nargs="+", default=[], metavar="NAME=FILE")
     options = parser.parse_args()
+    options.began, options.python = perf_counter(), dict(options.python)
     if options.quick:
-        options.seconds = min(options.seconds, 1.0)
+        options.seconds = min(options.seconds, 0.5)
         if options.record == RECORD:
             parser.error("a trial does not replace the record: say --record FILE")
-    warnings.filterwarnings("ignore", category=SyntaxWarning)  # of dynamax, at its first import
-    threadpool_limits(1)  # JAX and PyTorch are told in their modules
-    if options.child:
-        what, name = options.child
-        print(json.dumps({"memory": peak_of_a_call, "compile": time_to_first_gradient}[what](name)))
-    else:
+    threadpool_limits(1)
+    with tempfile.TemporaryDirectory() as folder:
+        options.cache = (options.cache or Path(folder)).resolve()
+        options.cache.mkdir(parents=True, exist_ok=True)
         main(options)

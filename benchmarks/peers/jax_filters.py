@@ -1,9 +1,11 @@
-"""JAX: a filter as one would write it with lax.scan, and dynamax, both under value_and_grad."""
+"""JAX: the filter as a lax.scan under value_and_grad, our closed form in it, and dynamax."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 
@@ -12,40 +14,80 @@ from helpers.statespace import NAMES
 
 # One thread, as for everyone. It must be said before JAX starts.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+UNROLL = 1, 4, 16  # the best of them is kept
 
 
 def start():
-    """JAX with float64 on one thread."""
+    """JAX with float64 on one thread, which computes before it returns."""
     flags = os.environ.get("XLA_FLAGS", "")
     if ONE_THREAD not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {ONE_THREAD}".strip()
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # keep all, however small or quick to compile
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.jit(lambda x: x + 1)(1.0)
     return jax
 
 
-def scan_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
+def scan_loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, unroll: int, gaps: bool):
+    """Short update; for one series F is a number, and gaps are masked only where there are some."""
     import jax.numpy as jnp
     from jax import lax
+
+    W = R @ Q @ R.T
+    o = (~jnp.isnan(y)).astype(float) if gaps else jnp.ones_like(y)
+    y = jnp.where(jnp.isnan(y), 0.0, y) if gaps else y
+    update = _update_one if y.shape[1] == 1 else _update
+
+    def step(state, now):
+        a_filt, P_filt, l = update(*state, *now, d, Z, H, gaps)
+        return (T @ a_filt + c, T @ P_filt @ T.T + W), l
+
+    return lax.scan(step, (a0, P0), (y, o), unroll=unroll)[1].sum()
+
+
+def _update_one(a, P, y_t, o_t, d, Z, H, gaps):
+    import jax.numpy as jnp
+
+    o = o_t[0]
+    M = P @ Z[0]
+    v, F = y_t[0] - Z[0] @ a - d[0], Z[0] @ M + H[0, 0]
+    u = v / F
+    l = -(jnp.log(2 * jnp.pi) + jnp.log(F) + v * u) / 2
+    if gaps:
+        u, M, l = o * u, o * M, o * l
+    return a + M * u, P - jnp.outer(M, M) / F, l
+
+
+def _update(a, P, y_t, o_t, d, Z, H, gaps):
+    import jax.numpy as jnp
     from jax.scipy.linalg import cho_solve
 
-    p, W = y.shape[1], R @ Q @ R.T
-
-    def step(state, y_t):
-        a, P = state
-        v = y_t - Z @ a - d
-        M = P @ Z.T
-        C = jnp.linalg.cholesky(Z @ M + H)
-        u = cho_solve((C, True), v)
-        l = -(p * jnp.log(2 * jnp.pi) + 2 * jnp.log(jnp.diag(C)).sum() + v @ u) / 2
-        P_filt = P - M @ cho_solve((C, True), M.T)
-        return (T @ (a + M @ u) + c, T @ P_filt @ T.T + W), l
-
-    return lax.scan(step, (a0, P0), y)[1].sum()
+    count = len(d)
+    if gaps:
+        d, Z, H = d * o_t, Z * o_t[:, None], H * jnp.outer(o_t, o_t) + jnp.diag(1 - o_t)
+        count = o_t.sum()
+    v = y_t - Z @ a - d
+    M = P @ Z.T
+    C = jnp.linalg.cholesky(Z @ M + H)
+    u = cho_solve((C, True), v)
+    l = -(count * jnp.log(2 * jnp.pi) + 2 * jnp.log(jnp.diag(C)).sum() + v @ u) / 2
+    return a + M @ u, P - M @ cho_solve((C, True), M.T), l
 
 
-def dynamax_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
+def closed_form_loglike(y, *model):
+    """The package's own: two scans, whose second is the closed-form pullback."""
+    from helpers.kalman.jax import loglike
+
+    return loglike(y, *model).sum()
+
+
+def dynamax_loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, parallel: bool = False):
+    """dynamax's filter, or the one that is parallel in time."""
     import jax.numpy as jnp
     from dynamax.linear_gaussian_ssm import inference as lgssm
 
@@ -55,11 +97,15 @@ def dynamax_loglike(y, a0, P0, c, d, T, Z, R, H, Q):
         lgssm.ParamsLGSSMDynamics(T, c, no_inputs[0], R @ Q @ R.T),
         lgssm.ParamsLGSSMEmissions(Z, d, no_inputs[1], H),
     )
+    if parallel:
+        from dynamax.linear_gaussian_ssm import parallel_inference
+
+        return parallel_inference.lgssm_filter(parameters, y).marginal_loglik
     return lgssm.lgssm_filter(parameters, y).marginal_loglik
 
 
 def contender(
-    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, loglike=scan_loglike
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, loglike: Callable
 ) -> Callable:
     jax = start()
     places = tuple(1 + NAMES.index(name) for name in requested)
@@ -71,3 +117,28 @@ def contender(
         return value, dict(zip(requested, gradients, strict=True))
 
     return call
+
+
+def scan(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
+    """The scan, unrolled as far as pays; ``call.note`` says how far."""
+    gaps = bool(np.isnan(y).any())
+    tried = {}
+    for unroll in UNROLL:
+        call = contender(
+            y, model, requested, loglike=partial(scan_loglike, unroll=unroll, gaps=gaps)
+        )
+        call(), call()
+        seconds = []
+        for _ in range(7):
+            begin = perf_counter()
+            call()
+            seconds.append(perf_counter() - begin)
+        tried[unroll] = min(seconds), call
+    best = min(tried, key=lambda unroll: tried[unroll][0])
+    tried[best][1].note = f"unroll = {best}"
+    return tried[best][1]
+
+
+def scan_once(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
+    """The scan as it is, not unrolled: for the time to the first gradient."""
+    return contender(y, model, requested, loglike=partial(scan_loglike, unroll=1, gaps=False))

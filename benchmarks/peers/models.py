@@ -8,9 +8,10 @@ from helpers.datasets import local_level_arrays, macro, nile, random_model, simu
 from helpers.kalman import StateSpace
 
 SIZES = (  # m, p, r, n
-    (2, 1, 1, 100), (4, 1, 2, 100), (10, 5, 5, 200), (13, 1, 3, 1000), (20, 3, 5, 500),
-    (20, 3, 5, 5000), (50, 5, 5, 500),
+    (2, 1, 1, 100), (4, 1, 2, 100), (3, 8, 2, 200), (10, 5, 5, 200), (13, 1, 3, 1000),
+    (20, 3, 5, 500), (50, 5, 5, 500),
 )  # fmt: skip
+ONCE = (4, 1, 2, 100)  # where those run that run once
 STRUCTURAL = ((12, 200), (12, 1000), (52, 500))  # season, n
 
 

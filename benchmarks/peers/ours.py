@@ -48,7 +48,9 @@ def contender(
     return call
 
 
-def value_alone(y: np.ndarray, model: StateSpace, *, tol: float = TOLERANCE) -> Callable:
+def value_alone(
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = (), *, tol: float = TOLERANCE
+) -> Callable:
     from helpers.kalman.fused import entry
 
     arrays, y = pass_arrays(model), np.ascontiguousarray(y)

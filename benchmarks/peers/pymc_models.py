@@ -66,25 +66,63 @@ def varmax(filter_type: str):
     return model
 
 
-def logp_dlogp(name: str, filter_type: str) -> Callable:
-    """Function without arguments: log-density and gradient at the initial point, in Numba."""
+def local_level(filter_type: str):
+    """The Nile: a level and noise."""
+    import pandas as pd
+    import pymc as pm
+    import pytensor.tensor as pt
+    from pymc_extras.statespace import structural as st
+
+    from helpers.datasets import nile
+
+    y = nile().y / 100
+    built = (st.LevelTrend(order=1, name="level") + st.MeasurementError(name="noise")).build(
+        filter_type=filter_type, verbose=False
+    )
+    data = pd.DataFrame(y, columns=["data"], index=pd.RangeIndex(len(y)))
+    with pm.Model(coords=built.coords) as model:
+        pm.Deterministic("P0", 1e3 * pt.eye(1), dims=["state", "state_aux"])
+        pm.Normal("initial_level", mu=10, sigma=10, dims=["state_level"])
+        pm.Gamma("sigma_level", alpha=2, beta=5, dims=["shock_level"])
+        pm.Gamma("sigma_noise", alpha=2, beta=2)
+        built.build_statespace_graph(data)
+    return model
+
+
+def register() -> None:
+    """Both of ours, with a steady state and without one, as filter types of pymc-extras."""
+    from pymc_extras.statespace.core import statespace
+
+    from helpers.kalman import register_filter
+    from helpers.kalman.op import loglike_from_W
+    from helpers.kalman.pymc import ClosedFormFilter
+
+    class EveryStep(ClosedFormFilter):
+        def _loglike(self, y, *model):
+            return loglike_from_W(y, *model, tol=0.0)
+
+    register_filter()
+    statespace.FILTER_FACTORY["every_step"] = EveryStep
+
+
+def logp_dlogp(name: str, filter_type: str, mode: str = "NUMBA") -> Callable:
+    """Function without arguments: log-density and gradient, near the initial point."""
     from pymc.blocking import DictToArrayBijection
 
-    if filter_type == "closed_form":
-        from helpers.kalman import register_filter
-
-        register_filter()
+    register()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the index of the data, which has no dates
         if name.startswith("VARMAX"):
             model = varmax(filter_type)
+        elif name.startswith("local level"):
+            model = local_level(filter_type)
         else:
             season, n = (int(word) for word in name.replace(",", "").split() if word.isdigit())
             model = structural(season, n, filter_type)
-        function = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
+        function = model.logp_dlogp_function(ravel_inputs=True, mode=mode)
     function.set_extra_values({})
     function._pytensor_function.trust_input = True
     start = DictToArrayBijection.map(model.initial_point()).data
-    # Away from the initial point, where gradients of some parameters vanish.
-    start = start + 0.1 * np.sin(np.arange(len(start)))
+    # Away from the initial point: the transition of a VARMAX is zero there, a pass over nothing.
+    start = start + 0.1 * np.sin(1 + np.arange(len(start)))
     return lambda: function(start)

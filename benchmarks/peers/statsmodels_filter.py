@@ -1,10 +1,8 @@
-"""statsmodels: the likelihood in Cython, and what its models offer for the gradient."""
+"""statsmodels: the likelihood in Cython, the gradient from its smoother, and its own score."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -17,20 +15,81 @@ LONG_NAMES = {
 }  # fmt: skip
 
 
-def forward(y: np.ndarray, model: StateSpace) -> Callable:
-    """The log-likelihood alone, no more than the filter in Cython."""
-    from statsmodels.tsa.statespace.kalman_filter import KalmanFilter
-
-    kf = KalmanFilter(model.p, model.m, model.r)
-    kf.bind(np.array(y, order="C"))
+def bound(representation, y: np.ndarray, model: StateSpace):
+    """Their representation (a filter or a smoother) with our arrays in it."""
+    theirs = representation(model.p, model.m, model.r)
+    theirs.bind(np.array(y, order="C"))
     for name, long_name in LONG_NAMES.items():
         X = getattr(model, name)
-        kf[long_name] = X[:, np.newaxis] if X.ndim == 1 else X
-    kf.initialize_known(np.array(model.a0), np.array(model.P0))
+        theirs[long_name] = X[:, np.newaxis] if X.ndim == 1 else X
+    theirs.initialize_known(np.array(model.a0), np.array(model.P0))
+    return theirs
+
+
+def forward(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = ()) -> Callable:
+    """The log-likelihood alone: the filter in Cython, which Python sets up at each call."""
+    from statsmodels.tsa.statespace.kalman_filter import KalmanFilter
+
+    kf = bound(KalmanFilter, y, model)
     return lambda: (kf.loglike(), {})
 
 
-def score(y: np.ndarray, model: StateSpace, *, method: str) -> Callable:
+def smoothed(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
+    """The gradients from what their smoother returns, r and N and the smoothing error, by sums.
+
+    For complete data. The formulas are those of the disturbance smoother (de Jong 1988; Koopman and
+    Shephard 1992), as in :func:`helpers.kalman.recursions.pull_smooth`, for all steps at once.
+    """
+    from statsmodels.tsa.statespace.kalman_smoother import (
+        SMOOTHER_DISTURBANCE,
+        SMOOTHER_DISTURBANCE_COV,
+        SMOOTHER_STATE,
+        KalmanSmoother,
+    )
+
+    if np.isnan(y).any():
+        raise NotImplementedError("the sums are written for complete data")
+    states = not {"T", "Z"}.isdisjoint(requested)
+    ks = bound(KalmanSmoother, y, model)
+    wanted = SMOOTHER_DISTURBANCE | SMOOTHER_DISTURBANCE_COV | (SMOOTHER_STATE if states else 0)
+    T, Z, R, Q = model.T, model.Z, model.R, model.Q
+
+    def call():
+        out = ks.smooth(smoother_output=wanted)
+        # theirs after each step; those before the first stand apart
+        r, N = out.scaled_smoothed_estimator.T, out.scaled_smoothed_estimator_cov.transpose(2, 0, 1)
+        r_0, N_0 = (
+            out.scaled_smoothed_estimator_presample,
+            out.scaled_smoothed_estimator_cov_presample,
+        )
+        e = out.smoothing_error.T
+        found = {"a0": r_0, "c": r.sum(axis=0), "d": e.sum(axis=0)}
+        found["P0"] = (np.outer(r_0, r_0) - N_0) / 2
+        if not {"R", "Q"}.isdisjoint(requested):
+            W = (r.T @ r - N.sum(axis=0)) / 2
+            found |= {"R": 2 * W @ R @ Q, "Q": R.T @ W @ R}
+        if states or "H" in requested:
+            F_inv = np.linalg.inv(out.forecasts_error_cov.transpose(2, 0, 1))
+            P = out.predicted_state_cov.transpose(2, 0, 1)[:-1]
+            K = P @ Z.T @ F_inv
+        if "H" in requested:
+            TK = T @ K
+            D = F_inv + TK.transpose(0, 2, 1) @ N @ TK
+            found["H"] = (e.T @ e - D.sum(axis=0)) / 2
+        if states:
+            Y = N @ T @ out.filtered_state_cov.transpose(2, 0, 1)
+            smooth = out.smoothed_state.T
+            found["T"] = r.T @ smooth - Y.sum(axis=0)
+            Kt = K.transpose(0, 2, 1)
+            found["Z"] = e.T @ smooth + (Kt @ T.T @ Y - Kt).sum(axis=0)
+        return out.llf_obs.sum(), {name: found[name] for name in requested}
+
+    return call
+
+
+def score(
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, method: str
+) -> Callable:
     """The gradient of a model whose parameters are the entries of all nine arrays."""
     from statsmodels.tsa.statespace.mlemodel import MLEModel
 
@@ -61,30 +120,3 @@ def score(y: np.ndarray, model: StateSpace, *, method: str) -> Callable:
         return None, arrays(slopes)
 
     return call
-
-
-def natural_scores(label: str, y: np.ndarray, model: StateSpace) -> dict[str, Callable]:
-    """The scores of statsmodels' own version of a model, with respect to its own few parameters."""
-    from statsmodels.tsa.statespace.structural import UnobservedComponents
-    from statsmodels.tsa.statespace.varmax import VARMAX
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a VARMA may not be identified
-        if label.startswith("VARMAX"):
-            theirs = VARMAX(y, order=(1, 1), trend="n")
-            params = theirs.start_params
-        elif label.startswith("local level"):
-            theirs = UnobservedComponents(y[:, 0], "local level")
-            params = np.array([model.H[0, 0], model.Q[0, 0]])
-        else:
-            theirs = UnobservedComponents(y[:, 0], "local linear trend", seasonal=model.m - 1)
-            params = np.array([model.H[0, 0], *np.diag(model.Q)])
-    if not label.startswith("VARMAX"):
-        theirs.ssm.initialize_known(np.array(model.a0), np.array(model.P0))
-    return {
-        "statsmodels score": partial(theirs.score, params, approx_complex_step=True),
-        "statsmodels score, Harvey": partial(
-            theirs.score, params, method="harvey", approx_complex_step=True
-        ),
-        "statsmodels, own value": partial(theirs.loglike, params),
-    }
