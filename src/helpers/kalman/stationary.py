@@ -49,20 +49,16 @@ def _sums(squares, a, P, transposed):
 
 
 class Stationary:
-    """The stationary mean and covariance.
+    """The stationary `mean` (m,) and `covariance` (m, m).
+
+    `converged` says whether T has all its eigenvalues inside the unit circle; if not, there is
+    neither.
 
     Parameters
     ----------
     T : array (m, m)
     c : array (m,)
     W : array (m, m)
-
-    Attributes
-    ----------
-    converged : bool
-        Whether T has all its eigenvalues inside the unit circle; if not, there is neither.
-    mean : array (m,)
-    covariance : array (m, m)
     """
 
     def __init__(self, T: np.ndarray, c: np.ndarray, W: np.ndarray):  # noqa: N803

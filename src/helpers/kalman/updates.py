@@ -35,6 +35,8 @@ MISSED_BY_DIFFERENCES = 1e-6
 class Colored:
     """The derivatives of a function of k parameters, those that share no entry taken together.
 
+    `colors` (k,) holds the number of each parameter's colour.
+
     Parameters
     ----------
     along : function
@@ -44,11 +46,6 @@ class Colored:
         A point near which the entries that each parameter moves are looked for.
     missed : float
         What the sum along a direction may miss of an entry before the pattern counts as wrong.
-
-    Attributes
-    ----------
-    colors : int array (k,)
-        The number of each parameter's colour.
     """
 
     def __init__(self, along: Callable, params: np.ndarray, missed: float = MISSED):

@@ -17,7 +17,7 @@ Max pooling finds its winners first (``PoolWinners``, integers) and is linear fr
 ``Take`` and its transpose ``PutBack``.
 
 Every Op ends its inputs with the integer arrays of a rulebook. In every mode of PyTensor it runs
-its kernel of :mod:`helpers.sparse_conv.kernels`; `numpy` is the same in NumPy, for complex steps.
+its kernel of ``helpers.sparse_conv.kernels``; ``numpy`` is the same in NumPy, for complex steps.
 """
 
 from __future__ import annotations
