@@ -100,6 +100,11 @@ FAULTS = {
         "add(w, totals, size + 1.0, total, m)",
     ),
     "a vague start not noticed": ("forward.py", "if watch and has_shrunk(w, P_next):", "if False:"),
+    "a known start watched": (
+        "forward.py",
+        "watch and not was_known(model.P0, model.W[0])",
+        "watch",
+    ),
     "what is not wanted is added": (
         "backward.py",
         "            if wanted.W:\n                accumulate_W(w, first, n,",

@@ -236,7 +236,7 @@ def _filter_in_parts(y, model: StateSpace):
     filter is None where they are all the steps there are.
     """
     filtered = kalman_filter(y, model)
-    if not _loses_digits(filtered):
+    if not _loses_digits(filtered, model):
         return filtered.out.l, ([], None), filtered
     y, o = check_data(y, model), filtered.observed.astype(float)
     n = len(y)
@@ -257,12 +257,15 @@ def _filter_in_parts(y, model: StateSpace):
     return l, (steps, B_t), filtered
 
 
-def _loses_digits(filtered: Filtered) -> bool:
+def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     """Whether the first steps took nearly all of some predicted variance: P0 was vague.
 
     Complex arrays are for complex steps, which the root of a singular matrix does not admit.
     """
     if np.iscomplexobj(filtered.w):
+        return False
+    R, Q = (model.over_time(x, 1)[0] for x in "RQ")
+    if square_root.was_known(filtered.out.P_pred[0], symmetric(R @ Q @ R.T)):
         return False
     before = np.diagonal(filtered.out.P_pred, axis1=1, axis2=2)
     after = np.concatenate([before[1:], np.diagonal(filtered.out.P_filt[-1:], axis1=1, axis2=2)])

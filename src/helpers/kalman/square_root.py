@@ -44,6 +44,21 @@ OWED = 0.99
 WIDEST = 4
 
 
+def was_known(P0, W):
+    """Whether the state was known exactly at the start, or one step before it: P0 is zero, or W.
+
+    Then nothing is vague. The variances of such a state are often the rounding of zeros, of which
+    one may be far below the other.
+    """
+    zero, same = True, True
+    for i in range(len(P0)):
+        for j in range(len(P0)):
+            zero = zero and P0[i, j] == 0.0
+            apart = abs(P0[i, j] - W[i, j])
+            same = same and apart <= 1e-9 * np.sqrt(abs(P0[i, i] * P0[j, j]))
+    return zero or same
+
+
 class Turn(NamedTuple):
     """An orthogonal q as k reflections: of rows j and top[j] exchanged, then of h[j]."""
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.inputs import load_step, load_symmetric
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
@@ -27,7 +28,7 @@ from helpers.kalman.fused.tiles import (
     transposed,
 )
 from helpers.kalman.recursions import LOG_2PI
-from helpers.kalman.square_root import LOST, WATCHED
+from helpers.kalman.square_root import LOST, WATCHED, was_known
 
 # How a pass ended. Zero is what a pass that was cut off would leave, so it is none of them.
 DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
@@ -239,6 +240,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
+    watch = watch and not was_known(model.P0, model.W[0])
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:
