@@ -39,9 +39,11 @@ book: $(ENV)
 
 # Two workers; loadscope keeps the cells of one notebook, and the tests of one module, on one worker.
 test: $(ENV)
+	@$(PY) -m tools.compile_kernels
 	@$(PY) -m pytest --nbval -n 2 --dist loadscope
 
 unit: $(ENV)
+	@$(PY) -m tools.compile_kernels
 	@$(PY) -m pytest tests src -n 2 --dist loadscope
 
 # playwright is not pinned: it is needed for these tests alone, and they are skipped without it.

@@ -7,5 +7,6 @@ from importlib.util import find_spec
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-# Its examples can run only where JAX is.
+# The examples of the one run only where JAX is; the other's scripts made what the tests read.
 collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]
+collect_ignore += ["tests/data"]
