@@ -129,7 +129,10 @@ def outputs_that_use_each_other():
 def a_push_of_outputs_that_use_each_other():
     q, q_dot = pt.dscalars("q", "q_dot")
     at, y = {q: 3.0, q_dot: 1.0}, q**2
-    return [float(value(part, at)) for part in pg.pushforward([q, y], q, q_dot)] == [1, 0]
+    outputs = [float(value(part, at)) for part in pg.pushforward([q, y], q, q_dot)]
+    a, b = pt.dscalars("a", "b")
+    inputs = pg.pushforward(a + b, [a, b], [pt.constant(10.0), pt.constant(1.0)])
+    return outputs == [1, 0] and value(inputs, {a: 2.0, b: 3.0}) == 1
 
 
 @surprise("S7")
