@@ -451,16 +451,10 @@ def check(name, found, reference) -> None:
 @numba.njit
 def gathers(Z, dY, Y, G, dst):
     """What `conv` and `conv_grads` move, tile by tile: one scatter of products, one gather."""
-    a, positions = dst.shape
-    a_out, n_out = Y.shape
+    a = len(dst)
     for first in range(0, a, kernels.TILE):
         rows = min(kernels.TILE, a - first)
-        for r in range(rows):
-            for k in range(positions):
-                o = dst[first + r, k]
-                if 0 <= o < a_out:
-                    for n in range(n_out):
-                        Y[o, n] += Z[r, k * n_out + n]
+        kernels._scatter(Z[:rows], dst, first, Y)
         kernels._gather(dY, dst, first, G[:rows])
 
 

@@ -99,11 +99,15 @@ FAULTS = {
         "add(w, totals, size, total, m)",
         "add(w, totals, size + 1.0, total, m)",
     ),
-    "a vague start not noticed": ("forward.py", "if watch and has_shrunk(w, P_next):", "if False:"),
+    "a vague start not noticed": (
+        "forward.py",
+        "if watch and shows_vague(w, P_next, model):",
+        "if False:",
+    ),
     "a known start watched": (
         "forward.py",
-        "watch and not was_known(model.P0, model.W[0])",
-        "watch",
+        "return not was_known(model.P0, model.W[0])",
+        "return True",
     ),
     "what is not wanted is added": (
         "backward.py",

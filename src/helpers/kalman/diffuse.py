@@ -334,7 +334,7 @@ class _Columns:
             return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
         _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
         value = self._value(value, S)
-        gradients = _fused().gradients_of(self._zero(), out, len(self.y))
+        gradients = _fused().gradients_of(self._zero(), out)
         return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
 
     def _zero(self, **more) -> StateSpace:

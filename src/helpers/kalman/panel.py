@@ -368,7 +368,7 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
         )
     if not gradient:
         return _Found(l)
-    return _Found(l, dY, a0_bar, c_bar, fused.gradients_of(model, out, y.shape[1]))
+    return _Found(l, dY, a0_bar, c_bar, fused.gradients_of(model, out))
 
 
 def _own_models(Y, models, method, tol, own, gradient: bool):  # noqa: N803

@@ -133,19 +133,20 @@ def vectorize(op, node, *inputs):
     return [_panel(given, own, op.tol)]
 
 
+def with_all_axes(inputs, names, ndim: dict) -> list:
+    """Tensors of one float type; each has as many axes as `ndim` says, or 3."""
+    inputs = [pt.as_tensor_variable(X) for X in inputs]
+    for name, X in zip(names, inputs, strict=True):
+        if X.ndim != ndim.get(name, 3):
+            raise ValueError(f"{name} has {X.ndim} dimensions, expected {ndim.get(name, 3)}")
+    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
+    if dtype.kind != "f":
+        raise TypeError("an input is complex, expected real arrays")
+    return [X.astype(dtype.name) for X in inputs]
+
+
 class _PanelOp(Op):
     """What both Ops share: the eight inputs, and how compiled code is called."""
-
-    def _inputs(self, inputs) -> list:
-        """The eight inputs, of one float type, each with all its axes."""
-        inputs = [pt.as_tensor_variable(X) for X in inputs]
-        for name, X in zip(INPUTS, inputs, strict=True):
-            if X.ndim != _NDIM.get(name, 3):
-                raise ValueError(f"{name} has {X.ndim} dimensions, expected {_NDIM.get(name, 3)}")
-        dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
-        if dtype.kind != "f":
-            raise TypeError("an input is complex, expected real arrays")
-        return [X.astype(dtype.name) for X in inputs]
 
     def perform(self, node, inputs, output_storage):
         weights = [] if len(inputs) > len(INPUTS) else [np.ones(inputs[0].shape[:2])]
@@ -187,7 +188,7 @@ class KalmanPanel(_PanelOp):
         self.tol = tol
 
     def make_node(self, *inputs):
-        inputs = self._inputs(inputs)
+        inputs = with_all_axes(inputs, INPUTS, _NDIM)
         y = inputs[0].type
         return Apply(self, inputs, [pt.tensor(dtype=y.dtype, shape=y.shape[:2])])
 
@@ -217,7 +218,7 @@ class KalmanPanelGrad(_PanelOp):
 
     def make_node(self, *inputs):
         *model, l_bar = inputs
-        model = self._inputs(model)
+        model = with_all_axes(model, INPUTS, _NDIM)
         l_bar = pt.as_tensor_variable(l_bar).astype(model[0].dtype)
         shapes = {x: X.type.shape for x, X in zip(INPUTS, model, strict=True)}
         shapes["l"] = shapes["y"][:2]

@@ -35,6 +35,9 @@ LOG_2PI = float(np.log(2 * np.pi))
 # What a covariance that is taken to be in its steady state may miss, relative to its own size.
 TOLERANCE = 1e-13
 
+# Pivot of a scaled S, for each of its rows, of a direction that the data tell of.
+LEAST = 1e-12
+
 
 @singledispatch
 def cholesky(F):
@@ -67,6 +70,30 @@ def solve(C, B):
     for i in range(len(C)):
         X[i] = (B[i] - C[i, :i] @ X[:i]) / C[i, i]
     return X
+
+
+def factor_if_identified(S):
+    """C (q, q) with C C' = S, and log|S|: NaN where S is singular, its diagonal scaled to ones.
+
+    S holds what data say about q unknown numbers; it is singular where they say nothing about some
+    combination of them.
+    """
+    q = len(S)
+    C, logdet = np.zeros((q, q)), 0.0
+    for j in range(q):
+        x = S[j, j]
+        for l in range(j):
+            x -= C[j, l] ** 2
+        if not x > q * LEAST * S[j, j]:
+            return C, np.nan
+        logdet += np.log(x)
+        C[j, j] = np.sqrt(x)
+        for i in range(j + 1, q):
+            x = S[i, j]
+            for l in range(j):
+                x -= C[i, l] * C[j, l]
+            C[i, j] = x / C[j, j]
+    return C, logdet
 
 
 def at_step(A, t):

@@ -264,15 +264,15 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     """
     if np.iscomplexobj(filtered.w):
         return False
-    R, Q = (model.over_time(x, 1)[0] for x in "RQ")
-    if square_root.was_known(filtered.out.P_pred[0], symmetric(R @ Q @ R.T)):
-        return False
     before = np.diagonal(filtered.out.P_pred, axis1=1, axis2=2)
     after = np.concatenate([before[1:], np.diagonal(filtered.out.P_filt[-1:], axis1=1, axis2=2)])
     first = np.roll(np.cumsum(filtered.observed.sum(axis=1)), 1)
     first[0] = 0
     watched = first < square_root.WATCHED * before.shape[1]
-    return bool((after < square_root.LOST * np.maximum.accumulate(before))[watched].any())
+    if not (after < square_root.LOST * np.maximum.accumulate(before))[watched].any():
+        return False
+    R, Q = (model.over_time(x, len(before))[0] for x in "RQ")
+    return not square_root.was_known(filtered.out.P_pred[0], symmetric(R @ Q @ R.T))
 
 
 class StepGradients(NamedTuple):

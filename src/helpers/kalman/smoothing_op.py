@@ -47,7 +47,8 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 from helpers.kalman import smoothing
 from helpers.kalman.fused.building import load
 from helpers.kalman.op import _from_model
-from helpers.kalman.recursions import TOLERANCE, at_step, solve, symmetric
+from helpers.kalman.panel_op import with_all_axes
+from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
     information_of,
     path,
@@ -60,7 +61,6 @@ from helpers.kalman.square_root import root
 
 INPUTS = ("y", "start", "shocks", "noise", "P0", "T", "Z", "H", "W", "A")
 _NDIM = {"y": 2, "start": 2, "P0": 2, "A": 2}  # of the others 3
-LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
 
 
 def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noqa: N803
@@ -197,22 +197,8 @@ def panel_pass(*arguments):
 
 
 def is_identified(S):
-    """Whether the data say something about every direction of delta: pivots, S scaled to ones."""
-    q = len(S)
-    C = np.zeros((q, q))
-    for j in range(q):
-        x = S[j, j]
-        for k in range(j):
-            x -= C[j, k] ** 2
-        if not x > q * LEAST * S[j, j]:
-            return False
-        C[j, j] = np.sqrt(x)
-        for i in range(j + 1, q):
-            x = S[i, j]
-            for k in range(j):
-                x -= C[i, k] * C[j, k]
-            C[i, j] = x / C[j, j]
-    return True
+    """Whether the data say something about every direction of delta."""
+    return not np.isnan(factor_if_identified(S)[1])
 
 
 def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
@@ -362,7 +348,7 @@ class KalmanDraw(_SmoothingOp):
         return (self.tol,)
 
     def make_node(self, *inputs):
-        inputs = _checked(inputs)
+        inputs = with_all_axes(inputs, INPUTS, _NDIM)
         shape = inputs[2].type.shape
         return Apply(self, inputs, [pt.tensor(dtype=inputs[0].dtype, shape=shape)])
 
@@ -390,7 +376,7 @@ class KalmanDrawGrad(_SmoothingOp):
 
     def make_node(self, *inputs):
         *given, g = inputs
-        given = _checked(given)
+        given = with_all_axes(given, INPUTS, _NDIM)
         g = pt.as_tensor_variable(g).astype(given[0].dtype)
         return Apply(
             self, [*given, g], [pt.tensor(dtype=g.dtype, shape=X.type.shape) for X in given]
@@ -441,17 +427,6 @@ def covariance_root(P):  # noqa: N803
     """B with B B' = P (m, m) or (n, m, m), symmetric and possibly singular, symbolically."""
     P = (P + P.mT) / 2  # noqa: N806
     return CovarianceRoot()(P) if P.ndim == 3 else CovarianceRoot()(P[None])[0]
-
-
-def _checked(inputs) -> list:
-    inputs = [pt.as_tensor_variable(X) for X in inputs]
-    for name, X in zip(INPUTS, inputs, strict=True):
-        if X.ndim != _NDIM.get(name, 3):
-            raise ValueError(f"{name} has {X.ndim} dimensions, expected {_NDIM.get(name, 3)}")
-    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
-    if dtype.kind != "f":
-        raise TypeError("an input is complex, expected real arrays")
-    return [X.astype(dtype.name) for X in inputs]
 
 
 _PYTHON = {

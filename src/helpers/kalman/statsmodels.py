@@ -46,7 +46,7 @@ from helpers.kalman.climbing import climb
 from helpers.kalman.recursions import TOLERANCE, symmetric
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.updates import STEP, Colored
-from helpers.statespace import SHAPES, Gradients, StateSpace
+from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 try:
     from statsmodels.regression.recursive_ls import RecursiveLS
@@ -563,26 +563,20 @@ def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Grad
     for x in ("c", "d", "T", "Z", "R", "H", "Q"):
         X = arrays[x]
         time[x] = X if X.ndim > len(SHAPES[x]) else X[np.newaxis]
-    R = time["R"]
-    turned = R.transpose(0, 2, 1)
-    RQ = R @ time["Q"]
+    R, Q = time["R"], time["Q"]
     given = [arrays["a0"][:], arrays["P0"][:], *(time[x][:] for x in "cdTZH")]
     for X in given:  # as those of a `StateSpace`: one type, and one compilation, for both
         X.flags.writeable = False
     l, out, *_ = fused._entry().loglike_and_grad(
-        y, *given, RQ @ turned, weights, True, True, True, True, TOLERANCE
+        y, *given, R @ Q @ R.transpose(0, 2, 1), weights, True, True, True, True, TOLERANCE
     )
     value = float(weights @ l)
     if not np.isfinite(value):
         model = StateSpace(**arrays)  # raises, and names what is not finite
         value, _, gradient = fused.loglike_and_grad(y, model, weights=weights)  # or the step
         return value, gradient
-    bars = out._asdict() | {"R": 2 * out.W @ RQ, "Q": turned @ out.W @ R}
-    del bars["W"]
-    for x, X in time.items():
-        if len(X) == 1:
-            bars[x] = bars[x][0] if len(bars[x]) == 1 else bars[x].sum(axis=0)
-    return value, Gradients(**bars)
+    kept = (*STATIC, *(x for x, X in time.items() if len(X) > 1))
+    return value, fused.gradients_in_time(R, Q, out, kept)
 
 
 class _Point:

@@ -142,6 +142,18 @@ def _gather(dY, dst, first, G):
 
 
 @njit
+def _scatter(Z, dst, first, Y):
+    """Add the rows of Z, side by side, to those of Y that the sites first, first + 1, ... reach."""
+    a_out, n_out = Y.shape
+    for r in range(len(Z)):
+        for k in range(dst.shape[1]):
+            o = dst[first + r, k]
+            if 0 <= o < a_out:
+                for n in range(n_out):
+                    Y[o, n] += Z[r, k * n_out + n]
+
+
+@njit
 def _unseen(src, a, mask):
     """Ones where src finds no active site, else zeros; both flat. How many ones?"""
     count = 0
@@ -197,7 +209,7 @@ def conv(values, W, tW, src, dst):
     _check_inputs(values, dst)
     values = np.ascontiguousarray(values)
     a, positions = dst.shape
-    a_out, n_out = src.shape[0], W.shape[1]
+    n_out = W.shape[1]
     if tW.shape[1] != n_out:
         raise ValueError("the ground state's products need n_out columns")
     Y = spread_ground(tW, src, dst)
@@ -206,12 +218,7 @@ def conv(values, W, tW, src, dst):
     for first in range(0, a, TILE):
         rows = min(TILE, a - first)
         np.dot(values[first : first + rows], wide, Z[:rows])
-        for r in range(rows):
-            for k in range(positions):
-                o = dst[first + r, k]
-                if 0 <= o < a_out:
-                    for n in range(n_out):
-                        Y[o, n] += Z[r, k * n_out + n]
+        _scatter(Z[:rows], dst, first, Y)
     return Y
 
 

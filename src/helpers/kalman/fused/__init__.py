@@ -96,20 +96,25 @@ def loglike_and_grad(
     )
     if report[0] < n and np.isnan(l).all():
         raise _not_positive_definite(int(report[0]))
-    return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out, n)
+    return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
 
 
-def gradients_of(model: StateSpace, out, n: int) -> Gradients:
-    """The gradients of the model's arrays, from what a compiled pass over n steps writes."""
-    R, Q, W = model.over_time("R", n), model.over_time("Q", n), out.W
-    if len(W) == 1 and "R" not in model.time_varying and "Q" not in model.time_varying:
-        R, Q = R[:1], Q[:1]
+def gradients_of(model: StateSpace, out) -> Gradients:
+    """The gradients of the model's arrays, from what a compiled pass writes."""
+    R, Q = (
+        X if x in model.time_varying else X[np.newaxis] for x, X in (("R", model.R), ("Q", model.Q))
+    )
+    return gradients_in_time(R, Q, out, (*STATIC, *model.time_varying))
+
+
+def gradients_in_time(R, Q, out, kept) -> Gradients:  # noqa: N803
+    """:func:`gradients_of` for R and Q with an axis of length 1 or n; those `kept` have theirs."""
+    W = out.W
     Q_bar = np.swapaxes(R, -1, -2) @ W @ R
     bars = out._asdict() | {
         "R": 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2),
         "Q": (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2,
     }
-    kept = (*STATIC, *model.time_varying)
     return Gradients(
         **{x: bars[x] if x in kept else bars[x].sum(axis=0) for x in Gradients._fields}
     )

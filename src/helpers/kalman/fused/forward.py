@@ -156,12 +156,12 @@ def shrinks(w, before, after, share, m):
 
 
 @jitable
-def has_shrunk(w, P):
-    """Whether some variance of P is below LOST of the most that it was: P0 was vague."""
+def shows_vague(w, P, model):
+    """Whether some variance of P is below LOST of the most that it was, and P0 not known."""
     s = space(w)
     for i in range(sizes(w).m):
         if entry(w, P, i, i) < LOST * get(w, s.most.at + i):
-            return True
+            return not was_known(model.P0, model.W[0])
     return False
 
 
@@ -240,7 +240,6 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
-    watch = watch and not was_known(model.P0, model.W[0])
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:
@@ -266,7 +265,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         else:
             watch = False
         if t == n - 1:
-            return (VAGUE if watch and has_shrunk(w, s.P_filt) else DONE), n
+            return (VAGUE if watch and shows_vague(w, s.P_filt, model) else DONE), n
         # Where p = 1, a variance keeps at least the share H / F of what it was (Cauchy, Schwarz).
         sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
         if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
@@ -279,7 +278,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
 
-        if watch and has_shrunk(w, P_next):
+        if watch and shows_vague(w, P_next, model):
             return VAGUE, t
         if (
             tol > 0.0

@@ -45,31 +45,20 @@ from helpers.kalman.fused.tiles import (
     product,
     put,
 )
+from helpers.kalman.recursions import factor_if_identified
 
 UNIDENTIFIED = 4  # beside the ways in which a pass ends
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 ROWS = 32  # that are mixed at once
-LEAST = 1e-12  # pivot of the scaled S, for each of its rows, of a direction that the data tell of
 
 
 @jitable
 def root_of_inverse(S, root):
     """root root' = S^-1, and log|S|; NaN where a pivot of S, scaled to ones, is next to nothing."""
     q = len(S)
-    C, logdet = np.zeros((q, q)), 0.0
-    for j in range(q):
-        x = S[j, j]
-        for l in range(j):
-            x -= C[j, l] ** 2
-        if not x > q * LEAST * S[j, j]:
-            return np.nan
-        logdet += np.log(x)
-        C[j, j] = np.sqrt(x)
-        for i in range(j + 1, q):
-            x = S[i, j]
-            for l in range(j):
-                x -= C[i, l] * C[j, l]
-            C[i, j] = x / C[j, j]
+    C, logdet = factor_if_identified(S)
+    if np.isnan(logdet):
+        return logdet
     root[:] = 0.0
     for j in range(q):  # root' = C^-1
         root[j, j] = 1.0 / C[j, j]
