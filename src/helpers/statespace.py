@@ -14,6 +14,7 @@ doi:10.1093/acprof:oso/9780199641178.001.0001.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,7 @@ class StateSpace:
         """Number of shocks."""
         return self.R.shape[-1]
 
-    @property
+    @cached_property
     def time_varying(self) -> tuple[str, ...]:
         """Names of the arrays with a leading time axis."""
         return tuple(name for name in NAMES if getattr(self, name).ndim > len(SHAPES[name]))

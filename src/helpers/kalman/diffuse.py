@@ -305,13 +305,14 @@ class _Columns:
 
     def series(self):
         """y (q + 1, n, p) with d taken off, starts (q + 1, m), c (q + 1, n or 1, m), and P0."""
-        model, n = self.model, len(self.y)
-        added = (np.broadcast_to(-X, self.y.shape) for X in np.moveaxis(self.X, -1, 0))
-        y = np.where(self.missing, np.nan, np.stack([self.y - model.d, *added]))
+        model, X, B = self.model, *(_columns_first(M) for M in (self.X, self.B))
+        y = np.empty((self.q + 1, *self.y.shape), np.result_type(self.y, X))
+        y[0], y[1:] = self.y - model.d, -X
+        y[:, self.missing] = np.nan
         starts = np.vstack([model.a0, self.A.T])
-        B, c = self.B, model.c
-        steps = n if B.ndim == 3 or c.ndim == 2 else 1
-        c = np.stack([np.broadcast_to(M, (steps, model.m)) for M in (c, *np.moveaxis(B, -1, 0))])
+        steps = max(B.shape[1], len(model.c) if model.c.ndim == 2 else 1)
+        c = np.empty((self.q + 1, steps, model.m), np.result_type(model.c, B))
+        c[0], c[1:] = model.c, B
         flat = self.A[:, self._pure]
         self.room = _room(model) if flat.size else 0.0
         return y, starts, c, symmetric(model.P0) + self.room * flat @ flat.T
@@ -334,7 +335,7 @@ class _Columns:
             return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
         _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
         value = self._value(value, S)
-        gradients = _fused().gradients_of(self._zero(), out)
+        gradients = _fused().gradients_of(self.model, out)
         return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
 
     def _zero(self, **more) -> StateSpace:
@@ -468,6 +469,12 @@ def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
     seen = (~columns.missing).sum()
     constant = (seen - columns.q) / 2 * LOG_2PI
     return _Columns(zeros, certain, **columns.given, precision=None), constant
+
+
+def _columns_first(M):  # noqa: N803
+    """X or B, (rows, q) or (n, rows, q), as (q, 1 or n, rows)."""
+    M = np.moveaxis(M, -1, 0)  # noqa: N806
+    return M if M.ndim == 3 else M[:, np.newaxis]
 
 
 def _room(model: StateSpace) -> float:

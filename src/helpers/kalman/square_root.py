@@ -41,7 +41,7 @@ LOST, WATCHED = 1e-5, 4
 # The start lasts while what P0 alone contributes is more than this share of some variance.
 OWED = 0.99
 # A root with more columns than this times m is turned into one with m.
-WIDEST = 4
+WIDEST = 2
 
 
 def was_known(P0, W):
@@ -127,12 +127,13 @@ def length(X, c, j):
 
 def reflect_rows(X, h, j):
     """X - 2 h h'X in rows j and below, in place."""
-    for c in range(X.shape[1]):
-        total = 0.0
-        for i in range(j, X.shape[0]):
-            total += h[i] * X[i, c]
-        for i in range(j, X.shape[0]):
-            X[i, c] -= 2 * total * h[i]
+    total = np.zeros(X.shape[1], X.dtype)
+    for i in range(j, X.shape[0]):
+        for c in range(X.shape[1]):
+            total[c] += h[i] * X[i, c]
+    for i in range(j, X.shape[0]):
+        for c in range(X.shape[1]):
+            X[i, c] -= 2 * h[i] * total[c]
 
 
 def exchange(X, i, j):
@@ -285,9 +286,21 @@ def carry(r, Pi, B_t):
 
 
 def turn_both(q, X):
-    """q X q' for a symmetric X."""
-    X = np.ascontiguousarray(turn(q, X).T)
-    return symmetric(turn(q, X))
+    """q X q' for a symmetric X, in place."""
+    k = len(X)
+    for j in range(len(q.top) - 1, -1, -1):
+        h, v = q.h[j], np.zeros(k, X.dtype)
+        for i in range(j, k):
+            for c in range(k):
+                v[c] += h[i] * X[i, c]
+        v -= (h @ v) * h  # (I - 2 h h') X (I - 2 h h') = X - 2 h v' - 2 v h'
+        for i in range(k):
+            for c in range(k):
+                X[i, c] -= 2 * (h[i] * v[c] + v[i] * h[c])
+        exchange(X, j, q.top[j])
+        for i in range(k):
+            X[i, j], X[i, q.top[j]] = X[i, q.top[j]], X[i, j]
+    return X
 
 
 def pull_step(step, after, g, T):

@@ -154,10 +154,8 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
             'complex arrays need method="reference": the compiled filter takes real ones'
         )
     y = check_data(y, model)
-    X = {
-        x: A if x in (*STATIC, *model.time_varying) else A[np.newaxis]
-        for x, A in model.asdict().items()
-    }
+    whole = (*STATIC, *model.time_varying)
+    X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
     W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
     return [y, *(X[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")), W]
 
