@@ -145,7 +145,6 @@ def once(model, sampler: str, backend: str, seed: int, tune: int, draws: int):
     For PyMC compilation is all that its `sample` does before and after sampling. Its chains run one
     after the other, and so do nutpie's.
     """
-    import nutpie
     import pymc as pm
 
     start = perf_counter()
@@ -158,6 +157,8 @@ def once(model, sampler: str, backend: str, seed: int, tune: int, draws: int):
             )  # fmt: skip
         sampling = float(trace.posterior.attrs["sampling_time"])
     else:
+        import nutpie
+
         compiled = nutpie.compile_pymc_model(model, backend=BACKENDS[backend])
         sampling_starts = perf_counter()
         trace = nutpie.sample(

@@ -362,18 +362,22 @@ def test_all_missing():
 PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
 
 
-@pytest.mark.parametrize(("mode", "prior"), [("NUMBA", "normal"), (PYTHON, "flat")])
+@pytest.mark.parametrize(
+    ("mode", "prior"), [("NUMBA", "normal"), (PYTHON, "flat"), ("JAX", "normal")]
+)
 def test_the_op(mode, prior):
+    if mode == "JAX":
+        pytest.importorskip("jax").config.update("jax_enable_x64", True)
     y, model, columns = with_regressors(3)
     precision = None if prior == "flat" else np.diag([1.0, 2, 3, 4])
-    symbols = symbolic_model(model.time_varying)
-    A, X, B = pt.matrix("A"), pt.tensor3("X"), pt.tensor3("B")
-    P = None if prior == "flat" else pt.matrix("precision")
-    value = kalman_diffuse_loglike(*symbols.values(), A, X, B, P)
-    wrt = [*symbols.values(), A, X, B, *([P] if P is not None else [])]
-    evaluate = pytensor.function(wrt, [value, *pt.grad(value, wrt)], mode=mode)
     given = [y, *model.asdict().values(), *columns.values()]
-    found = evaluate(*given, *([precision] if P is not None else []))
+    given += [] if precision is None else [precision]
+    # JAX has to know every shape beforehand.
+    shapes = [X.shape if mode == "JAX" else (None,) * X.ndim for X in given]
+    wrt = [pt.tensor(dtype=float, shape=shape) for shape in shapes]
+    value = kalman_diffuse_loglike(*wrt)
+    evaluate = pytensor.function(wrt, [value, *pt.grad(value, wrt)], mode=mode)
+    found = [np.asarray(G) for G in evaluate(*given)]
     expected = diffuse.loglike_and_grad(y, model, **columns, precision=precision)
     assert relative_error(found[0], expected.value) < 1e-12
     names = ("dy", *NAMES, "A_bar", "X_bar", "B_bar", "precision_bar")

@@ -5,7 +5,7 @@ exact diffuse start, regression coefficients, or both.  The Op's inputs are the 
 :mod:`helpers.kalman.diffuse`, the data and a column for each number; PyTensor puts them together,
 and takes their gradients apart.
 
-It runs in Numba, C and Python modes.
+It runs in Numba, C and Python modes, and in JAX mode by :func:`helpers.kalman.jax.integrated`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from functools import cache
 from types import SimpleNamespace
 
 from helpers.kalman.recursions import (
+    LEAST,
     cholesky,
     factor,
     mask,
@@ -199,6 +200,54 @@ _loglike = _closed_form(("l",))
 _outputs = _closed_form(FilterOutputs._fields)
 
 
+_observed = _closed_form(("y_hat", "F", "l"))
+
+
+def integrated(y, starts, c, P0, T, Z, H, W, precision):
+    """The log-likelihood with delta integrated out, and delta's mean and covariance.
+
+    The arrays are those of :mod:`helpers.kalman.diffuse_op`: y (q + 1, n, p), starts (q + 1, m) and
+    c (q + 1, n or 1, m) of the series and of a column for each number, and precision (q, q). As
+    there, the value is without the determinant of the precision, and NaN where the data leave a
+    direction open. JAX differentiates it: the filter by its closed form, the algebra by itself.
+    Every column goes through the covariances for itself, which the compiled pass spares.
+    """
+    missing = jnp.isnan(y[0])
+    d = jnp.zeros(y.shape[2], y.dtype)
+    T, Z, H, W = (X if len(X) > 1 else X[0] for X in (T, Z, H, W))  # noqa: N806
+
+    def seen(y, starts, c):
+        """C^-1 v (n, p, q + 1), and the log-likelihood of the first."""
+        c = c if c.shape[1] > 1 else c[:, 0]
+        y_hat, F, l = vmap(lambda y, a0, c: _observed(y, a0, P0, c, d, T, Z, H, W))(y, starts, c)
+        C = vmap(lambda F, o: cholesky(F + jnp.diag(o))[0])(F[0], missing.astype(y.dtype))
+        v = jnp.where(missing, 0, y - y_hat)
+        return vmap(solve)(C, jnp.moveaxis(v, 0, -1)), l[0].sum()
+
+    def step(w, delta):
+        """S = V'F^-1 V + precision, and the slope at delta."""
+        S = precision + jnp.einsum("npi,npj->ij", w[..., 1:], w[..., 1:])  # noqa: N806
+        return S, -jnp.einsum("npi,np->i", w[..., 1:], w[..., 0]) - precision @ delta
+
+    # The series moves to where delta is most likely: from afar, its squares would hide the rest.
+    S, s = step(seen(y, starts, c)[0], jnp.zeros(len(precision), y.dtype))
+    delta = lax.stop_gradient(jnp.linalg.solve(S, s))
+    y, starts, c = (
+        jnp.concatenate([X[:1] + jnp.tensordot(delta, X[1:], 1)[None], X[1:]])
+        for X in (y, starts, c)
+    )
+    w, l = seen(y, starts, c)
+    S, s = step(w, delta)
+    size = jnp.sqrt(jnp.diag(S))
+    C = jnp.linalg.cholesky(S / outer(size, size))
+    known = (jnp.diag(C) ** 2 > len(S) * LEAST).all()
+    x = solve_triangular(C, s / size, lower=True)
+    logdet = 2 * (jnp.log(jnp.diag(C)) + jnp.log(size)).sum()
+    value = l + (x @ x - logdet - delta @ precision @ delta) / 2
+    root = solve_triangular(C, jnp.diag(1 / size), lower=True).T
+    return jnp.where(known, value, jnp.nan), delta + root @ x, root @ root.T
+
+
 class _Scanned:
     """What both scans run over: y with zeros in its gaps, what varies with time, what does not."""
 
@@ -319,8 +368,8 @@ def register_ops() -> None:
     """
     from pytensor.link.jax.dispatch import jax_funcify
 
+    from helpers.kalman import diffuse_op, panel_op
     from helpers.kalman import op as ops
-    from helpers.kalman import panel_op
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
@@ -381,6 +430,20 @@ def register_ops() -> None:
             l, pull = vjp(panel, *inputs[:-1])
             found = dict(zip(panel_op.INPUTS, pull(inputs[-1]), strict=True)) | {"l": l}
             answer = tuple(found[x] for x in op.requested)
+            return answer if len(answer) > 1 else answer[0]
+
+        return gradients
+
+    @jax_funcify.register(diffuse_op.KalmanIntegrated)
+    def _(op, **kwargs):
+        return integrated
+
+    @jax_funcify.register(diffuse_op.KalmanIntegratedGrad)
+    def _(op, **kwargs):
+        def gradients(*inputs):
+            value, pull = vjp(lambda *X: integrated(*X)[0], *inputs)
+            found = dict(zip(diffuse_op.INPUTS, pull(jnp.ones_like(value)), strict=True))
+            answer = tuple((found | {"value": value})[x] for x in op.requested)
             return answer if len(answer) > 1 else answer[0]
 
         return gradients

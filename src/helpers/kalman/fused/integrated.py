@@ -30,6 +30,7 @@ from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
     gain_of_each_step,
+    hand_over_y,
     lay_out_columns,
     sweep_back,
     sweep_forward,
@@ -194,6 +195,11 @@ def _integrated(
     clear_sums(w)
     for place in range(x.zero.at, x.s.at):
         put(w, place, 0.0)
+    for j in range(J):
+        for t in range(n):
+            for i in range(p):
+                if entries[t, i]:
+                    put(w, x.v.at + (t * p + i) * columns + j, series.y[j, t, i])
     beginnings = carray(starts, (J, m))
     for j in range(J):
         put(w, x.g.at + j, 1.0)
@@ -235,6 +241,7 @@ def _integrated(
         w, x, columns, 0, model, observed, varying, sparse, T_columns, gains, wanted, series, 0, J,
         out,
     )  # fmt: skip
+    hand_over_y(w, x, 0, observed, series, 0, J)
     r = np.empty((m, J))
     for i in range(m):
         for j in range(J):

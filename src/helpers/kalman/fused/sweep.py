@@ -51,8 +51,7 @@ class Columns(NamedTuple):
     c_bar: Mat  # (m, columns)
     s: Mat  # (m, columns), T'r
     r: Mat  # (BLOCK + 1, m, columns): before the block's first step, and after each
-    e: Mat  # (BLOCK, p, columns)
-    u: Mat  # (steps, p, columns)
+    u: Mat  # (steps, p, columns), then e
     a_filt: Mat  # (steps, m, columns), then smoothed
 
 
@@ -75,10 +74,10 @@ class Series(NamedTuple):
 @jitable
 def lay_out_columns(at, n, p, m, columns, keep_v):
     """Where the columns lie, from the place `at` on, and the place after them."""
-    starts = np.empty(12, np.int64)
+    starts = np.empty(10, np.int64)
     v_rows = n * p if keep_v else p
-    rows = (1, 1, v_rows, m, m, m, m, (BLOCK + 1) * m, BLOCK * p, n * p, n * m)
-    for k in range(11):
+    rows = (1, 1, v_rows, m, m, m, m, (BLOCK + 1) * m, n * p, n * m)
+    for k in range(10):
         starts[k] = at
         at += rows[k] * columns
     step = np.int64(1)
@@ -88,7 +87,6 @@ def lay_out_columns(at, n, p, m, columns, keep_v):
         Mat(starts[4], columns, step), Mat(starts[5], columns, step),
         Mat(starts[6], columns, step), Mat(starts[7], columns, step),
         Mat(starts[8], columns, step), Mat(starts[9], columns, step),
-        Mat(starts[10], columns, step),
     ), at  # fmt: skip
 
 
@@ -130,7 +128,8 @@ def sweep_forward(
     """The columns of `count` series from member `first` on, through the steps of a pass.
 
     The pass began at step k of the series. x.a holds the state before it. What the covariances give
-    to the log-likelihoods is in l_of_P (n,). v is kept for every step if `keep_v`.
+    to the log-likelihoods is in l_of_P (n,). With `keep_v` v is kept for every step, x.v holds y
+    beforehand (zeros in gaps), and no log-likelihoods are written.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -142,18 +141,20 @@ def sweep_forward(
         Kf, F_inv = below(s.Kf, gains[t] * p), below(s.F_inv, gains[t] * p)
         u, a_filt = below(x.u, t * p), below(x.a_filt, t * m)
         v = below(x.v, t * p if keep_v else 0)
-        for i in range(p):
-            here = observed.entries[t, i]
-            for j in range(count):
-                y = series.y[series.members[first + j], k + t, i] if here else 0.0
-                put(w, v.at + i * columns + j, y)
+        if not keep_v:
+            for i in range(p):
+                here = observed.entries[t, i]
+                for j in range(count):
+                    y = series.y[series.members[first + j], k + t, i] if here else 0.0
+                    put(w, v.at + i * columns + j, y)
         product(w, v, -1.0, s.Z, x.a, v, p, m, columns)
         product(w, u, 1.0, F_inv, v, x.zero, p, p, columns)
-        for j in range(count):
-            square = 0.0
-            for i in range(p):
-                square += entry(w, v, i, j) * entry(w, u, i, j)
-            series.l[series.members[first + j], k + t] = l_of_P[t] - 0.5 * square
+        if not keep_v:
+            for j in range(count):
+                square = 0.0
+                for i in range(p):
+                    square += entry(w, v, i, j) * entry(w, u, i, j)
+                series.l[series.members[first + j], k + t] = l_of_P[t] - 0.5 * square
         product(w, a_filt, 1.0, transposed(Kf), v, x.a, m, p, columns)
         if sparse:
             sparse_product(
@@ -171,7 +172,7 @@ def sweep_back(
     """The way back through the same steps. What the columns give is added to `out`, and to series.
 
     x.r holds in its first place what the steps that follow left there, and then what comes before
-    these steps. T_entries are those of T'.
+    these steps; x.u is left with e. T_entries are those of T'.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -186,7 +187,7 @@ def sweep_back(
             if t < n - 1 and (varying or observed.same_until[t] == t + 1):
                 load_step(w, t, model, observed)
             i = t - start
-            r, r_next, e = below(x.r, i * m), below(x.r, (i + 1) * m), below(x.e, i * p)
+            r, r_next, e = below(x.r, i * m), below(x.r, (i + 1) * m), below(x.u, t * p)
             Kf, a_filt = below(s.Kf, gains[t] * p), below(x.a_filt, t * m)
             if sparse:
                 sparse_product(
@@ -195,7 +196,7 @@ def sweep_back(
                 )  # fmt: skip
             else:
                 product(w, x.s, 1.0, transposed(s.T), r_next, x.zero, m, m, columns)
-            product(w, e, -1.0, Kf, x.s, below(x.u, t * p), p, m, columns)
+            product(w, e, -1.0, Kf, x.s, e, p, m, columns)
             product(w, r, 1.0, transposed(s.Z), e, x.s, m, p, columns)
             if filtered and t < n - 1:  # after the last step r is zero, and there is no TP
                 TP = below(s.TP, gains[t] * m)
@@ -204,11 +205,6 @@ def sweep_back(
                 hand_over_c(w, r_next, x, series, first, count, k + t)
             else:
                 add(w, x.c_bar, 1.0, r_next, m)
-            for q in range(p):
-                if observed.entries[t, q]:
-                    for j in range(count):
-                        y_bar = -get(w, x.g.at + j) * entry(w, e, q, j)
-                        series.y_bar[series.members[first + j], k + t, q] = y_bar
         if wanted.matrices:
             accumulate_columns(w, x, columns, start, stop, wanted)
             if varying:
@@ -221,19 +217,31 @@ def sweep_back(
 
 
 @jitable
+def hand_over_y(w, x, k, observed, series, first, count):
+    """The gradient of y, from the e that the way back left."""
+    n, p, _ = sizes(w)
+    for j in range(count):
+        g, y_bar = get(w, x.g.at + j), series.y_bar[series.members[first + j]]
+        for t in range(n):
+            for i in range(p):
+                if observed.entries[t, i]:
+                    y_bar[k + t, i] = -g * entry(w, x.u, t * p + i, j)
+
+
+@jitable
 def accumulate_columns(w, x, columns, start, stop, wanted):
     """Sums over the steps start to stop - 1 and over the columns: r r', r a', e e' and e a'."""
     s = space(w)
     _, p, m = sizes(w)
-    r_next, ahat, g = below(x.r, m), below(x.a_filt, start * m), x.g.at
+    r_next, e, ahat, g = below(x.r, m), below(x.u, start * p), below(x.a_filt, start * m), x.g.at
     R, E, steps = m * columns, p * columns, stop - start
     if wanted.W:
         gram(w, s.N_sum, r_next, R, r_next, R, g, steps, columns, m, m, True)
-    gram(w, s.D_sum, x.e, E, x.e, E, g, steps, columns, p, p, True)
+    gram(w, s.D_sum, e, E, e, E, g, steps, columns, p, p, True)
     if wanted.T:
         gram(w, s.T_bar, r_next, R, ahat, R, g, steps, columns, m, m, False)
     if wanted.Z:
-        gram(w, s.Z_bar, x.e, E, ahat, R, g, steps, columns, p, m, False)
+        gram(w, s.Z_bar, e, E, ahat, R, g, steps, columns, p, m, False)
 
 
 @jitable
@@ -318,6 +326,7 @@ def sweep(
             w, x, columns, k, model, observed, varying, sparse, columns_of_T, gains, wanted, series,
             first, count, out,
         )  # fmt: skip
+        hand_over_y(w, x, k, observed, series, first, count)
         for j in range(count):
             for i in range(m):
                 a[i, first + j] = entry(w, x.r, i, j)
