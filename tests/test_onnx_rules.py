@@ -117,6 +117,7 @@ for a, b in PAIRS:
     for op in ("Add", "Sub", "Mul"):
         case(op, normal(*a), normal(*b))
     case("Div", normal(*a), positive(*b))
+    case("Mod", 3 * normal(*a), positive(*b), fmod=1)
     case("Pow", positive(*a), normal(*b))
     both = apart(int(np.prod(a, dtype=int)) + int(np.prod(b, dtype=int)))
     u, v = both[: int(np.prod(a, dtype=int))], both[int(np.prod(a, dtype=int)) :]
@@ -260,6 +261,10 @@ FIXED = ("static", "named")
 case("Pad", normal(2, 3), ints(0, 1, 2, 0), modes=FIXED)
 case("Pad", normal(2, 3), ints(0, 1, 2, 0), np.float64(1.5), modes=FIXED)
 case("Pad", normal(2, 3), ints(1, 2), np.float64(1.5), ints(-1), modes=FIXED)
+for mode in ("reflect", "edge", "wrap"):
+    kind = dict(mode=mode, constants=["x1", "x3"], modes=("static",))
+    case("Pad", normal(3, 4), ints(2, 1, 1, 3), **kind)
+    case("Pad", normal(2, 4, 3), ints(2, 3), None, ints(-2), **kind)
 
 case("ReverseSequence", normal(4, 3), ints(2, 4, 1), batch_axis=1, time_axis=0)
 

@@ -22,7 +22,7 @@ def resize(g, node, dy):
     x = node.x[0]
     given = [t and t.value for t in (node.input(2), node.input(3))]
     for axis, A in interpolations(node.attr, node.refuse, x.shape, *given):
-        dy = _along(g, dy, g.constant(A, x.dtype), axis, x.rank)
+        dy = along(g, dy, g.constant(A, x.dtype), axis, x.rank)
     return dy
 
 
@@ -67,8 +67,8 @@ def interpolations(attr, refuse, shape, scales, sizes):
             yield axis, _matrix(attr, n, m, scale)
 
 
-def _along(g, dy, matrix, axis, rank):
-    """dY times the matrix along one axis."""
+def along(g, dy, matrix, axis, rank):
+    """dY times the matrix (length after, length before) along one axis."""
     if axis == rank - 1:
         return g.op("MatMul", dy, matrix)
     if axis == rank - 2:
