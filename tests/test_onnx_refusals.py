@@ -128,6 +128,7 @@ for name in ("LSTM", "GRU", "RNN"):
         "the activation Affine; there are Relu, Sigmoid",
     )
 OF_RANK = {
+    "ArrayFeatureExtractor": "(R, end)",
     "AveragePool": "<kernel_shape = [2]>(R)",
     "BatchNormalization": "(R, s, s, s, s)",
     "Conv": "(R, k)",
@@ -149,7 +150,9 @@ OF_RANK = {
     "Tile": "(R, S)",
 }
 for name, arguments in OF_RANK.items():
-    REFUSALS[name, "rank"] = (f"Y = {name}{arguments}", "rank of its input 'R' is unknown; declare")
+    domain = f"{ML}." if name == "ArrayFeatureExtractor" else ""
+    message = "rank of its input 'R' is unknown; declare"
+    REFUSALS[name, "rank"] = (f"Y = {domain}{name}{arguments}", message)
 
 
 def test_every_limit_is_tested():

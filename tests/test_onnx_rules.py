@@ -484,6 +484,21 @@ for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
     )
 for norm in ("L1", "L2"):
     case("Normalizer", 4 * apart(2, 3).astype(np.float32), domain=ML, norm=norm, **SINGLE)
+case("Binarizer", apart(2, 3).astype(np.float32), domain=ML, threshold=0.3, **SINGLE)
+FILLED = dict(domain=ML, imputed_value_floats=[0.5, 1.5, 2.5], replaced_value_float=-7.0)
+case("Imputer", normal(2, 3).astype(np.float32), **FILLED, **SINGLE)
+kind = dict(domain=ML, forward="onnxruntime", constants=["x1"], step=0.5, tolerance=3e-5)
+case("ArrayFeatureExtractor", normal(2, 4).astype(np.float32), ints(3, 0, 3), **kind)
+case("ArrayFeatureExtractor", normal(2, 3, 4).astype(np.float32), ints(1), **kind)
+
+
+@pytest.mark.parametrize("missing", [np.nan, -7.0])
+def test_what_is_replaced_has_no_influence(missing):
+    X = np.float32([[1, missing, 3], [-2, 0.5, missing]])
+    model = node_model("Imputer", {"X": X}, **FILLED | {"replaced_value_float": missing})
+    dY = np.ones((2, 3), np.float32)
+    found = run_onnxruntime(onnx_derivative(model), {"X": X, "y0_grad": dY})
+    assert found["X_grad"].tolist() == [[1, 0, 1], [1, 1, 0]]
 
 
 def test_every_rule_has_a_case():
