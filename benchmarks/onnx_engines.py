@@ -5,7 +5,6 @@ at batches of 1 to 4096 rows, all in float32 and on one thread.  onnxruntime-tra
 of onnxruntime, so it runs in an environment of its own, whose interpreter the command line names:
 
     python benchmarks/onnx_engines.py --ort-training PYTHON [--rounds 200] [--record FILE]
-    python benchmarks/onnx_engines.py --ort-training PYTHON --relu-grad
 
 where PYTHON has ``onnxruntime-training-cpu==1.19.2 onnx cerberus h5py``.  That interpreter
 serves blocks of calls, which take turns with those of the others, so that all see the machine in
@@ -13,10 +12,10 @@ the same state; it also runs our graph, which tells the graph from the runtime. 
 five minutes and writes ``results/onnx_engines.json``.  Without the other interpreter, its part is
 left out and nothing is written unless ``--record`` says where.
 
-With ``--relu-grad`` it looks into onnxruntime-training alone, at all 1797 digits: the share of each
-operator in the time of its gradient graph, by its own profile, and the time of its ReluGrad on
-random signs against the same on positive numbers, in turns.  That is a field of the record, and
-the rest of the record stays.
+At the end it looks into onnxruntime-training alone, at all 1797 digits: the share of each operator
+in the time of its gradient graph, by its own profile, and the time of its ReluGrad on random signs
+against the same on positive numbers, in turns.  With ``--relu-grad`` it does nothing else, and the
+rest of the record stays.
 """
 
 from __future__ import annotations
@@ -374,11 +373,10 @@ def main(python: str | None, rounds: int, path: Path | None) -> None:
                 found[label] = part | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
         if elsewhere is not None:
             elsewhere.close()
-    if path is None:
-        return
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = {key: kept[key] for key in ("relu grad",) if key in kept}
-    write_record(record | {"networks": found} | kept, path)
+    if path is not None:
+        write_record(record | {"networks": found}, path)
+    if path is not None and python is not None:
+        look_into_relu_grad(python, rounds, path)
 
 
 if __name__ == "__main__":

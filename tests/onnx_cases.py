@@ -82,7 +82,7 @@ def with_constants(case: Case) -> Case:
     for x in list(graph.input)[1:]:
         value = feed[x.name]
         data = value.ndim > 1 or x.name in ("indices", "labels", "target")
-        if (value.dtype.kind in "ib" and not data) or x.name == "depth":
+        if (value.dtype.kind in "ib" and not data) or x.name in ("depth", "scales"):
             graph.initializer.append(numpy_helper.from_array(feed.pop(x.name), x.name))
             graph.input.remove(x)
     return Case(case.name, model, feed, case.outputs)

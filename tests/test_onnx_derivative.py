@@ -606,6 +606,53 @@ def test_a_definition_whose_types_are_unknown_is_refused_by_name():
         onnx_derivative(model)
 
 
+MASKED = {
+    "attention, true or false": "(Q, K, V, M) { Y = Attention(Q, K, V, M) }",
+    "attention, added": "(Q, K, V, A) { Y = Attention(Q, K, V, A) }",
+    "as PyTorch exports it": """(Q, K, V, A) {
+        T = Transpose<perm = [0, 1, 3, 2]>(K) S = MatMul(Q, T) B = Add(S, A) P = Softmax(B)
+        N = IsNaN(P) zero = Constant<value_float = 0.0>() z = CastLike(zero, P)
+        W = Where(N, z, P) Y = MatMul(W, V) }""",
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_row_that_is_masked_has_no_influence(name):
+    """Its softmax is NaN, and a product with a cotangent of 0 would be NaN as well."""
+    used, body = MASKED[name].split(")", 1)
+    types = {"M": "bool[3, 5]", "A": "double[3, 5]", "Q": "double[1, 2, 3, 4]"}
+    types |= dict.fromkeys("KV", "double[1, 2, 5, 4]")
+    inputs = ", ".join(f"{types[n]} {n}" for n in used[1:].split(", "))
+    model = model_of(f"m ({inputs}) => (double[1, 2, 3, 4] Y) {body}", 23)
+    rng = np.random.default_rng(0)
+    mask = rng.random((3, 5)) < 0.6
+    mask[1] = False
+    known = {"M": mask, "A": np.where(mask, 0.0, -np.inf)}
+    known |= {n: rng.standard_normal((1, 2, 3 if n == "Q" else 5, 4)) for n in "QKV"}
+    feeds = {x.name: known[x.name] for x in model.graph.input}
+    gradient = onnx_derivative(model, inputs=list("QKV"), options=KeepOutputs)
+    cotangents = {"Y": rng.standard_normal((1, 2, 3, 4))}
+    found = run_reference(gradient, gradient_feeds(gradient, feeds, cotangents))
+    assert not found["Y"][:, :, 1].any() and not found["Q_grad"][:, :, 1].any()
+    expected = numeric_gradients(run_reference, model, feeds, "QKV", cotangents)
+    for n, G in expected.items():
+        np.testing.assert_allclose(found[f"{n}_grad"], G, atol=1e-7)
+    once = onnx_derivative(model, inputs=list("QKV"))
+    twice = onnx_derivative(once, inputs=list("QKV"), weights=[])
+    feeds |= {"Y_grad": cotangents["Y"], **{f"{n}_grad_grad": known[n] for n in "QKV"}}
+    second = run_reference(twice, {x.name: feeds[x.name] for x in twice.graph.input})
+    assert all(np.isfinite(x).all() and x.any() for x in second.values())
+
+
+def test_a_row_of_nan_that_is_used_is_not_hidden():
+    model = model_of("""m (double[2, 3] X, bool[2, 3] C) => (double[2, 3] Y)
+        { P = Softmax(X) N = Neg(P) Y = Where(C, N, P) }""")
+    X = np.array([[-np.inf] * 3, [1.0, 2.0, 3.0]])
+    feeds = {"X": X, "C": np.array([[True, True, False]] * 2), "Y_grad": X[1:] + np.zeros((2, 1))}
+    X_grad = run_reference(onnx_derivative(model), feeds)["X_grad"]
+    assert np.isnan(X_grad[0]).all() and np.isfinite(X_grad[1]).all()
+
+
 TRAINING = {"constant": "<bool t = {1}>", "at run time": ""}
 
 

@@ -18,8 +18,9 @@ from helpers.onnx_grad.tensor import REAL
 EXPORTED = FOLDER / "exported"
 FILES = sorted(path.stem for path in EXPORTED.glob("*.onnx") if "sklearn" not in path.stem)
 # What looks like a weight and is none: the tables of the rotary embedding, which are multiplied.
-# What the reference evaluator computes in single precision there: Erf, and what says stash_type=1.
-SINGLE = ("mlp", "residual", "transformer-dynamo")
+# What is in single precision there: Erf in the reference evaluator, what says stash_type=1, the
+# factor 1/6 of HardSwish, the scale of Attention.
+SINGLE = ("mlp", "residual", "transformer-dynamo", "bordered", "masked-dynamo")
 TABLES = {"transformer-dynamo": {"cos", "sin"}, "transformer-script": {"cos", "sin"}}
 
 
@@ -105,3 +106,21 @@ def test_exported_pipeline():
             np.testing.assert_allclose(
                 found[f"{name}_grad"], np.reshape(G, weights[name].shape), atol=1e-6
             )
+
+
+def test_exported_columns():
+    """Columns that are chosen, scaled and joined; one is dropped."""
+    model, record = load("columns-sklearn")
+    gradient = onnx_derivative(model, options=DerivativeOptions.KeepOutputs)
+    weights = weights_of(model)
+    (bar_name,) = (x.name for x in gradient.graph.input if x.name.endswith("_grad"))
+    for k in range(3):
+        bar = np.zeros((5, 3))
+        bar[:, k] = 1
+        known = {model.graph.input[0].name: record["x"], bar_name: bar, **weights}
+        feeds = {x.name: known[x.name] for x in gradient.graph.input}
+        for run in (run_onnxruntime, run_reference):
+            found = run(gradient, feeds)
+            np.testing.assert_allclose(found[bar_name[:-5]], record["y"], atol=1e-14)
+            np.testing.assert_allclose(found["X_grad"], record["slopes"][:, k], atol=1e-10)
+            assert not found["X_grad"][:, 2].any()

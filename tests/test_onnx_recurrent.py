@@ -6,12 +6,14 @@ The loops are held against onnxruntime first, in single precision, which is all 
 from typing import NamedTuple
 
 import numpy as np
+import pytensor
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_checks import gradient_feeds, numeric_gradients, run_onnxruntime, run_reference
 
-from helpers.onnx_grad import DerivativeOptions, onnx_derivative
+from helpers.onnx_grad import DerivativeOptions, onnx_derivative, to_pytensor
 
+PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer=None)  # nothing is compiled
 STEPS, BATCH, INPUT, HIDDEN = 3, 2, 2, 2
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ACTIVATIONS = {
@@ -189,6 +191,43 @@ def test_layer(s):
             np.testing.assert_allclose(found[y], value, atol=max(1e-12, tolerance / 10))
         for name, G in expected.items():
             assert np.max(np.abs(found[f"{name}_grad"] - G)) < tolerance * largest, name
+
+
+TRANSLATED = [s for s in SETTINGS if s.initial or s.lengths] + [Setting("LSTM", layout=1)]
+
+
+@pytest.mark.parametrize("s", TRANSLATED, ids=lambda s: "-".join(str(f) for f in s))
+def test_layer_in_pytensor(s):
+    """The translation and PyTensor's own gradient of it."""
+    values = arrays(s)
+    outputs = loops(s, values)
+    rng = np.random.default_rng(0)
+    cotangents = {y: rng.standard_normal(value.shape) for y, value in outputs.items()}
+    expected = by_complex_step(s, values, cotangents)
+    symbols = to_pytensor(build(s, values))
+    loss = sum((symbols.outputs[y] * c).sum() for y, c in cotangents.items())
+    gradients = pytensor.grad(loss, list(symbols.inputs.values()))
+    results = [*symbols.outputs.values(), *gradients]
+    found = pytensor.function(list(symbols.inputs.values()), results, mode=PLAIN)(*values.values())
+    largest = max(np.max(np.abs(G)) for G in expected.values())
+    for y, value in zip(symbols.outputs, found, strict=False):
+        np.testing.assert_allclose(value, outputs[y], atol=1e-12)
+    for name, G in zip(symbols.inputs, found[len(outputs) :], strict=True):
+        assert np.max(np.abs(G - expected[name])) < 1e-12 * largest, name
+
+
+def test_what_a_translation_cannot_write_out_is_refused():
+    model = build(Setting("GRU"), arrays(Setting("GRU")))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
+    with pytest.raises(NotImplementedError, match="GRU .*number of steps is open"):
+        to_pytensor(model)
+    model = build(Setting("RNN", activations=("Affine",)), arrays(Setting("RNN")))
+    with pytest.raises(NotImplementedError, match="activation Affine .* Relu, Sigmoid, Softplus"):
+        to_pytensor(model)
+    model = build(Setting("LSTM"), arrays(Setting("LSTM")))
+    model.graph.node[0].attribute.append(helper.make_attribute("clip", 3.0))
+    with pytest.raises(NotImplementedError, match="LSTM .*clip=3.0 is not translated"):
+        to_pytensor(model)
 
 
 def test_the_layer_off_the_path_stays_as_it_is():

@@ -92,7 +92,10 @@ REFUSALS = {
         "Y = MaxPool<kernel_shape = [2, 2], storage_order = 1>(X)",
         "storage_order=1",
     ),
-    ("Pad", "mode"): ('Y = Pad<mode = "reflect">(X, pads)', "mode 'reflect'"),
+    ("Pad", "X"): (
+        'Y = Pad<mode = "reflect">(Z, pads)',
+        "axis ., which is padded in mode 'reflect'",
+    ),
     ("Pad", "pads"): ("Y = Pad(X, S)", "its pads and axes must be constants"),
     ("Pad", "axes"): ("Y = Pad(X, end, pad, S)", "its pads and axes must be constants"),
     ("Resize", "X"): ("Y = Resize(Z, , ones)", "the length of axis 2, which is resized, is not st"),
@@ -125,6 +128,7 @@ for name in ("LSTM", "GRU", "RNN"):
         "the activation Affine; there are Relu, Sigmoid",
     )
 OF_RANK = {
+    "ArrayFeatureExtractor": "(R, end)",
     "AveragePool": "<kernel_shape = [2]>(R)",
     "BatchNormalization": "(R, s, s, s, s)",
     "Conv": "(R, k)",
@@ -146,7 +150,9 @@ OF_RANK = {
     "Tile": "(R, S)",
 }
 for name, arguments in OF_RANK.items():
-    REFUSALS[name, "rank"] = (f"Y = {name}{arguments}", "rank of its input 'R' is unknown; declare")
+    domain = f"{ML}." if name == "ArrayFeatureExtractor" else ""
+    message = "rank of its input 'R' is unknown; declare"
+    REFUSALS[name, "rank"] = (f"Y = {domain}{name}{arguments}", message)
 
 
 def test_every_limit_is_tested():
@@ -159,6 +165,17 @@ def test_refusal(key):
     nodes, message, opset = (*REFUSALS[key], 21)[:3]
     model = model_of(f"{MODEL}{nodes} }}", opset, domains=[ML])
     with pytest.raises(NoGradientError, match=f"no gradient for operator {key[0]} of.*{message}"):
+        onnx_derivative(model)
+
+
+def test_sequences_are_refused_with_what_to_do():
+    """What PyTorch makes of an EmbeddingBag; its types are no tensors', also for inference."""
+    model = model_of(
+        """m (float[3, 2] X) => (float[3, 2] Y, float[N] Z) {
+        E = SequenceEmpty() S = SequenceInsert(E, X) Y = ConcatFromSequence<axis = 0>(S)
+        C = ConcatFromSequence<axis = 0>(E) Z = Neg(C) }"""
+    )
+    with pytest.raises(NoGradientError, match="ConcatFromSequence .* with Concat, Split and Gath"):
         onnx_derivative(model)
 
 

@@ -117,6 +117,7 @@ for a, b in PAIRS:
     for op in ("Add", "Sub", "Mul"):
         case(op, normal(*a), normal(*b))
     case("Div", normal(*a), positive(*b))
+    case("Mod", 3 * normal(*a), positive(*b), fmod=1)
     case("Pow", positive(*a), normal(*b))
     both = apart(int(np.prod(a, dtype=int)) + int(np.prod(b, dtype=int)))
     u, v = both[: int(np.prod(a, dtype=int))], both[int(np.prod(a, dtype=int)) :]
@@ -260,6 +261,10 @@ FIXED = ("static", "named")
 case("Pad", normal(2, 3), ints(0, 1, 2, 0), modes=FIXED)
 case("Pad", normal(2, 3), ints(0, 1, 2, 0), np.float64(1.5), modes=FIXED)
 case("Pad", normal(2, 3), ints(1, 2), np.float64(1.5), ints(-1), modes=FIXED)
+for mode in ("reflect", "edge", "wrap"):
+    kind = dict(mode=mode, constants=["x1", "x3"], modes=("static",))
+    case("Pad", normal(3, 4), ints(2, 1, 1, 3), **kind)
+    case("Pad", normal(2, 4, 3), ints(2, 3), None, ints(-2), **kind)
 
 case("ReverseSequence", normal(4, 3), ints(2, 4, 1), batch_axis=1, time_axis=0)
 
@@ -479,6 +484,21 @@ for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
     )
 for norm in ("L1", "L2"):
     case("Normalizer", 4 * apart(2, 3).astype(np.float32), domain=ML, norm=norm, **SINGLE)
+case("Binarizer", apart(2, 3).astype(np.float32), domain=ML, threshold=0.3, **SINGLE)
+FILLED = dict(domain=ML, imputed_value_floats=[0.5, 1.5, 2.5], replaced_value_float=-7.0)
+case("Imputer", normal(2, 3).astype(np.float32), **FILLED, **SINGLE)
+kind = dict(domain=ML, forward="onnxruntime", constants=["x1"], step=0.5, tolerance=3e-5)
+case("ArrayFeatureExtractor", normal(2, 4).astype(np.float32), ints(3, 0, 3), **kind)
+case("ArrayFeatureExtractor", normal(2, 3, 4).astype(np.float32), ints(1), **kind)
+
+
+@pytest.mark.parametrize("missing", [np.nan, -7.0])
+def test_what_is_replaced_has_no_influence(missing):
+    X = np.float32([[1, missing, 3], [-2, 0.5, missing]])
+    model = node_model("Imputer", {"X": X}, **FILLED | {"replaced_value_float": missing})
+    dY = np.ones((2, 3), np.float32)
+    found = run_onnxruntime(onnx_derivative(model), {"X": X, "y0_grad": dY})
+    assert found["X_grad"].tolist() == [[1, 0, 1], [1, 1, 0]]
 
 
 def test_every_rule_has_a_case():

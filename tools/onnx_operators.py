@@ -41,6 +41,7 @@ SECTIONS = {
     ("", "definition"): "Operators that are differentiated through their definition",
     ("ai.onnx.ml", "rule"): "Operators of the domain ai.onnx.ml",
     ("", "zero"): "Operators whose gradient is zero",
+    ("ai.onnx.ml", "zero"): "Operators of the domain ai.onnx.ml whose gradient is zero",
 }
 
 SECTION = """\

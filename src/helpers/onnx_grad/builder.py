@@ -84,7 +84,7 @@ class Graph:
             imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
             try:
                 found = infer_node_outputs(schema, node, types, data, None, imports, 10)
-            except InferenceError:
+            except (InferenceError, ValueError):  # the latter: sequences and the like
                 found = {}
         first = next((self.info(x).dtype for x in node.input if self.info(x).dtype in REAL), None)
         for y in node.output:

@@ -14,7 +14,9 @@ unoptimised, and the other exporter for training.  The other one knows neither R
 causal attention, and gets them written out.
 
 ``pipeline-sklearn.onnx`` is a scaler and a perceptron of scikit-learn, in single precision, with
-the gradients that its own training takes.
+the gradients that its own training takes.  ``columns-sklearn.onnx`` scales some columns, takes the
+products of others and classifies, in double precision, with the derivatives of the probabilities
+along each column by differences of scikit-learn's own.
 """
 
 from __future__ import annotations
@@ -133,6 +135,36 @@ class Transformer(nn.Module):
         return self.head(self.norms[2](x))
 
 
+class Bordered(nn.Module):
+    """Paddings that copy, depthwise convolution, pooling that counts its padding or overhangs."""
+
+    def __init__(self):
+        super().__init__()
+        self.depthwise = nn.Conv2d(2, 4, 2, groups=2, padding=1, padding_mode="circular")
+        self.pointwise, self.norm = nn.Conv2d(4, 3, 1), nn.InstanceNorm2d(3, affine=True)
+
+    def forward(self, x):
+        h = nn.functional.hardswish(self.pointwise(self.depthwise(x)))
+        h = nn.functional.pad(self.norm(h), (1, 2, 2, 1), mode="reflect")
+        h = nn.functional.avg_pool2d(h, 3, 2, 1, ceil_mode=True, count_include_pad=True)
+        h = nn.functional.pad(h, (1, 0, 0, 1), mode="replicate")
+        return nn.functional.max_pool2d(h, 2, 2, ceil_mode=True)
+
+
+class Masked(nn.Module):
+    """Attention that may look at nothing in one of its rows."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, 2)
+        self.register_buffer("mask", torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 1]]).bool())
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return self.out(y[:, 0]).fmod(0.25)
+
+
 class Recurrent(nn.Module):
     """A recurrent layer of either kind, and a linear one on all of its outputs."""
 
@@ -158,6 +190,8 @@ def models() -> dict:
         "transformer": (Transformer(), tokens),
         "lstm": (Recurrent(nn.LSTM), torch.randn(2, 4, 2)),
         "gru": (Recurrent(nn.GRU, bidirectional=True), torch.randn(2, 3, 2)),
+        "bordered": (Bordered(), torch.randn(1, 2, 4, 3)),
+        "masked": (Masked(), torch.randn(2, 3, 4)),
     }
 
 
@@ -241,6 +275,32 @@ def from_sklearn() -> None:
     np.savez_compressed(HERE / "pipeline.npz", **record)
 
 
+def columns_from_sklearn() -> None:
+    from skl2onnx import to_onnx
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler, StandardScaler
+
+    rng = np.random.default_rng(5)
+    X, label = rng.standard_normal((30, 4)), rng.integers(3, size=30)
+    columns = [("some", StandardScaler(), [3, 0]), ("others", MinMaxScaler(), [1])]
+    model = make_pipeline(ColumnTransformer(columns), LogisticRegression()).fit(X, label)
+    plain = to_onnx(model, X[:1], target_opset=21, options={"zipmap": False})
+    path = HERE / "columns-sklearn.onnx"
+    path.write_bytes(without_places(plain).SerializeToString(deterministic=True))
+    X, h = X[:5], 1e-4
+    steps = h * np.eye(4)[:, np.newaxis]
+
+    def central(h):
+        return (model.predict_proba((X + h * steps).reshape(-1, 4))
+                - model.predict_proba((X - h * steps).reshape(-1, 4))) / (2e-4 * h)  # fmt: skip
+
+    slopes = (4 * central(1) - central(2)) / 3  # of fourth order
+    slopes = slopes.reshape(4, 5, 3).transpose(1, 2, 0)
+    np.savez_compressed(HERE / "columns.npz", x=X, y=model.predict_proba(X), slopes=slopes)
+
+
 def main() -> None:
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
@@ -266,6 +326,7 @@ def main() -> None:
         module.load_state_dict(state)
         np.savez_compressed(HERE / f"{name}.npz", **gradients(name, module, x))
     from_sklearn()
+    columns_from_sklearn()
 
 
 if __name__ == "__main__":

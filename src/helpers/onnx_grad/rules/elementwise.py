@@ -54,6 +54,13 @@ def div(g, node, dy):
     return g.reduce_to(da, a), -g.reduce_to(da * y, b)
 
 
+@register_gradient("Mod", settings=[1])
+def mod(g, node, dy):
+    """Y = A - k B, k whole: dA = dY, dB = -k dY = dY (Y - A) / B, each un-broadcast."""
+    (a, b), (y,) = node.x, node.y
+    return g.reduce_to(dy, a), g.reduce_to(dy * (y - a) / b, b)
+
+
 @register_gradient("Pow", settings=[1])
 def power(g, node, dy):
     """dX = dY p X^(p - 1), 0 where p = 0; dp = dY Y log X, 0 where X = 0."""

@@ -1,11 +1,14 @@
-r"""Operators of the domain ai.onnx.ml that scikit-learn's converters use for linear models."""
+r"""Operators of the domain ai.onnx.ml that scikit-learn's converters use for linear models, and for
+what prepares their columns."""
 
 import numpy as np
 
-from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.rules.table import no_gradient, register_gradient, written_out
 from helpers.onnx_grad.tensor import REAL
 
 ML = "ai.onnx.ml"
+
+register_gradient("Binarizer", no_gradient, domain=ML)
 
 
 @register_gradient("LinearRegressor", domain=ML, limits={"post_transform": "NONE"})
@@ -71,6 +74,22 @@ def normalizer(g, node, dy):
     norm = g.reduce(op, x_like, [-1])
     slope = y if op == "ReduceL2" else g.op("Sign", x_like)
     return ((dy - slope * g.sum(dy * y, [-1])) / g.where(norm.equals(0.0), 1.0, norm)).cast(x.dtype)
+
+
+@register_gradient("ArrayFeatureExtractor", domain=ML, ranked=[0])
+@written_out
+def array_feature_extractor(g, node):
+    """Columns of X, by a Gather: see there."""
+    x, indices = node.x
+    y = g.op("Gather", x, g.reshape(indices, [-1]), axis=-1)
+    return (g.unsqueeze(y, [0]) if x.rank == 1 else y,)
+
+
+@register_gradient("Imputer", domain=ML)
+def imputer(g, node, dy):
+    """dX = dY, and 0 where an entry was missing and is replaced."""
+    (x,), missing = node.x, node.attr("replaced_value_float")
+    return g.where(g.op("IsNaN", x) if np.isnan(missing) else x.equals(missing), 0.0, dy)
 
 
 def known_shape(node, infos) -> tuple | None:

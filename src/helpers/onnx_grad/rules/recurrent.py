@@ -105,16 +105,14 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
         state = [
             _initial(g, node.input(5 + k), x, n, d, directions, batchwise) for k in range(states)
         ]
-        projected = _reversed(g, x, lengths) if reverse and lengths is not None else x
-        projected = g.op("MatMul", projected, g.transpose(w, [1, 0]))
+        projected = g.op("MatMul", x, g.transpose(w, [1, 0]))
         projected = projected if bx is None else projected + bx
         projected = _split(g, projected, 1, steps, 0)
         ys = {}
-        for t in range(steps) if not reverse or lengths is not None else reversed(range(steps)):
+        for t in reversed(range(steps)) if reverse else range(steps):
             now = g.squeeze(projected[t], [0])
             state, ys[t] = _step(g, cell, step, now, state, lengths, t)
         y = g.op("Concat", *(g.unsqueeze(ys[t], [0]) for t in range(steps)), axis=0)
-        y = _reversed(g, y, lengths) if reverse and lengths is not None else y
         sequences.append(g.unsqueeze(y, [1]))
         last.append([g.unsqueeze(s, [0]) for s in state])
     y = g.op("Concat", *sequences, axis=1)
@@ -125,7 +123,7 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
 
 
 def _step(g, cell, step, x, state, lengths, t: int):
-    """The new state and the output; a sequence that is over keeps its state and gives zeros."""
+    """The new state and the output; past its end a sequence keeps its state and gives zeros."""
     new = step(g, cell, x, state)
     if lengths is None:
         return new, new[0]
@@ -160,10 +158,6 @@ def _split(g, t, size: int, parts: int, axis: int):
 def _part(g, t, d: int, directions: int):
     """What belongs to one direction."""
     return None if t is None else g.squeeze(_split(g, t, 1, directions, 0)[d], [0])
-
-
-def _reversed(g, t, lengths):
-    return g.op("ReverseSequence", t, lengths.cast(7), batch_axis=1, time_axis=0)
 
 
 def _initial(g, t, x, n: int, d: int, directions: int, batchwise: bool):

@@ -20,42 +20,55 @@ from helpers.onnx_grad.rules.table import register_gradient
 def resize(g, node, dy):
     """Y = X with each resized axis multiplied by a matrix A: dX = dY with each by A'."""
     x = node.x[0]
-    if node.attr("antialias", 0):
-        raise node.refuse("antialias=1")
-    if node.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
-        raise node.refuse("coordinate_transformation_mode='tf_crop_and_resize'")
-    if node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise node.refuse("keep_aspect_ratio_policy; give the sizes that come out, with 'stretch'")
-    for axis, length, scale in _resized(node, x):
-        if not isinstance(x.shape[axis], int):
-            raise node.refuse(f"the length of axis {axis}, which is resized, is not static")
-        n = x.shape[axis]
-        m = int(np.floor(n * scale)) if length is None else length
-        scale = m / n if length is not None else scale
-        if n != m or scale != 1:
-            A = g.constant(_matrix(node, n, m, scale), x.dtype)
-            dy = _along(g, dy, A, axis, x.rank)
+    given = [t and t.value for t in (node.input(2), node.input(3))]
+    for axis, A in interpolations(node.attr, node.refuse, x.shape, *given):
+        dy = along(g, dy, g.constant(A, x.dtype), axis, x.rank)
     return dy
 
 
-def _resized(node, x):
-    """(axis, new length or None, scale or None) for the axes that are named."""
-    scales, sizes = (node.input(i) for i in (2, 3))
-    axes = [a % x.rank for a in node.attr("axes") or range(x.rank)]
-    values = [None if t is None else t.value for t in (scales, sizes)]
-    for value, pair in zip(values, ((None, float), (int, None)), strict=True):
-        if value is not None and value.size:
-            length, scale = pair
-            return [
-                (a, length and length(v), scale and scale(v))
-                for a, v in zip(axes, value, strict=True)
-                if scale is None or v != 1
-            ]
-    raise node.refuse("its scales or sizes must be constants")
+def interpolations(attr, refuse, shape, scales, sizes):
+    """The axes that Resize changes, each with its matrix A (length after, length before).
+
+    Parameters
+    ----------
+    attr : function
+        The value of an attribute, or its default.
+    refuse : function
+        Makes the error to raise, of a reason.
+    shape : tuple
+        Of X; dimensions that are no int are open.
+    scales, sizes : array or None
+        Inputs 2 and 3 where they are constants.
+
+    Yields
+    ------
+    axis : int
+    A : array
+    """
+    if attr("antialias"):
+        raise refuse("antialias=1")
+    if attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise refuse("coordinate_transformation_mode='tf_crop_and_resize'")
+    if (attr("keep_aspect_ratio_policy") or "stretch") != "stretch":
+        raise refuse("keep_aspect_ratio_policy; give the sizes that come out, with 'stretch'")
+    by_scale = scales is not None and scales.size > 0
+    if not by_scale and (sizes is None or not sizes.size):
+        raise refuse("its scales or sizes must be constants")
+    axes = [a % len(shape) for a in attr("axes") or range(len(shape))]
+    for axis, given in zip(axes, (scales if by_scale else sizes).tolist(), strict=True):
+        if by_scale and given == 1:
+            continue
+        n = shape[axis]
+        if not isinstance(n, int):
+            raise refuse(f"the length of axis {axis}, which is resized, is not static")
+        m = int(np.floor(n * given)) if by_scale else given
+        scale = given if by_scale else m / n
+        if n != m or scale != 1:
+            yield axis, _matrix(attr, n, m, scale)
 
 
-def _along(g, dy, matrix, axis, rank):
-    """dY times the matrix along one axis."""
+def along(g, dy, matrix, axis, rank):
+    """dY times the matrix (length after, length before) along one axis."""
     if axis == rank - 1:
         return g.op("MatMul", dy, matrix)
     if axis == rank - 2:
@@ -65,13 +78,13 @@ def _along(g, dy, matrix, axis, rank):
     return g.transpose(g.op("MatMul", g.transpose(dy, swap), matrix), swap)
 
 
-def _matrix(node, n: int, m: int, scale: float) -> np.ndarray:
+def _matrix(attr, n: int, m: int, scale: float) -> np.ndarray:
     """A (m, n): entry o of the result is a mean, with these weights, of entries round a place."""
-    mode = node.attr("mode")
+    mode = attr("mode")
     # onnxruntime looks for the nearest entry in single precision, and multiplies with the
     # reciprocal of the scale in the asymmetric mode: that decides where two are about as near.
     kind = np.float32 if mode == "nearest" else np.float64
-    place = _places(node, n, m, kind(scale), np.arange(m, dtype=kind))
+    place = _places(attr, n, m, kind(scale), np.arange(m, dtype=kind))
     if mode == "nearest":
         low, part = np.floor(place), place - np.floor(place)
         first = {
@@ -79,16 +92,16 @@ def _matrix(node, n: int, m: int, scale: float) -> np.ndarray:
             "ceil": low + (part > 0),
             "round_prefer_ceil": low + (part >= 0.5),
             "round_prefer_floor": low + (part > 0.5),
-        }[node.attr("nearest_mode")]
+        }[attr("nearest_mode")]
         weights = np.ones((1, m))
     else:
         first = np.floor(place)
         weights = _linear(place - first)
         if mode == "cubic":
-            weights, first = _cubic(place - first, node.attr("cubic_coeff_a")), first - 1
+            weights, first = _cubic(place - first, attr("cubic_coeff_a")), first - 1
     A = np.zeros((m, n))
     taps = first + np.arange(len(weights))[:, None]
-    if node.attr("exclude_outside") and mode == "cubic":
+    if attr("exclude_outside") and mode == "cubic":
         weights = np.where((taps >= 0) & (taps < n), weights, 0.0)
         weights = weights / weights.sum(axis=0)
     for tap, weight in zip(np.clip(taps, 0, n - 1).astype(int), weights, strict=True):
@@ -96,9 +109,9 @@ def _matrix(node, n: int, m: int, scale: float) -> np.ndarray:
     return A
 
 
-def _places(node, n, m, scale, o):
+def _places(attr, n, m, scale, o):
     """Where entry o of the result lies on the old axis."""
-    mode = node.attr("coordinate_transformation_mode")
+    mode = attr("coordinate_transformation_mode")
     half = o.dtype.type(0.5)
     if mode == "align_corners":
         return o * (o.dtype.type(n - 1) / (m - 1)) if m > 1 else o * 0

@@ -1,5 +1,8 @@
 r"""Operators that move entries about: each is a linear map, and its rule is the adjoint map."""
 
+import numpy as np
+
+from helpers.onnx_grad.rules.resize import along
 from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import is_static
 
@@ -143,18 +146,29 @@ def dropout(g, node, dy, *dmask):
     "Pad",
     settings=[2],
     ranked=[0],
-    limits={"mode": "constant", "pads": "a constant", "axes": "a constant"},
+    limits={
+        "X": "of a static length along the padded axes, where mode is not constant",
+        "pads": "a constant, not negative where mode is not constant",
+        "axes": "a constant",
+    },
 )
 def pad(g, node, dy):
-    """dX = the part of dY that X became; the constant's gradient is the sum of the rest."""
+    """dX = the part of dY that X became; the constant's gradient is the sum of the rest.
+
+    In the other modes Y repeats entries of X, and the cotangents of all copies are added up.
+    """
     x, pads, value, axes = node.x[0], node.x[1], node.input(2), node.input(3)
-    if node.attr("mode") != "constant":
-        raise node.refuse(f"mode {node.attr('mode')!r}, only 'constant' has a rule")
     if pads.value is None or (axes is not None and axes.value is None):
         raise node.refuse("its pads and axes must be constants")
     axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
     count = len(pads.value) // 2
     before, after = pads.value[:count], pads.value[count:]
+    if node.attr("mode") != "constant":
+        for axis, *ends in zip(axes, before.tolist(), after.tolist(), strict=True):
+            axis %= x.rank
+            if any(ends):
+                dy = along(g, dy, g.constant(_copies(node, axis, *ends), x.dtype), axis, x.rank)
+        return dy
     # A negative pad crops; its adjoint pads, with zeros.
     crop = [(a, max(b, 0), max(e, 0)) for a, b, e in zip(axes, before, after, strict=True)]
     dx = dy
@@ -173,6 +187,16 @@ def pad(g, node, dy):
         dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
         dvalue = g.reshape_like(dvalue, value)
     return dx, None, dvalue
+
+
+def _copies(node, axis: int, before: int, after: int) -> np.ndarray:
+    """A matrix (length after, length before) of ones where an entry is a copy of another."""
+    n, mode = node.x[0].shape[axis], node.attr("mode")
+    if not isinstance(n, int):
+        raise node.refuse(f"the length of axis {axis}, which is padded in mode {mode!r}, is open")
+    if min(before, after) < 0:
+        raise node.refuse(f"negative pads in mode {mode!r}")
+    return np.eye(n)[np.pad(np.arange(n), (before, after), mode)]
 
 
 @register_gradient("ReverseSequence")

@@ -147,6 +147,11 @@ def without_rule(node: Node) -> str:
             "it has a subgraph, and control flow is not differentiated (but an If whose condition "
             "is a constant): export the model with the branch taken, or with the loop unrolled"
         )
+    if not node.domain and "Sequence" in node.op_type:
+        return (
+            "sequences of tensors are not differentiated: export the model with Concat, Split and "
+            "Gather in their place"
+        )
     if node.domain.startswith("com.microsoft"):
         return (
             "operators of this domain are written by onnxruntime's optimiser: differentiate the "

@@ -26,7 +26,14 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 # Importing a family enters its translations into the table.
-from helpers.onnx_grad.translation import elementwise, ml, reductions, shapes, windows  # noqa: F401
+from helpers.onnx_grad.translation import (  # noqa: F401
+    elementwise,
+    ml,
+    recurrent,
+    reductions,
+    shapes,
+    windows,
+)
 from helpers.onnx_grad.translation.node import TRANSLATIONS, Node, known, numpy_dtype
 
 __all__ = ["PyTensorModel", "to_pytensor"]
@@ -59,8 +66,9 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     Returns
     -------
     PyTensorModel
-        Real initializers are shared variables, all others constants.  A dimension that the model
-        leaves open is one that any length fits; PyTensor does not broadcast along it.
+        Real initializers (but the scales of Resize) are shared variables, all others constants.  A
+        dimension that the model leaves open is one that any length fits; PyTensor does not
+        broadcast along it.
 
     Raises
     ------
@@ -85,9 +93,10 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
         raise NotImplementedError(f"sparse initializers are not translated: {names}")
 
     weights, symbols = {}, {"": None}
+    scales = {name for x in graph.node if x.op_type == "Resize" for name in x.input[1:3]}
     for initializer in graph.initializer:
         name, value = initializer.name, _array(initializer, dtype)
-        if value.dtype.kind == "f":
+        if value.dtype.kind == "f" and name not in scales:
             symbols[name] = weights[name] = pytensor.shared(value, name, shape=value.shape)
         else:
             symbols[name] = pt.constant(value, name=name)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytensor.tensor as pt
 
-from helpers.onnx_grad.translation.node import Node, number, translates
+from helpers.onnx_grad.translation.node import Node, number, select, translates
 from helpers.onnx_grad.translation.reductions import over_norm, softmax
 
 ML = "ai.onnx.ml"
@@ -54,3 +54,15 @@ def _linear_classifier(node: Node, x):
 @translates("ArrayFeatureExtractor", domain=ML)
 def _array_feature_extractor(node: Node, x, indices):
     return pt.atleast_2d(x[..., indices.ravel()])
+
+
+@translates("Binarizer", domain=ML)
+def _binarizer(node: Node, x):
+    return select(x > number(x, node.attribute("threshold", 0.0)), number(x, 1), number(x, 0))
+
+
+@translates("Imputer", domain=ML)
+def _imputer(node: Node, x):
+    missing = node.attribute("replaced_value_float", 0.0)
+    found = pt.isnan(x) if np.isnan(missing) else pt.eq(x, number(x, missing))
+    return select(found, number(x, node.attribute("imputed_value_floats")), x)

@@ -88,6 +88,8 @@ class Node(NamedTuple):
 def _value(value):
     if isinstance(value, bytes):
         return value.decode()
+    if isinstance(value, list):
+        return [_value(v) for v in value]
     return to_array(value) if isinstance(value, TensorProto) else value
 
 

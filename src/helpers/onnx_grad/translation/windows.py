@@ -1,4 +1,5 @@
-"""Matrix products, and the operators that slide a window: convolution and pooling.
+"""Matrix products, and the operators that slide a window: convolution, pooling and
+resizing.
 
 PyTensor has no convolution with strides, dilations and groups, and no pooling.  Both are built
 here from strided slices, one for each position in the window: the slices side by side are the
@@ -13,8 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from onnx.defs import get_schema
+from onnx.helper import get_attribute_value
 
-from helpers.onnx_grad.translation.node import number, product, select, size, sizes, translates
+from helpers.onnx_grad.rules.resize import interpolations
+from helpers.onnx_grad.translation.node import (
+    known,
+    number,
+    product,
+    select,
+    size,
+    sizes,
+    translates,
+)
 
 
 @translates("MatMul")
@@ -281,3 +293,25 @@ def _local_response_normalization(node, x):
     alpha, beta = node.attribute("alpha", 1e-4), node.attribute("beta", 0.75)
     divisor = number(x, node.attribute("bias", 1.0)) + number(x, alpha / span) * total
     return x / divisor ** number(x, beta)
+
+
+@translates("Resize")
+def _resize(node, x, roi=None, scales=None, lengths=None):
+    if node.version < 11:
+        raise node.refuse(f"opset 11 or newer expected, the model has {node.version}")
+    defaults = get_schema("Resize", node.version).attributes
+    if x.dtype.startswith(("int", "uint")) and node.attribute("mode", "nearest") != "nearest":
+        raise node.refuse(f"mode={node.attribute('mode')!r} of integers is not translated")
+
+    def attribute(name):
+        default = defaults[name].default_value if name in defaults else None
+        default = get_attribute_value(default) if default is not None and default.name else None
+        value = node.attribute(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    for axis, A in interpolations(
+        attribute, node.refuse, x.type.shape, known(scales), known(lengths)
+    ):
+        moved = pt.moveaxis(x, axis, -1)
+        x = pt.moveaxis(pt.matmul(moved, pt.constant(A.T.astype(x.dtype))), -1, axis)
+    return x
