@@ -8,6 +8,7 @@ around them, and need no mark-up each; of two thousand icons the pages show twen
 """
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ import numpy as np
 import pydata_sphinx_theme
 from fontTools import subset, ttLib
 from PIL import Image
+
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every table
 
 MATHJAX = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "a11y", "ui", "sre")
 """The page loads the first; the others are what that one loads when a formula or a reader asks."""
