@@ -12,7 +12,8 @@ uv pip compile pyproject.toml --extra book --extra onnx --extra test --universal
   --upgrade --no-header --no-annotate --quiet --output-file "$new"
 {
   echo "-e ."
-  echo "# What readers, Binder and CI install: made from pyproject.toml by \`make lock\`, not by hand."
+  echo "# What readers and CI install: made from pyproject.toml by \`make lock\`, not by hand."
   cat "$new"
 } > requirements.txt
 echo "requirements.txt pins $(grep -c == requirements.txt) packages."
+echo "Once they are installed, python -m tools.binder makes .binder/requirements.txt of them."

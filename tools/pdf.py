@@ -5,20 +5,14 @@ playwright and pypdf. Run it as ``python -m tools.pdf``, or ``make pdf``.
 """
 
 import io
-import shutil
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import yaml
 
-from tools import book
+from tools import book, browser
 
-SITE = book.ROOT / "_build/html"
 TARGET = book.ROOT / "_build/gradients-by-hand.pdf"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # Code and formulas break or shrink where the paper ends; what only a screen needs stays away.
 PAPER = """
@@ -47,27 +41,17 @@ PREPARE = """async ([base, css]) => {
 }"""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 def printed(pages: list[str], base: str, program: str):
     """The PDF of each page, as bytes, with its title."""
     from playwright.sync_api import sync_playwright
 
-    handler = partial(Quiet, directory=str(SITE))
-    with (
-        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        sync_playwright() as runner,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = runner.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with browser.served() as address, sync_playwright() as runner:
+        window = runner.chromium.launch(executable_path=program, args=["--no-sandbox"])
         # What fits the width of A4 between its margins, at this scale, fits on the paper.
         scale, width = 0.8, 850
-        page = browser.new_page(viewport={"width": width, "height": 1000}, color_scheme="light")
+        page = window.new_page(viewport={"width": width, "height": 1000}, color_scheme="light")
         for number, name in enumerate(pages, 1):
-            page.goto(f"http://127.0.0.1:{server.server_port}/{name}.html")
+            page.goto(f"{address}{name}.html")
             page.emulate_media(media="screen")
             page.evaluate(PREPARE, [base, PAPER])
             margin = dict.fromkeys(("top", "bottom", "left", "right"), "1.5cm")
@@ -76,8 +60,7 @@ def printed(pages: list[str], base: str, program: str):
                 page.pdf(format="A4", margin=margin, scale=scale, print_background=True),
             )
             print(f"[{number}/{len(pages)}] {name}", flush=True)
-        browser.close()
-        server.shutdown()
+        window.close()
 
 
 def main(names: list[str]) -> None:
@@ -85,10 +68,10 @@ def main(names: list[str]) -> None:
         from pypdf import PdfWriter
     except ImportError:
         sys.exit("pypdf is not installed: pip install pypdf playwright")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    program = browser.program()
     if not program:
         sys.exit("there is no Chromium or Chrome on this system")
-    if not (SITE / "index.html").exists():
+    if not (browser.SITE / "index.html").exists():
         sys.exit("the book is not built: run make book")
     pages = [name for name in book.page_names() if not names or any(x in name for x in names)]
     if not pages:

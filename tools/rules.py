@@ -11,7 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import book
+from tools import book, symbols
 
 MOST_CELLS = 34
 LABEL = re.compile(r"(eq|def|fig)(-[A-Za-z0-9]+){2,}")
@@ -200,4 +200,39 @@ def names_repository(name: str, text: str, slug: str) -> list[str]:
     complaints = [f"{name}: {s} is not the {slug} of _config.yml" for s in dict.fromkeys(wrong)]
     if slug not in hub:
         complaints.append(f"{name}: does not name {slug}, the repository of _config.yml")
+    return complaints
+
+
+# --- symbols --------------------------------------------------------------------------------------
+
+
+def one_meaning(notation: str, pages: dict[str, list[nbformat.NotebookNode]]) -> list[str]:
+    """A symbol with an index of time means one thing on all pages, and each is declared.
+
+    The notation page declares what several pages use, and the letters that each page may use as it
+    likes; the table of a page declares the rest. Without its index a symbol means what it means
+    with it, at a step that the text names.
+    """
+    shared = symbols.contract(notation)
+    complaints: list[str] = []
+    owners: dict[str, tuple[str, str]] = {}
+    for page, cells in pages.items():
+        own, written = symbols.declared(cells), symbols.written(cells)
+        for symbol, meaning in own.items():
+            first, words = owners.setdefault(symbol, (page, meaning))
+            if symbol in shared.fixed and symbol not in shared.free:
+                complaints.append(f"{page}: declares {symbol}, which the notation page does")
+            elif not symbol.startswith("*") and symbol not in written:
+                complaints.append(f"{page}: declares {symbol}, and does not use it")
+            elif symbol.endswith("_t") and words != meaning:
+                complaints.append(f"{page}: {symbol} is {meaning!r}; in {first}, {words!r}")
+        known = {*shared.fixed, *shared.free, *own}
+        for symbol, formula in symbols.let(cells):
+            meaning = shared.fixed.get(symbol, symbols.VARIES)
+            fits = symbol in shared.free or formula == shared.formulas.get(symbol)
+            if symbol.endswith("_t") and symbols.VARIES not in meaning and not fits:
+                complaints.append(f"{page}: lets {symbol} be {formula}; it is {meaning!r}")
+        for symbol, tex in symbols.displayed(cells).items():
+            if not known & symbols.ways_to_declare(symbol):
+                complaints.append(f"{page}: {symbol} is not declared, in {tex}")
     return complaints

@@ -1,8 +1,11 @@
-"""What the landing page says of the length of a part."""
+"""What the landing page says of the length of a part, and a chapter of its own."""
 
+import re
+
+import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from tools import reading
+from tools import book, reading
 from tools.sphinx.part_length import say
 
 
@@ -17,3 +20,13 @@ def test_say():
     assert say(1, 32.6) == "35 minutes"
     assert say(1, 61) == "60 minutes"
     assert say(6, 221) == "6 chapters, 4 hours"
+
+
+@pytest.mark.parametrize("name", book.notebook_names())
+def test_a_chapter_is_a_lesson(name):
+    """Nobody reads on for more than forty minutes, and the first screen says how long it takes."""
+    cells = book.read_cells(name)
+    said = [re.search(r"Reading time: (?:about )?(\d+) minutes", cell.source) for cell in cells]
+    takes = reading.minutes(cells)
+    assert takes < 41
+    assert abs(next(int(found[1]) for found in said if found) - takes) < 6

@@ -4,17 +4,11 @@ Needs `make book`, the package playwright (not pinned: only these tests use it) 
 Chrome of the system; without them the tests are skipped, and say what is missing.
 """
 
-import shutil
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
 from tools import book
+from tools.browser import SITE, program, served
 
-SITE = book.ROOT / "_build/html"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SOURCES = ("book/**/*", "notebooks/**/*.ipynb", "tools/sphinx/*.py", "_config.yml", "_toc.yml")
 
 
@@ -40,30 +34,21 @@ def site():
     return SITE
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture(scope="session")
 def address(site):
     """Where the book is served."""
-    handler = partial(Quiet, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def browser(site):
     reason = "playwright is not installed: no page was opened in a browser"
     playwright = pytest.importorskip("playwright.sync_api", reason=reason)
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not program:
+    if not (path := program()):
         pytest.skip("there is no Chromium or Chrome: no page was opened in a browser")
     with playwright.sync_playwright() as runner:
-        browser = runner.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 

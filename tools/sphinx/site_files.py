@@ -3,15 +3,24 @@
 The packages copy whole folders: all builds of MathJax, source maps, icons as a script of 1.5 MB
 beside the same icons as fonts. Notebooks to download hold every picture once more, as text; those
 who run them draw the pictures themselves. A drawn figure has a few dozen colours and their shades,
-and needs no 32 bits for each point.
+and needs no 32 bits for each point. Names and punctuation of code have the colour of the block
+around them, and need no mark-up each; of two thousand icons the pages show twenty.
 """
 
+import json
+import logging
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 import numpy as np
+import pydata_sphinx_theme
+from fontTools import subset, ttLib
 from PIL import Image
+
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every table
 
 MATHJAX = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "a11y", "ui", "sre")
 """The page loads the first; the others are what that one loads when a formula or a reader asks."""
@@ -53,8 +62,13 @@ def trim(app, exception):
     for path in (mathjax / "sre/mathmaps").iterdir():
         if path.stem not in SPEECH:
             path.unlink()
-    for path in (static / "vendor").rglob("*.ttf"):
-        path.unlink()  # every browser of today takes the .woff2 beside it
+    code = "".join(path.read_text(encoding="utf-8") for path in static.glob("*.js"))
+    pages = [path.read_text(encoding="utf-8") for path in out.rglob("*.html")]
+    with_few_icons(static, [code, *pages])
+    for path in out.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        if text != (plain := with_plain_code(text)):
+            path.write_text(plain, encoding="utf-8")
     for path in (out / "_sources").rglob("*.ipynb"):
         without_pictures(path)
     for path in (out / "_images").glob("*.png"):
@@ -76,7 +90,52 @@ def without_pictures(path: Path) -> None:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("image/png", None)
-    nbformat.write(notebook, path)
+    text = json.dumps(notebook, ensure_ascii=False, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
+
+
+PLAIN = re.compile(r'<span class="(?:n|p|w)">([^<]*)</span>')
+
+
+def with_plain_code(html: str) -> str:
+    """Code without the marks of names, punctuation and spaces, which no style sheet colours."""
+    return PLAIN.sub(r"\1", html)
+
+
+WEBFONTS = "vendor/fontawesome/webfonts"
+FONTS = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static" / WEBFONTS
+
+
+def with_few_icons(static: Path, texts: Iterable[str]) -> None:
+    """Leave in the fonts of icons those whose names occur in the texts, and those of the theme."""
+    sheet = static / "styles/pydata-sphinx-theme.css"
+    css = sheet.read_text(encoding="utf-8")
+    points = icons(css, {name for text in texts for name in re.findall(r"\bfa-[a-z0-9-]+", text)})
+    for path in (static / WEBFONTS).iterdir():
+        path.unlink()
+    for source in FONTS.glob("*.ttf"):
+        font = ttLib.TTFont(source)
+        kept = subset.Subsetter(subset.Options(layout_features=[], notdef_outline=True))
+        kept.populate(unicodes=points)
+        kept.subset(font)
+        font.flavor = "woff"
+        font.save(static / WEBFONTS / f"{source.stem}.woff")
+    fonts = re.compile(
+        r"(/fa-[a-z0-9-]+)\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
+    )
+    sheet.write_text(fonts.sub(r'\1.woff) format("woff")', css), encoding="utf-8")
+
+
+def icons(css: str, names: set[str]) -> set[int]:
+    """The code points of these icons in a style sheet, and of those that it shows by itself."""
+    points = set()
+    for selector, rules in re.findall(r"([^{}]*)\{([^{}]*)\}", css):
+        own = set(re.findall(r"\.(fa-[a-z0-9-]+):before", selector))
+        if own and not own & names:
+            continue
+        points |= {int(code, 16) for code in re.findall(r"\\([ef][0-9a-f]{3})", rules)}
+        points |= {ord(sign) for sign in rules if 0xE000 <= ord(sign) <= 0xF8FF}
+    return points
 
 
 def with_few_colours(path: Path) -> None:
@@ -90,7 +149,7 @@ def with_few_colours(path: Path) -> None:
     if apart.mean() > 0.5:  # of 255: shades, not lines
         return
     small = path.with_suffix(".few")
-    few.save(small, "PNG")
+    few.save(small, "PNG", optimize=True)
     if small.stat().st_size < path.stat().st_size:
         small.replace(path)
     else:

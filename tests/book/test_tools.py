@@ -1,0 +1,87 @@
+"""The commands around the book: compiling its kernels, serving and printing it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from helpers.kalman import fused
+from tools import browser, compile_kernels, pdf
+
+LOADED = """
+import sys
+from helpers.kalman import fused
+assert 0 < fused.warmup(progress=False, everything={})
+here = "helpers.kalman.fused."
+print(*(name.removeprefix(here) for name in sys.modules if name.startswith(here)))
+"""
+
+
+def loaded(everything):
+    command = [sys.executable, "-c", LOADED.format(everything)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not found.stderr
+    return set(found.stdout.split())
+
+
+def test_warmup_loads_what_it_says():
+    """All that `make test` compiles beforehand, or only what a fit needs."""
+    every = {name for half in compile_kernels.HALVES for name in half}
+    assert every <= loaded(True)
+    assert {"entry", "outputs", "roots"} <= (some := loaded(False))
+    assert not {"tangents", "integrated", "panel", "own"} & some
+
+
+def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
+    names = [name for half in compile_kernels.HALVES for name in half]
+    folder = fused.__path__[0]
+    assert len(names) == len({*names})
+    assert all((Path(folder) / f"{name}.py").exists() for name in names)
+    compile_kernels.main()
+    assert capsys.readouterr().out.startswith("The Kalman passes are compiled: ")
+    monkeypatch.setattr(compile_kernels, "HALVES", (("building",), ("no_such_pass",)))
+    monkeypatch.setattr(
+        compile_kernels, "LOAD", f"import sys; sys.stderr = None; {compile_kernels.LOAD}"
+    )
+    with pytest.raises(SystemExit, match="do not compile"):
+        compile_kernels.main()
+
+
+def test_a_served_folder(tmp_path):
+    (tmp_path / "a.html").write_text("here")
+    with browser.served(tmp_path) as address:
+        assert urlopen(f"{address}a.html").read() == b"here"
+    with pytest.raises(URLError):
+        urlopen(f"{address}a.html", timeout=1)
+
+
+def test_a_browser_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert browser.program() is None
+    for name in browser.BROWSERS[1:3]:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert browser.program() == str(tmp_path / browser.BROWSERS[1])
+
+
+def test_what_a_print_needs(tmp_path, monkeypatch):
+    """One thing after the other is missing, and the message says which."""
+
+    def refuses(why, *names):
+        with pytest.raises(SystemExit, match=why):
+            pdf.main([*names])
+
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    refuses("pypdf is not installed")
+    monkeypatch.setitem(sys.modules, "pypdf", SimpleNamespace(PdfWriter=list))
+    monkeypatch.setattr(browser, "program", lambda: None)
+    refuses("no Chromium or Chrome")
+    monkeypatch.setattr(browser, "program", lambda: "chromium")
+    monkeypatch.setattr(browser, "SITE", tmp_path)
+    refuses("not built: run make book")
+    (tmp_path / "index.html").write_text("")
+    refuses("no page of the book has nothing-like-it in its name", "nothing-like-it")
