@@ -320,7 +320,11 @@ def register_ops() -> None:
     from pytensor.link.jax.dispatch import jax_funcify
 
     from helpers.kalman import op as ops
-    from helpers.kalman import panel_op
+    from helpers.kalman import panel_op, products
+
+    @jax_funcify.register(products.Product)
+    def _(op, **kwargs):
+        return jnp.matmul
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
