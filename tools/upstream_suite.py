@@ -1,4 +1,4 @@
-"""pymc-extras' own tests of its state space models, with the closed-form filter in the standard one's place.
+"""pymc-extras' own tests of its state space models, with our filter in the standard one's place.
 
     python -m tools.upstream_suite SOURCES [--theirs] [--smoother] [options of pytest]
 
@@ -85,7 +85,9 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(sources))
     if not any(Path(x.split("::")[0]).exists() for x in options):
         options.append("tests/statespace")
-    return pytest.main(["-q", "--rootdir", str(sources), *options], plugins=plugins)
+    # Their settings make errors of warnings, which a newer pandas gives.
+    settings = ["-q", "--rootdir", str(sources), "-W", "ignore::DeprecationWarning"]
+    return pytest.main([*settings, *options], plugins=plugins)
 
 
 if __name__ == "__main__":

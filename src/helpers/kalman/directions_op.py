@@ -1,9 +1,9 @@
 """The Hessian of the log-likelihood times many directions, as one Op and one compiled call.
 
 PyTensor's and PyMC's Jacobians differentiate a gradient row by row, in a `Scan`: of a model with k
-parameters the filter and its tangents are run k times, one after the other.  The compiled code of
-:func:`helpers.kalman.fused.tangents.hessian_vector` takes k directions at once, and filters once for
-a handful of them.  So a graph of `KalmanLoglikeTangent` that runs over a batch of directions is one
+parameters the filter and its tangents are run k times, one after the other.  The compiled code
+(:func:`helpers.kalman.fused.tangents.hessian_vector`) takes k directions, and filters once for a
+handful of them.  So a graph of `KalmanLoglikeTangent` that runs over a batch of directions is one
 :class:`KalmanLoglikeTangents`, and a rewrite makes a batch of the `Scan`.
 """
 
@@ -34,7 +34,9 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
     def __init__(self, varying=(), along=INPUTS, requested=("l", *INPUTS)):
         super().__init__(varying, along, requested)
         extra = ("n", *("k" + "".join(_letters(x, varying)) for x in along))
-        letters = tuple("k" + ("n" if x == "l" else "".join(_letters(x, varying))) for x in requested)
+        letters = tuple(
+            "k" + ("n" if x == "l" else "".join(_letters(x, varying))) for x in requested
+        )
         self.gufunc_signature = self._signature(tuple(",".join(x) for x in extra), letters)
 
     def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangents:
@@ -155,3 +157,66 @@ def unroll(fgraph) -> None:
             fgraph.replace_all(
                 zip(node.outputs, found, strict=True), reason="helpers_kalman_directions"
             )
+
+
+def unite(fgraph) -> None:
+    """One Op in the place of several whose outputs are added: a tangent is linear in directions.
+
+    PyMC differentiates with respect to each parameter on its own, and the gradient of each moves
+    along it alone.
+    """
+    first, made = len(INPUTS) + 1, {}
+    for node in fgraph.toposort():
+        if node.op != pt.add:
+            continue
+        groups = {}
+        for X in node.inputs:
+            if X.owner and isinstance(X.owner.op, KalmanLoglikeTangent):
+                op = X.owner.op
+                name = op.requested[X.owner.outputs.index(X)]
+                key = type(op), op.varying, name, tuple(X.owner.inputs[:first])
+                groups.setdefault(key, []).append(X)
+        rest, found = list(node.inputs), []
+        for (kind, varying, name, shared), terms in groups.items():
+            if len(terms) == 1:
+                continue
+            moves = {}
+            for X in terms:
+                rest.remove(X)
+                for x, move in zip(X.owner.op.along, X.owner.inputs[first:], strict=True):
+                    moves[x] = moves[x] + move if x in moves else move
+            moves = {x: moves[x] for x in INPUTS if x in moves}
+            # All outputs, so that sums of others are this same node; what nothing reads goes later.
+            same = kind, varying, shared, tuple(moves.items())
+            if same not in made:
+                united = kind(varying, tuple(moves), ("l", *INPUTS))
+                made[same] = united(*shared, *moves.values(), return_list=True)
+            found.append(made[same][("l", *INPUTS).index(name)])
+        if found:
+            total = pt.add(*rest, *found) if len(rest) + len(found) > 1 else found[0]
+            total = node.outputs[0].type.filter_variable(total, allow_convert=True)
+            fgraph.replace(node.outputs[0], total, reason="helpers_kalman_unite")
+
+
+def share(fgraph) -> None:
+    """One node in the place of several that differ only in what of them is read."""
+    groups = {}
+    for node in fgraph.toposort():
+        if isinstance(node.op, KalmanLoglikeTangent):
+            key = type(node.op), node.op.varying, node.op.along, tuple(node.inputs)
+            groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        if len(nodes) == 1:
+            continue
+        read = {x for node in nodes for x in node.op.requested}
+        requested = tuple(x for x in ("l", *INPUTS) if x in read)
+        op = nodes[0].op.requesting(requested)
+        new = dict(zip(requested, op(*nodes[0].inputs, return_list=True), strict=True))
+        fgraph.replace_all(
+            [
+                (old, new[x])
+                for node in nodes
+                for x, old in zip(node.op.requested, node.outputs, strict=True)
+            ],
+            reason="helpers_kalman_share",
+        )

@@ -24,7 +24,7 @@ from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
@@ -714,6 +714,23 @@ class _ManyDirections(GraphRewriter):
             unroll(fgraph)
 
 
-# Before the rewrites of Scan, which take it apart.
+class _OneTangent(GraphRewriter):
+    """Several tangents at once, where PyTensor would compute them one by one."""
+
+    def __init__(self, rewrite: str):
+        self.rewrite_name = rewrite
+
+    def apply(self, fgraph):
+        if sum(isinstance(node.op, KalmanLoglikeTangent) for node in fgraph.apply_nodes) > 1:
+            from helpers.kalman import directions_op
+
+            MergeOptimizer().apply(fgraph)
+            getattr(directions_op, self.rewrite_name)(fgraph)
+
+
+# Before the rewrites of Scan, which take it apart; where sums of sums are one; and where what
+# nothing reads is gone.
 optdb.register("helpers_kalman_directions", _ManyDirections(), "fast_run", position=0.04)
+optdb.register("helpers_kalman_unite", _OneTangent("unite"), "fast_run", position=1.25)
+optdb.register("helpers_kalman_share", _OneTangent("share"), "fast_run", position=2.9)
 fold_constants_into(_KalmanOp)

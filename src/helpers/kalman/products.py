@@ -37,7 +37,9 @@ class Product(Op):
         A, B = pt.as_tensor(A, ndim=2), pt.as_tensor(B, ndim=2)
         dtype = np.result_type(A.dtype, B.dtype, np.float32).name
         A, B = A.astype(dtype), B.astype(dtype)
-        return Apply(self, [A, B], [pt.matrix(dtype=dtype, shape=(A.type.shape[0], B.type.shape[1]))])
+        return Apply(
+            self, [A, B], [pt.matrix(dtype=dtype, shape=(A.type.shape[0], B.type.shape[1]))]
+        )
 
     def perform(self, node, inputs, output_storage):
         A, B = inputs
@@ -113,7 +115,9 @@ class FoldConstants(GraphRewriter):
                 continue
             folded = unconditional_constant_folding.transform(fgraph, node)
             if folded:
-                fgraph.replace_all(zip(node.outputs, folded, strict=True), reason=type(self).__name__)
+                fgraph.replace_all(
+                    zip(node.outputs, folded, strict=True), reason=type(self).__name__
+                )
 
 
 def fold_constants_into(*kinds: type) -> None:

@@ -104,7 +104,7 @@ def _with_jitter(given, missing, jitter):
 
 
 def _shocks(T, R, Q, jitter):
-    """W = R Q R' with the jitter of each filtered covariance, T (jitter I) T' in what it predicts."""
+    """W = R Q R' with the jitter of a filtered covariance, T (jitter I) T' in what it predicts."""
     W = sandwich(R, Q)
     return W + jitter * product(T, T.mT) if jitter else W
 
