@@ -5,9 +5,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from kalman_models import NAMES_OF_CASES, make, season
+from pytensor.scan.op import Scan
 
 from helpers.checks import relative_error
 from helpers.kalman import StateSpace, reference
+from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.op import (
     INPUTS,
@@ -157,6 +159,50 @@ def test_the_gradient_differentiated(mode, name):
         assert relative_error(np.where(np.isnan(y), 0, found.pop("y")), dy[0]) < 1e-10
     for x, X in found.items():
         assert close(X, getattr(expected, x)[0], 1e-10), x
+
+
+@pytest.mark.parametrize("name", ["gaps", "only Z varies"])
+def test_the_rows_of_a_hessian_need_no_loop(name):
+    """As PyMC puts a Hessian together: for each parameter on its own, row by row."""
+    y, model = make(name)
+    arrays = model.asdict()
+    directions = directions_for(y, model, 4)
+
+    def at(parameters, tensor=np.asarray, exp=np.exp):
+        """The model's arrays, in parameters that enter them as variances and coefficients do."""
+        scale, shift = parameters
+        found = {x: tensor(X) for x, X in arrays.items()}
+        found |= {"H": exp(scale[0]) * found["H"], "Q": exp(scale[1]) * found["Q"]}
+        for x, by in (("T", shift[0]), ("Z", shift[1] * scale[0]), ("a0", scale[1])):
+            found[x] = found[x] + by * directions[x][0]
+        return found
+
+    def gradient(parameters):
+        """By the chain rule, from the reference."""
+        _, _, G = reference.loglike_and_grad(y, StateSpace(**at(parameters)))
+        scale, shift = parameters
+        dots = {x: np.vdot(directions[x][0], getattr(G, x)) for x in ("T", "Z", "a0")}
+        dots |= {
+            x: np.exp(s) * np.vdot(arrays[x], getattr(G, x))
+            for x, s in zip("HQ", scale, strict=True)
+        }
+        first = [dots["H"] + shift[1] * dots["Z"], dots["Q"] + dots["a0"]]
+        return np.array([*first, dots["T"], scale[0] * dots["Z"]])
+
+    point = np.array([0.2, -0.3, 0.01, 0.05])
+    expected = np.stack(
+        [gradient((point + 1j * STEP * e).reshape(2, 2)).imag / STEP for e in np.eye(4)]
+    )
+    parameters = [pt.dvector("scale"), pt.dvector("shift")]
+    l = kalman_loglike(y, *at(parameters, pt.as_tensor, pt.exp).values(), tol=0.0).sum()
+    rows = pt.concatenate([pt.grad(l, X) for X in parameters])
+    found = [pytensor.gradient.jacobian(rows, X) for X in parameters]
+    evaluate = pytensor.function(parameters, pt.concatenate(found, axis=1), mode=PYTHON)
+    assert close(evaluate(*point.reshape(2, 2)), expected, 1e-10)
+    ops = [node.op for node in evaluate.maker.fgraph.toposort()]
+    assert not {Scan, KalmanLoglikeTangent} & {type(op) for op in ops}
+    tangents = [op.along for op in ops if isinstance(op, KalmanLoglikeTangents)]
+    assert ("a0", "T", "Z", "H", "W") in tangents  # both gradients' at once
 
 
 def test_only_what_is_asked_for_is_computed():

@@ -368,8 +368,12 @@ def register_ops() -> None:
     """
     from pytensor.link.jax.dispatch import jax_funcify
 
-    from helpers.kalman import diffuse_op, panel_op
+    from helpers.kalman import diffuse_op, directions_op, panel_op, products
     from helpers.kalman import op as ops
+
+    @jax_funcify.register(products.Product)
+    def _(op, **kwargs):
+        return jnp.matmul
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
@@ -390,8 +394,7 @@ def register_ops() -> None:
     def _(op, **kwargs):
         return lambda *inputs: pulled(inputs[:-1], {"l": inputs[-1]}, op.requested)
 
-    @jax_funcify.register(ops.KalmanLoglikeTangent)
-    def _(op, **kwargs):
+    def tangent_of(op):
         def tangent(*inputs):
             model = _as_arrays(INPUTS, inputs[: len(INPUTS)])
             l_bar, *moves = inputs[len(INPUTS) :]
@@ -400,6 +403,15 @@ def register_ops() -> None:
             return jax.jvp(lambda *X: pulled(X, {"l": l_bar}, op.requested), model, dots)[1]
 
         return tangent
+
+    @jax_funcify.register(ops.KalmanLoglikeTangent)
+    def _(op, **kwargs):
+        return tangent_of(op)
+
+    @jax_funcify.register(directions_op.KalmanLoglikeTangents)
+    def _(op, **kwargs):
+        axes = [None] * (len(INPUTS) + 1) + [0] * len(op.along)
+        return vmap(tangent_of(op), axes)
 
     @jax_funcify.register(ops.KalmanFilterGrad)
     def _(op, **kwargs):

@@ -24,15 +24,17 @@ from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.raise_op import CheckAndRaise
+from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
+from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
@@ -144,7 +146,7 @@ def _from_model(*arrays) -> list:
         message = "Q does not have shape (r, r), with r the number of columns of R"
         Q = CheckAndRaise(ValueError, message)(Q, fits)
     Q = (Q + Q.mT) / 2  # so that its gradient comes out symmetric to the last bit
-    return [*given.values(), R @ Q @ R.mT]
+    return [*given.values(), sandwich(R, Q)]
 
 
 def _as_floats(dims: dict, arrays) -> list:
@@ -261,6 +263,8 @@ class _KalmanOp(Op):
             [
                 f"def {name}({', '.join((*INPUTS, *extra))}):",
                 *(f"    {x} = np.expand_dims({x}, 0)" for x in fixed),
+                # Of one type for every graph: what is called is compiled once and found on disk.
+                *(f"    {x} = entry.contiguous({x})" for x in (*INPUTS, *extra)),
                 f"    {call}",
                 f"    return {', '.join(f'{x}{cast}' for x in results)}",
             ]
@@ -590,6 +594,14 @@ def vectorize_loglike(op, node, *inputs):
     return vectorize(op, node, *inputs)
 
 
+@_vectorize_node.register(KalmanLoglikeTangent)
+def vectorize_tangent(op, node, *inputs):
+    """A batch of directions is one Op, which stands upon this module, too."""
+    from helpers.kalman.directions_op import vectorize
+
+    return vectorize(op, node, *inputs)
+
+
 def _differentiable_pullback(model, bars: dict, cotangents: dict) -> list:
     """The pullback of a gradient: autodiff, twice, of the scan.
 
@@ -690,3 +702,35 @@ class _TeachJAX(GraphRewriter):
 
 
 optdb.register("helpers_kalman_jax", _TeachJAX(), "jax", position=0)
+
+
+class _ManyDirections(GraphRewriter):
+    """The rows of a Hessian at once, where PyTensor would compute them one by one."""
+
+    def apply(self, fgraph):
+        if any(isinstance(node.op, Scan) for node in fgraph.apply_nodes):
+            from helpers.kalman.directions_op import unroll
+
+            unroll(fgraph)
+
+
+class _OneTangent(GraphRewriter):
+    """Several tangents at once, where PyTensor would compute them one by one."""
+
+    def __init__(self, rewrite: str):
+        self.rewrite_name = rewrite
+
+    def apply(self, fgraph):
+        if sum(isinstance(node.op, KalmanLoglikeTangent) for node in fgraph.apply_nodes) > 1:
+            from helpers.kalman import directions_op
+
+            MergeOptimizer().apply(fgraph)
+            getattr(directions_op, self.rewrite_name)(fgraph)
+
+
+# Before the rewrites of Scan, which take it apart; where sums of sums are one; and where what
+# nothing reads is gone.
+optdb.register("helpers_kalman_directions", _ManyDirections(), "fast_run", position=0.04)
+optdb.register("helpers_kalman_unite", _OneTangent("unite"), "fast_run", position=1.25)
+optdb.register("helpers_kalman_share", _OneTangent("share"), "fast_run", position=2.9)
+fold_constants_into(_KalmanOp)

@@ -28,6 +28,7 @@ from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 from helpers.kalman.diffuse_op import posterior
 from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
+from helpers.kalman.products import product, sandwich
 from helpers.kalman.smoothing_op import covariance_root, draw_from_W, smooth_from_W
 
 SUPPORTED = "0.15"
@@ -103,20 +104,9 @@ def _with_jitter(given, missing, jitter):
 
 
 def _shocks(T, R, Q, jitter):
-    """W = R Q R' with the jitter of each filtered covariance, T (jitter I) T' in what it predicts.
-
-    As one product: PyTensor 3.3.7 takes T T' apart by the blocks of a structural model's T, and
-    stumbles over an empty one.
-    """
-    if not jitter:
-        return R @ Q @ R.mT
-    RQ = R @ Q
-    steps = [X.shape[0] for X in (T, RQ) if X.ndim == 3]
-    if steps:
-        T, R, RQ = (
-            X if X.ndim == 3 else pt.broadcast_to(X, (steps[0], *X.shape)) for X in (T, R, RQ)
-        )
-    return pt.concatenate([RQ, jitter * T], axis=-1) @ pt.concatenate([R, T], axis=-1).mT
+    """W = R Q R' with the jitter of a filtered covariance, T (jitter I) T' in what it predicts."""
+    W = sandwich(R, Q)
+    return W + jitter * product(T, T.mT) if jitter else W
 
 
 class ClosedFormSmoother(DisturbanceSmoother):

@@ -1,0 +1,222 @@
+"""The Hessian of the log-likelihood times many directions, as one Op and one compiled call.
+
+PyTensor's and PyMC's Jacobians differentiate a gradient row by row, in a `Scan`: of a model with k
+parameters the filter and its tangents are run k times, one after the other.  The compiled code
+(:func:`helpers.kalman.fused.tangents.hessian_vector`) takes k directions, and filters once for a
+handful of them.  So a graph of `KalmanLoglikeTangent` that runs over a batch of directions is one
+:class:`KalmanLoglikeTangents`, and a rewrite makes a batch of the `Scan`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph import Apply
+from pytensor.graph.replace import vectorize_graph
+from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
+from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import vectorize_node_fallback
+
+from helpers.kalman.fused.building import load
+from helpers.kalman.op import (
+    DIMENSIONS,
+    INPUTS,
+    KalmanLoglikeTangent,
+    _letters,
+    numba_funcify_kalman,
+)
+from helpers.statespace import STATIC
+
+
+class KalmanLoglikeTangents(KalmanLoglikeTangent):
+    """`KalmanLoglikeTangent` for k directions: each tangent, and each output, has k in front."""
+
+    def __init__(self, varying=(), along=INPUTS, requested=("l", *INPUTS)):
+        super().__init__(varying, along, requested)
+        extra = ("n", *("k" + "".join(_letters(x, varying)) for x in along))
+        letters = tuple(
+            "k" + ("n" if x == "l" else "".join(_letters(x, varying))) for x in requested
+        )
+        self.gufunc_signature = self._signature(tuple(",".join(x) for x in extra), letters)
+
+    def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangents:
+        return KalmanLoglikeTangents(self.varying, self.along, requested)
+
+    def make_node(self, *inputs):
+        node = super().make_node(*inputs)
+        k = next((X.type.shape[0] for X in node.inputs[len(INPUTS) + 1 :]), None)
+        outputs = [pt.tensor(dtype=X.dtype, shape=(k, *X.type.shape)) for X in node.outputs]
+        return Apply(self, node.inputs, outputs)
+
+    def perform(self, node, inputs, output_storage):
+        model = self._over_time(inputs[: len(INPUTS)])
+        l_bar, *given = inputs[len(INPUTS) :]
+        k = len(given[0])
+        if any(len(X) != k for X in given):
+            raise ValueError("the tangents are not of one number of directions")
+        self._check_extra(model, l_bar, [X[0] for X in given] if k else [])
+        given = dict(zip(self.along, given, strict=True))
+        dots = []
+        for x, X in zip(INPUTS, model, strict=True):
+            shape = (k, *_laid_out(x, X.shape))
+            dots.append(np.reshape(given[x], shape) if x in given else np.zeros(shape))
+        dots = [np.ascontiguousarray(X, dtype=np.float64) for X in dots]
+        _, l, bars = load("tangents").hessian_vector(*model, l_bar, *dots, *self.flags())
+        found = dict(zip(INPUTS, bars, strict=True)) | {"l": l}
+        shapes = dict(zip(INPUTS, (X.shape for X in inputs), strict=False)) | {"l": l_bar.shape}
+        values = [found[x].reshape(k, *shapes[x]) for x in self.requested]
+        self._store(output_storage, values, node.outputs[0].dtype)
+
+    def numba_function(self, node):
+        def sizes(x, keep_time):
+            """The sizes of x, whose time axis is there even where it does not vary."""
+            rank = len(DIMENSIONS[x]) + (x not in ("y", *STATIC))
+            return [f"{x}.shape[{i}]" for i in range(0 if keep_time else 1, rank)]
+
+        moves, lines = [], [f"k = len({self.along[0]}_moves)"]
+        for x in INPUTS:
+            shape = ", ".join(map(str, ("k", *_laid_out(x, sizes(x, True)))))
+            given = f"{x}_moves.reshape(({shape}))" if x in self.along else f"np.zeros(({shape}))"
+            moves.append(given)
+        lines.append(
+            f"_, l, ({', '.join(f'{x}_moved' for x in INPUTS)},) = tangents.hessian_vector("
+            f"{', '.join(INPUTS)}, l_bar, {', '.join(moves)}, {', '.join(map(str, self.flags()))})"
+        )
+        results = []
+        for x in self.requested:
+            if x == "l":
+                results.append("l")
+                continue
+            keep = x in ("y", *STATIC, *self.varying)
+            results.append(f"{x}_moved.reshape((k, {', '.join(sizes(x, keep))}))")
+        extra = ("l_bar", *(f"{x}_moves" for x in self.along))
+        return self._numba_function(node, "\n    ".join(lines), extra, results)
+
+    def infer_shape(self, node, shapes):
+        k = shapes[len(INPUTS) + 1][0]
+        return [(k, *shape) for shape in super().infer_shape(node, shapes)]
+
+
+register_funcify_and_cache_key(KalmanLoglikeTangents)(numba_funcify_kalman)
+
+
+def _laid_out(x: str, shape) -> tuple:
+    """(time, rows, columns) of one direction of x, from its shape with a time axis."""
+    if x in ("a0", "P0"):
+        shape = (1, *shape)
+    return (*shape, 1) if len(shape) == 2 else tuple(shape)
+
+
+def vectorize(op, node, *inputs):
+    """A batch of directions, and of nothing else, is one Op."""
+    first = len(INPUTS) + 1
+    batched = [X.ndim - old.ndim for X, old in zip(inputs, node.inputs, strict=True)]
+    if type(op) is not KalmanLoglikeTangent or any(batched[:first]) or max(batched) != 1:
+        return vectorize_node_fallback(op, node, *inputs)
+    moves = list(zip(inputs[first:], batched[first:], strict=True))
+    k = next(X.shape[0] for X, more in moves if more)
+    moves = [X if more else pt.broadcast_to(X, (k, *X.shape)) for X, more in moves]
+    return KalmanLoglikeTangents(op.varying, op.along, op.requested).make_node(
+        *inputs[:first], *moves
+    )
+
+
+def batch_of_scan(node) -> list | None:
+    """The outputs of a `Scan` that only maps, and holds a `KalmanLoglikeTangent`, without a loop.
+
+    None where it is another one, or something in it knows no batches.
+    """
+    op, info = node.op, node.op.info
+    recurrent = info.n_mit_mot + info.n_mit_sot + info.n_sit_sot + info.n_untraced_sit_sot
+    if recurrent or info.as_while or not info.n_seqs:
+        return None
+    if not any(isinstance(inner.op, KalmanLoglikeTangent) for inner in op.fgraph.apply_nodes):
+        return None
+    steps = node.inputs[0]
+    given = [
+        *(X[:steps] for X in op.outer_seqs(node.inputs)),
+        *op.outer_non_seqs(node.inputs),
+    ]
+    inner = op.fgraph.unfreeze()
+    try:
+        found = vectorize_graph(inner.outputs, dict(zip(inner.inputs, given, strict=True)))
+    except NotImplementedError:
+        return None
+    answer = []
+    for old, new in zip(node.outputs, found, strict=True):
+        if new.ndim < old.ndim:  # the same in every step
+            new = pt.broadcast_to(new, (steps, *new.shape))
+        answer.append(old.type.filter_variable(new, allow_convert=True))
+    return answer
+
+
+def unroll(fgraph) -> None:
+    """Put a batch in the place of each such `Scan`."""
+    for node in fgraph.toposort():
+        if isinstance(node.op, Scan) and (found := batch_of_scan(node)) is not None:
+            fgraph.replace_all(
+                zip(node.outputs, found, strict=True), reason="helpers_kalman_directions"
+            )
+
+
+def unite(fgraph) -> None:
+    """One Op in the place of several whose outputs are added: a tangent is linear in directions.
+
+    PyMC differentiates with respect to each parameter on its own, and the gradient of each moves
+    along it alone.
+    """
+    first, made = len(INPUTS) + 1, {}
+    for node in fgraph.toposort():
+        if node.op != pt.add:
+            continue
+        groups = {}
+        for X in node.inputs:
+            if X.owner and isinstance(X.owner.op, KalmanLoglikeTangent):
+                op = X.owner.op
+                name = op.requested[X.owner.outputs.index(X)]
+                key = type(op), op.varying, name, tuple(X.owner.inputs[:first])
+                groups.setdefault(key, []).append(X)
+        rest, found = list(node.inputs), []
+        for (kind, varying, name, shared), terms in groups.items():
+            if len(terms) == 1:
+                continue
+            moves = {}
+            for X in terms:
+                rest.remove(X)
+                for x, move in zip(X.owner.op.along, X.owner.inputs[first:], strict=True):
+                    moves[x] = moves[x] + move if x in moves else move
+            moves = {x: moves[x] for x in INPUTS if x in moves}
+            # All outputs, so that sums of others are this same node; what nothing reads goes later.
+            same = kind, varying, shared, tuple(moves.items())
+            if same not in made:
+                united = kind(varying, tuple(moves), ("l", *INPUTS))
+                made[same] = united(*shared, *moves.values(), return_list=True)
+            found.append(made[same][("l", *INPUTS).index(name)])
+        if found:
+            total = pt.add(*rest, *found) if len(rest) + len(found) > 1 else found[0]
+            total = node.outputs[0].type.filter_variable(total, allow_convert=True)
+            fgraph.replace(node.outputs[0], total, reason="helpers_kalman_unite")
+
+
+def share(fgraph) -> None:
+    """One node in the place of several that differ only in what of them is read."""
+    groups = {}
+    for node in fgraph.toposort():
+        if isinstance(node.op, KalmanLoglikeTangent):
+            key = type(node.op), node.op.varying, node.op.along, tuple(node.inputs)
+            groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        if len(nodes) == 1:
+            continue
+        read = {x for node in nodes for x in node.op.requested}
+        requested = tuple(x for x in ("l", *INPUTS) if x in read)
+        op = nodes[0].op.requesting(requested)
+        new = dict(zip(requested, op(*nodes[0].inputs, return_list=True), strict=True))
+        fgraph.replace_all(
+            [
+                (old, new[x])
+                for node in nodes
+                for x, old in zip(node.op.requested, node.outputs, strict=True)
+            ],
+            reason="helpers_kalman_share",
+        )
