@@ -31,6 +31,12 @@ def series(J, n, p):  # noqa: N803
     return Y
 
 
+def test_without_a_cluster():
+    """First: the cluster of the other tests is not there yet."""
+    with pytest.raises(ValueError, match="there is no cluster"):
+        Panel(series(2, 3, 1))
+
+
 @pytest.fixture(scope="module")
 def client():
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
@@ -110,11 +116,6 @@ def test_errors_name_the_series_among_all(client):
         Panel([], client)
 
 
-def test_without_a_cluster():
-    with pytest.raises(ValueError, match="there is no cluster"):
-        Panel(series(2, 3, 1))
-
-
 def test_a_piece_that_no_worker_finishes_is_reported(client):
     """Of the others nothing is lost."""
     Y = series(6, 8, 1)  # noqa: N806
@@ -126,7 +127,5 @@ def test_a_piece_that_no_worker_finishes_is_reported(client):
 
     start = np.zeros((6, 2))
     start[4] = 6
-    found = Panel(Y[::-1][:6].copy() * 0 + 1.0 * np.nan_to_num(Y), client, chunk=2).fit(
-        WALK, arrays, start
-    )
+    found = Panel(np.nan_to_num(Y), client, chunk=2).fit(WALK, arrays, start)
     assert found.failed.keys() == {4, 5} and "OverflowError: too much" in found.failed[5]

@@ -505,8 +505,6 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
 
     Returns l (J,), NaN for series that failed, and the step where they did (J,), -1 for the others.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     from numba import config
 
     from helpers.kalman.fused.inputs import Arrays
@@ -532,15 +530,15 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     l, vague, failed = np.zeros(J), np.zeros(J), np.full(J, -1)
     dY = np.zeros(y.shape)  # noqa: N806
     wanted = np.arange(J)
-    with ThreadPoolExecutor(threads or config.NUMBA_NUM_THREADS) as pool:
-        if m <= LANES_UP_TO:
-            fixed = ends, y, model, gradient, l, vague, dY, out
-            _in_pieces(pool, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
-            wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
-        for A in (dY, *out) if gradient else ():
-            A[wanted] = 0
-        fixed = ends, y, model, gradient, tol, l, failed, dY, out
-        _in_pieces(pool, len(wanted), 1, lambda cut: code.passes(wanted[slice(*cut)], *fixed))
+    threads = threads or config.NUMBA_NUM_THREADS
+    if m <= LANES_UP_TO:
+        fixed = ends, y, model, gradient, l, vague, dY, out
+        _in_pieces(threads, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
+        wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
+    for A in (dY, *out) if gradient and len(wanted) else ():
+        A[wanted] = 0
+    fixed = ends, y, model, gradient, tol, l, failed, dY, out
+    _in_pieces(threads, len(wanted), 1, lambda cut: code.passes(wanted[slice(*cut)], *fixed))
     if not gradient:
         return l, failed, None, None
     time = (*STATIC, *NAMES)  # every axis stays
@@ -549,12 +547,23 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     return l, failed, dY, Gradients(**bars)
 
 
-def _in_pieces(pool, count: int, multiple: int, work) -> None:
-    """Several pieces for each thread, so that none waits long for the last one."""
-    pieces = min(-(-count // multiple), 8 * pool._max_workers)
-    cuts = np.linspace(0, -(-count // multiple), pieces + 1).astype(int) * multiple
-    cuts = np.unique(np.minimum(cuts, count))
-    list(pool.map(work, zip(cuts, cuts[1:], strict=False)))
+def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
+    """`work` on pieces from 0 to count, cut at multiples, several for each thread.
+
+    So none waits long for the last one.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    blocks = -(-count // multiple)
+    cuts = np.linspace(0, blocks, min(blocks, 8 * threads) + 1).astype(int) * multiple
+    cuts = np.unique(np.minimum(cuts if threads > 1 else [0, count], count))
+    pieces = zip(cuts, cuts[1:], strict=False)
+    if threads == 1 or len(cuts) < 3:
+        for piece in pieces:
+            work(piece)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, pieces))
 
 
 def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803
