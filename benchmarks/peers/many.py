@@ -137,17 +137,20 @@ def hierarchical(Y, model: StateSpace, requested=(), *, kind: str) -> Callable: 
 
     from peers import pytensor_filters
 
-    J, one, zero = len(Y), pt.eye(1), pt.zeros(1)
-    P0 = pt.as_tensor(model.P0)
+    J, one = len(Y), np.eye(1)
     with pm.Model() as whole:
         mean, log_sd, log_H, log_Q = (
             pm.Normal(x) for x in ("mean", "log_sd", "log_H", "log_Q")
         )  # fmt: skip
         drift = pm.Normal("drift", mean, pt.exp(log_sd), shape=J)
-        H, Q = pt.exp(log_H) * one, pt.exp(log_Q) * one
+        H, Q = pt.exp(log_H)[None, None], pt.exp(log_Q)[None, None]
 
         def filtered(y, c):
-            arguments = [y, zero, P0, c, zero, one, one, one, H, Q]
+            # A variable for each array: the filters of pymc-extras take none twice.
+            a0, P0, d, T, Z, R = map(
+                pt.as_tensor, (np.zeros(1), model.P0, np.zeros(1), one, one.copy(), one.copy())
+            )
+            arguments = [y, a0, P0, c, d, T, Z, R, H, Q]
             name = "ours" if kind == "ours" else "Standard"
             return pytensor_filters.loglikelihoods(name, arguments)
 
