@@ -6,7 +6,7 @@ sends the model, and adds up what comes back. Whatever a worker held when it die
 another one: pieces are tasks, which the scheduler can repeat, and not data left with a worker.
 
 Series with the same gaps come into the same pieces, as far as that goes: each piece pays for the
-covariances of the patterns in it.
+covariances of the patterns in it. For example::
 
     from distributed import Client
     from helpers.kalman.distributed import Panel
