@@ -114,10 +114,10 @@ class Process:
 class Field:
     """Who takes part in something, each in its process, and whose turn it is."""
 
-    def __init__(self, names, options):
+    def __init__(self, names, options, **environment: str):
         self.options, self.left_out = options, {}
         names = [name for name in names if self._can(name)]
-        self.processes = {name: Process(name, options) for name in names}
+        self.processes = {name: Process(name, options, **environment) for name in names}
         self.all(dict.fromkeys(names, {"what": "start"}))
 
     def _can(self, name: str) -> bool:

@@ -10,7 +10,8 @@ from numba import njit
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, reference
-from helpers.kalman.fused import layout, one_pass, sweep, tiles
+from helpers.kalman.fused import lanes, layout, one_pass, sweep, tiles
+from helpers.kalman.fused import own as series_in_lanes
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -24,7 +25,7 @@ from helpers.kalman.fused.inputs import (
 from helpers.kalman.fused.layout import Saved, Sizes
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.kalman.panel import loglike, loglike_and_grad
-from helpers.statespace import NAMES, SYMMETRIC
+from helpers.statespace import NAMES, STATIC, SYMMETRIC
 
 METHODS = ("fused", "reference")
 
@@ -182,6 +183,144 @@ def test_own_models(name, method):
     found = loglike_and_grad(Y, models, method)
     assert_is_the_loop(found, Y, models, own=NAMES)
     assert np.abs(loglike(Y, models, method) / found[0] - 1).max() < 1e-13
+
+
+OWN = {
+    "Q": lambda X, f: X * f,
+    "T": lambda X, f: X * (1 - f / 100),
+    "P0": lambda X, f: X * f,
+    "H": lambda X, f: X * f,
+    "R": lambda X, f: X + f,
+    "Z": lambda X, f: X * f,
+    "c": lambda X, f: X + f,
+}
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "more observed than states"])
+@pytest.mark.parametrize("method", METHODS)
+def test_own_arrays_in_the_place_of_the_models(name, method):
+    """As a list of models that differ in these; the others' gradients are summed."""
+    y, model = make(name)
+    Y = series(y, 11)  # noqa: N806
+    factors = np.linspace(0.5, 2, 11)
+    for chosen in (("Q",), ("T", "c"), tuple(OWN)):
+        own = {
+            x: np.array([OWN[x](getattr(model, x), f) for f in factors]) for x in chosen
+        }  # fmt: skip
+        models = [replace(model, **{x: X[j] for x, X in own.items()}) for j in range(11)]
+        found = loglike_and_grad(Y, model, method, **own)
+        assert_is_the_loop(found, Y, models, 1e-10, own=chosen)
+        assert np.abs(loglike(Y, model, method, **own) / found[0] - 1).max() < 1e-13
+
+
+def test_own_arrays_for_each_step():
+    y, model = make("gaps")
+    Y, rng = series(y, 9), np.random.default_rng(4)  # noqa: N806
+    n = len(y)
+    own = {
+        "Q": model.Q * rng.uniform(0.5, 2, (9, n, 1, 1)),
+        "Z": model.Z + rng.normal(size=(9, n, 1, 1)),
+    }
+    models = [replace(model, **{x: X[j] for x, X in own.items()}) for j in range(9)]
+    assert_is_the_loop(loglike_and_grad(Y, model, **own), Y, models, 1e-10, own=("Q", "Z"))
+
+
+@pytest.mark.parametrize("m", [1, 3, 8, 9])
+def test_a_vague_start_beside_known_ones_in_one_vector(m):
+    """It takes the pass for one, with its square-root start; so do pivots that overflow."""
+    model = StateSpace(**random_model(m, 1, 1, rng=m))
+    y, _ = simulate(15, m, **model.asdict())
+    Y = y + np.random.default_rng(0).normal(size=(12, *y.shape))  # noqa: N806
+    P0 = np.repeat(model.P0[np.newaxis], 12, axis=0)
+    P0[2], P0[5:7] = 1e8 * np.eye(m), 1e7 * np.eye(m)
+    models = [replace(model, P0=X) for X in P0]
+    found = loglike_and_grad(Y, model, P0=P0)
+    assert_is_the_loop(found, Y, models, 1e-10, own=("P0",))
+    units = np.ones((12, 1, 1))
+    units[4] = 1e50
+    H, Q = units**2 * model.H, units**2 * model.Q  # noqa: N806
+    models = [replace(model, H=h, Q=q, P0=q[0] * np.eye(m)) for h, q in zip(H, Q, strict=True)]
+    Y = Y * units  # noqa: N806
+    l = loglike(Y, models)
+    assert np.abs(l / loop(Y, models)[0] - 1).max() < 1e-12
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_blocks_of_threads_do_not_meet(threads):
+    y, model = make("two shocks")
+    Y = series(y, 70)  # noqa: N806
+    Q = model.Q * np.linspace(0.5, 2, 70)[:, None, None]
+    found = loglike_and_grad(Y, model, Q=Q, threads=threads)
+    models = [replace(model, Q=X) for X in Q]
+    assert_is_the_loop(found, Y, models, own=("Q",))
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "message"),
+    [
+        ({"X": 1}, TypeError, "'X' is none of the arrays of a model: a0, P0"),
+        ({"Q": np.ones((4, 3, 3))}, ValueError, r"Q has shape \(4, 3, 3\), expected one for each"),
+        ({"P0": np.ones((4, 20, 3, 3))}, ValueError, r"\(J, m, m\) = \(4, 3, 3\)"),
+        ({"T": np.full((4, 3, 3), np.inf)}, ValueError, "T is not finite for series 0"),
+        ({"P0": np.tile(np.triu(np.ones((3, 3))), (4, 1, 1))}, ValueError, "P0 is not symmetric"),
+        ({"T": np.zeros((4, 3, 3)), "threads": 0}, ValueError, "threads is 0, expected a positive"),
+    ],
+)
+def test_own_arrays_that_are_refused(own, error, message):
+    y, model = make("gaps")
+    for function in (loglike, loglike_and_grad):
+        with pytest.raises(error, match=message):
+            function(series(y, 4), model, **own)
+
+
+def test_more_series_than_memory():
+    """Said before anything is allocated: these arrays take no memory themselves."""
+    one = np.eye(1)
+    walk = StateSpace([0.0], one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=one)
+    Y = np.broadcast_to(0.0, (10**8, 10**6, 1))  # noqa: N806
+    with pytest.raises(MemoryError, match=r"100000000 series and their gradient take \d+ GiB"):
+        loglike(Y, walk)
+    ragged = [np.zeros((1, 1)), np.broadcast_to(0.0, (10**13, 1))]
+    with pytest.raises(MemoryError, match="2 series, filled to one length, take"):
+        loglike(ragged, walk)
+
+
+def many(X, core):  # noqa: N803
+    """An array (series, time, ...), or without time, for the lanes' twin."""
+    memory = Memory(X.size)
+    memory.data[:] = np.ravel(X)
+    size = int(np.prod(X.shape[X.ndim - core :]))
+    return lanes.Many(memory, len(X), X.size // len(X) // size, size)
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+def test_the_lanes_in_guarded_memory(name):
+    """The text of the lanes in Python: every place it reads or writes lies within the workspace."""
+    y, model = make(name)
+    y = y[:6]
+    arrays = {x: X[:6] if x in model.time_varying else X for x, X in model.asdict().items()}
+    model, J = StateSpace(**arrays), LANES + 1
+    Y = series(y, J)  # noqa: N806
+    (_, n, p), m = Y.shape, model.m
+    X = {x: A if x in (*STATIC, *model.time_varying) else A[None] for x, A in arrays.items()}
+    X["W"] = X.pop("R") @ X.pop("Q") @ np.swapaxes(arrays["R"], -1, -2)
+    cores = {"a0": 1, "c": 1, "d": 1}
+    given = Arrays(**{x: many(A[None], cores.get(x, 2)) for x, A in X.items()})
+    out = Arrays(**{x: many(np.zeros((J, *A.shape)), cores.get(x, 2)) for x, A in X.items()})
+    s = series_in_lanes.lay_out(n, p, m)
+    places = [tiles.Mat(at * LANES, 1, 1) for at in s[:-1]]
+    w = Memory(s.end * LANES, places)
+    l, vague, y_bar = many(np.zeros(J), 0), many(np.zeros(J), 0), many(np.zeros(Y.shape), 1)
+    series_in_lanes.all_in_lanes(
+        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, True, l, vague, y_bar, out
+    )
+    values, dY, each = loop(Y, model)  # noqa: N806
+    assert (vague.data.data <= 0).all()
+    assert np.abs(l.data.data / values - 1).max() < 1e-12
+    assert relative_error(y_bar.data.data.reshape(Y.shape), np.array(dY)) < 1e-11
+    for x in ("a0", "P0", "c", "d", "T", "Z", "H"):
+        X = np.array([getattr(gradients, x) for gradients in each])
+        assert relative_error(getattr(out, x).data.data.reshape(X.shape), X) < 1e-11, x
 
 
 @pytest.mark.parametrize("models", ["one", "own"])

@@ -9,7 +9,7 @@ import sys
 import time
 
 # Halves that take about as long: the second compiles the pass for many series.
-HALVES = (("entry", "integrated", "outputs", "roots", "tangents"), ("panel", "own"))
+HALVES = (("entry", "integrated", "outputs", "roots", "tangents", "own"), ("panel",))
 LOAD = "import importlib; [importlib.import_module('helpers.kalman.fused.' + x) for x in {}]"
 
 

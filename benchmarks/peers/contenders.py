@@ -85,6 +85,21 @@ CONTENDERS = {
         "statsmodels", "statsmodels_filter.score", {"method": "harvey"}, parts="1"
     ),
     "PyTorch": Contender("torch", "torch_filter.contender", parts="1m", quick=False),
+    # Of `panels.py`: many series.
+    "panel": Contender("numba", "many.shared", parts=""),
+    "panel: loop": Contender("numba", "many.loop", parts=""),
+    "panel: loop, kernel": Contender("numba", "many.kernel", parts=""),
+    "panel: dynamax": Contender("dynamax", "many.vmapped", {"kind": "dynamax"}, parts=""),
+    "panel: JAX": Contender("jax", "many.vmapped", {"kind": "scan"}, parts=""),
+    "own": Contender("numba", "many.own", {"threads": 1}, parts=""),
+    "own: two threads": Contender("numba", "many.own", {"threads": 2}, parts=""),
+    "own: loop": Contender("numba", "many.own_loop", {"bare": False}, parts=""),
+    "own: loop, kernel": Contender("numba", "many.own_loop", {"bare": True}, parts=""),
+    "PyMC: ours": Contender("pymc", "many.hierarchical", {"kind": "ours"}, parts=""),
+    "PyMC: filters": Contender("pymc_extras", "many.hierarchical", {"kind": "filters"}, parts=""),
+    "PyMC: vectorized": Contender(
+        "pymc_extras", "many.hierarchical", {"kind": "vectorized"}, parts=""
+    ),
 }  # fmt: skip
 
 # Of these the gradients are the project's own: an error stops the record.

@@ -6,7 +6,9 @@
 - ``register_filter``: for the state space models of pymc-extras, ``filter_type="closed_form"``.
 - ``helpers.kalman.jax.loglike``: for JAX.
 - ``helpers.kalman.diffuse``: an exact diffuse start, regression coefficients integrated out.
-- ``helpers.kalman.panel``: many series that share a model.
+- ``helpers.kalman.panel``: many series that share a model, or have arrays of their own.
+- ``helpers.kalman.panel_fit``: many maximum likelihood fits at once.
+- ``helpers.kalman.distributed``: many series over the workers of a Dask cluster.
 - ``helpers.kalman.smoothing``: smoothed states, draws of their paths, forecasts.
 - ``helpers.kalman.hessian``, ``helpers.kalman.information``: second derivatives, information.
 - ``helpers.kalman.statsmodels``: score, Hessian and standard errors for statsmodels' models.

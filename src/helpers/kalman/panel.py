@@ -41,6 +41,7 @@ doi:10.1093/biomet/79.4.823.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,17 +50,35 @@ import numpy as np
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman.recursions import TOLERANCE, pull_columns, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
-from helpers.statespace import NAMES, SHAPES, STATIC, Gradients, StateSpace, _as_numbers
+from helpers.statespace import (
+    NAMES,
+    SHAPES,
+    STATIC,
+    SYMMETRIC,
+    Gradients,
+    StateSpace,
+    _as_numbers,
+    _check_symmetric,
+)
 
 __all__ = ["loglike", "loglike_and_grad"]
 
+MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covariances shared
 
-def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, a0=None, c=None, d=None):  # noqa: N803
+# States up to which series with own models fill the lanes of vectors. The products of larger
+# matrices fill vectors by themselves.
+LANES_UP_TO = 8
+# States times steps beyond which the pass for one series, which has a steady state, takes less time
+# than the lanes, which have none: measured at 1 to 8 states, between 1000 and 1600.
+SETTLED = 1500
+
+
+def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
     """Log-likelihood of each of many series.
 
     Parameters
     ----------
-    Y, model, method, tol, a0, c, d
+    Y, model, method, tol, threads, **own
         As :func:`loglike_and_grad`.
 
     Returns
@@ -71,9 +90,10 @@ def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, a0=None,
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
         As :func:`loglike_and_grad`.
     """
-    if not isinstance(model, StateSpace):
-        return _own_models(Y, model, method, tol, (a0, c, d), gradient=False)[0]
-    given = _checked(Y, model, a0, c, d)
+    own = _named(own)
+    if not isinstance(model, StateSpace) or own.keys() - MEANS:
+        return _own_models(Y, model, method, tol, threads, own, gradient=False)[0]
+    given = _checked(Y, model, *map(own.get, MEANS))
     return _engine(given, method)(given, tol, gradient=False).l.sum(axis=1)
 
 
@@ -83,9 +103,8 @@ def loglike_and_grad(
     method: str = "fused",
     tol: float = TOLERANCE,
     *,
-    a0=None,
-    c=None,
-    d=None,
+    threads=None,
+    **own,
 ):
     """Log-likelihood of each of many series, and the gradient of their sum.
 
@@ -94,18 +113,18 @@ def loglike_and_grad(
     Y : array (J, n, p), or list of J arrays (n_j, p)
         NaN marks a gap. Series of a list begin at the same step and may end at different ones.
     model : StateSpace, or list of J StateSpace
-        The model of all series, or one for each: then nothing is shared but the threads, the models
-        have arrays of the same shapes, and gradients are not summed.
+        The model of all series, or one for each, with arrays of the same shapes: then nothing is
+        shared, and gradients are not summed.
     method : "fused" or "reference"
-        As :func:`helpers.kalman.loglike_and_grad`; complex arrays take the reference. Series with
-        own models are spread over threads, as many as Numba is told to use (NUMBA_NUM_THREADS).
+        As :func:`helpers.kalman.loglike_and_grad`; complex arrays take the reference.
     tol : float
         As there.
-    a0 : array (J, m), optional
-        The series' own a0, in the place of the model's.
-    c : array (J, m) or (J, n, m), optional
-    d : array (J, p) or (J, n, p), optional
-        The series' own c and d, in the place of the model's.
+    threads : int, optional
+        Over which series with own models are spread; as many as Numba is told to use
+        (NUMBA_NUM_THREADS) if None.
+    **own : arrays (J, ...) or (J, n, ...)
+        Any of a0, P0, c, d, T, Z, R, H, Q: the series' own, in the place of the model's. Own a0, c
+        and d leave the covariances shared; with any other the series share nothing but time.
 
     Returns
     -------
@@ -113,30 +132,33 @@ def loglike_and_grad(
     dY : array (J, n, p), or list of J arrays (n_j, p)
         Of each log-likelihood with respect to its own series; zero in the gaps.
     gradients : Gradients
-        Of the sum of l, one array for each of the model's, of the same shape. Those of own a0, c or
-        d have the shape of what was given; with own models all have a leading axis J.
+        Of the sum of l, one array for each of the model's, of the same shape. Those of own arrays
+        have the shape of what was given; with a list of models all have a leading axis J.
 
     Raises
     ------
     ValueError
-        If Y, the model, a0, c and d do not fit each other, a series has no observation, or
-        ``method`` or ``tol`` is none of those: the message names the series.
+        If Y, the model and own arrays do not fit each other, a series has no observation, or
+        ``method``, ``tol`` or ``threads`` is none of those: the message names the series.
+    TypeError
+        If ``own`` names none of the nine arrays.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
-        If memory runs out.
+        If Y and its gradient take more than the memory of the machine, or memory runs out.
     ImportError
         If the compiled pass is asked for where Numba is missing.
     """
-    if not isinstance(model, StateSpace):
-        return _own_models(Y, model, method, tol, (a0, c, d), gradient=True)
-    given = _checked(Y, model, a0, c, d)
+    own = _named(own)
+    if not isinstance(model, StateSpace) or own.keys() - MEANS:
+        return _own_models(Y, model, method, tol, threads, own, gradient=True)
+    means = {x: own.get(x) for x in MEANS}
+    given = _checked(Y, model, *means.values())
     found = _engine(given, method)(given, tol, gradient=True)
-    own = {"a0": a0, "c": c, "d": d}
     bars = found.gradients.asdict() | {
         "a0": found.a0_bar, "c": found.c_bar, "d": -found.dY,
     }  # fmt: skip
-    for name, X in own.items():
+    for name, X in means.items():
         varies = name != "a0" and (name in model.time_varying if X is None else np.ndim(X) == 3)
         if name != "a0" and not varies and bars[name].ndim == 3:
             bars[name] = bars[name].sum(axis=1)
@@ -267,6 +289,14 @@ class _Group:
         return dy.transpose(2, 0, 1), r.T, np.array(rs[::-1]).transpose(2, 0, 1), total
 
 
+def _named(own: dict) -> dict:
+    """Own arrays that are given, by name."""
+    for name in own:
+        if name not in NAMES:
+            raise TypeError(f"{name!r} is none of the arrays of a model: {', '.join(NAMES)}")
+    return {name: X for name, X in own.items() if X is not None}
+
+
 def _checked(Y, model: StateSpace, a0, c, d) -> _Given:  # noqa: N803
     """What the engines take, or an error in the words of the caller."""
     y, lengths = _stacked(Y, model)
@@ -274,13 +304,16 @@ def _checked(Y, model: StateSpace, a0, c, d) -> _Given:  # noqa: N803
     observed = ~np.isnan(y)
     _refuse(y, observed)
     _refuse_lengths(n, model, lengths)
-    a0 = model.a0[np.newaxis] if a0 is None else _own("a0", a0, J, (model.m,))
-    c, d = (
-        (X if name in model.time_varying else X[np.newaxis])[np.newaxis]
-        if given is None
-        else _own(name, given, J, (size,), n)
-        for name, given, X, size in (("c", c, model.c, model.m), ("d", d, model.d, p))
-    )
+    a0 = model.a0[np.newaxis] if a0 is None else _own_array("a0", a0, J, (model.m,), n)
+    means = []
+    for name, own, X in (("c", c, model.c), ("d", d, model.d)):
+        if own is None:
+            X = (X if name in model.time_varying else X[np.newaxis])[np.newaxis]
+        else:
+            X = _own_array(name, own, J, X.shape[-1:], n)
+            X = X if X.ndim == 3 else X[:, np.newaxis]
+        means.append(X)
+    c, d = means
     zero = replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(p))
     return _Given(y - d, observed, a0, c, zero, lengths)
 
@@ -298,6 +331,7 @@ def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # no
             )
         if Y.size == 0:
             raise ValueError("Y is empty: it has no " + ("step" if len(Y) else "series"))
+        _refuse_size(2 * Y.size, len(Y), "series and their gradient")
         return Y.astype(np.result_type(Y, model.a0), copy=False), None
     try:
         series = list(Y)
@@ -318,6 +352,7 @@ def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # no
         if len(y) == 0:
             raise ValueError(f"series {j} is empty: it has no step")
     lengths = [len(y) for y in series]
+    _refuse_size(2 * len(series) * max(lengths) * p, len(series), "series, filled to one length,")
     dtype = np.result_type(model.a0, *series)
     filled = np.full((len(series), max(lengths), p), np.nan, dtype)
     for y, out in zip(series, filled, strict=True):
@@ -335,20 +370,20 @@ def _refuse(y, observed) -> None:
         raise ValueError(f"series {blank.argmax()} has no observation at all: leave it out")
 
 
-def _own(name: str, X, J: int, shape: tuple, n: int | None = None) -> np.ndarray:  # noqa: N803
-    """The series' own a0, c or d: c and d with an axis of length 1 or n for time."""
+def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:  # noqa: N803
+    """The series' own array, (J, *shape) or, but for a0 and P0, (J, n, *shape)."""
     X = _as_numbers(name, X)
-    per_step = None if n is None else (J, n, *shape)
+    per_step = None if name in STATIC else (J, n, *shape)
     if X.shape not in ((J, *shape), per_step):
-        also = "" if n is None else f" or (J, n, {SHAPES[name][0]}) = {per_step}"
+        letters = ", ".join(SHAPES[name])
+        also = "" if per_step is None else f" or (J, n, {letters}) = {per_step}"
         raise ValueError(
             f"{name} has shape {X.shape}, expected one for each series, "
-            f"(J, {SHAPES[name][0]}) = {(J, *shape)}{also}"
+            f"(J, {letters}) = {(J, *shape)}{also}"
         )
     if not np.isfinite(X).all():
         raise ValueError(f"{name} is not finite for series {np.argwhere(~np.isfinite(X))[0][0]}")
-    X = X.astype(np.result_type(X, float))
-    return X if n is None or X.ndim == 3 else X[:, np.newaxis]
+    return X.astype(np.result_type(X, float))
 
 
 def _compiled(given: _Given, tol, gradient: bool) -> _Found:
@@ -371,79 +406,181 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
     return _Found(l, dY, a0_bar, c_bar, fused.gradients_of(model, out))
 
 
-def _own_models(Y, models, method, tol, own, gradient: bool):  # noqa: N803
-    """A model for each series: their log-likelihoods (J,) and, for a gradient, dY and Gradients."""
-    models = _checked_models(models)
-    if any(X is not None for X in own):
-        raise ValueError("a0, c and d of the series are part of their own models")
-    y, lengths = _stacked(Y, models[0])
+class _Own(NamedTuple):
+    """Series that share nothing, checked."""
+
+    y: np.ndarray  # (J, n, p), NaN for what is missing
+    ends: np.ndarray  # (J,), after the last observation
+    arrays: dict[str, np.ndarray]  # the nine, (J or 1, ...) or, if they vary, (J or 1, n, ...)
+    varying: tuple[str, ...]
+
+    def members(self, chosen) -> _Own:
+        """Some of the series."""
+        arrays = {x: X[chosen] if len(X) > 1 else X for x, X in self.arrays.items()}
+        return self._replace(y=self.y[chosen], ends=self.ends[chosen], arrays=arrays)
+
+    def model(self, j: int) -> StateSpace:
+        """That of a series, up to its end."""
+        arrays = {x: X[j if len(X) > 1 else 0] for x, X in self.arrays.items()}
+        return _until(StateSpace(**arrays), self.ends[j])
+
+
+def _own_models(Y, models, method, tol, threads, own, gradient: bool):  # noqa: N803
+    """Log-likelihoods (J,) and, for a gradient, dY and Gradients."""
+    alone = isinstance(models, StateSpace)
+    if not alone:
+        models = _checked_models(models)
+        if own:
+            raise ValueError(f"{', '.join(own)} of the series: part of their own models")
+    template = models if alone else models[0]
+    y, lengths = _stacked(Y, template)
     J, n, _ = y.shape
-    if len(models) != J:
-        raise ValueError(f"there are {len(models)} models for {J} series")
+    if alone:
+        arrays, varying = _with_own(template, own, J, n)
+    else:
+        if len(models) != J:
+            raise ValueError(f"there are {len(models)} models for {J} series")
+        arrays = {x: np.stack([getattr(model, x) for model in models]) for x in NAMES}
+        varying = template.time_varying
     observed = ~np.isnan(y)
     _refuse(y, observed)
-    _refuse_lengths(n, models[0], lengths)
-    ends = n - observed.any(axis=2)[:, ::-1].argmax(axis=1)
-    dtype = np.result_type(y, *(model.a0 for model in models))
-    loop = _takes_reference(y, models[0], method) or dtype.kind == "c"
-    l, dY, bars = (_own_by_loop if loop else _own_compiled)(  # noqa: N806
-        y, ends, models, tol, gradient
-    )
+    _refuse_lengths(n, template, lengths)
+    given = _Own(y, _ends(observed), arrays, varying)
+    loop = _takes_reference(y, template, method) or any(map(np.iscomplexobj, arrays.values()))
+    if loop:
+        l, dY, bars = _own_by_loop(given, gradient)  # noqa: N806
+    else:
+        l, failed, dY, bars = _own_compiled(given, tol, gradient, threads)  # noqa: N806
+        for j in np.flatnonzero(failed >= 0)[:1]:
+            raise np.linalg.LinAlgError(
+                f"series {j}: {reference._not_positive_definite(int(failed[j]))}"
+            )
     if not gradient:
         return (l,)
-    given = _Given(y, observed, l, l, models[0], lengths)
-    return l, given.as_given(dY), bars
+    if alone:
+        bars = Gradients(**{x: X if x in own else X.sum(axis=0) for x, X in bars.asdict().items()})
+    return l, _Given(y, observed, l, l, template, lengths).as_given(dY), bars
 
 
-def _own_by_loop(y, ends, models, tol, gradient):
+def _ends(observed) -> np.ndarray:
+    """The step after the last observation of each series."""
+    return observed.shape[1] - observed.any(axis=2)[:, ::-1].argmax(axis=1)
+
+
+def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:  # noqa: N803
+    """The nine arrays, the series' own among them, and which vary over time."""
+    arrays, varying = {}, []
+    sizes = {"m": model.m, "p": model.p, "r": model.r}
+    for name, X in model.asdict().items():
+        core, over_time = len(SHAPES[name]), name in model.time_varying
+        if name in own:
+            shape = tuple(sizes[x] for x in SHAPES[name])
+            X = _own_array(name, own[name], J, shape, n)
+            over_time = X.ndim > core + 1
+            if name in SYMMETRIC:
+                _check_symmetric(name, X)
+        else:
+            X = X[np.newaxis]
+        arrays[name] = X
+        varying += [name] if over_time else []
+    return arrays, tuple(varying)
+
+
+def _own_by_loop(given: _Own, gradient: bool):
     """One series after the other."""
-    parts = [(x[:end], _until(model, end)) for x, end, model in zip(y, ends, models, strict=True)]
+    y, ends = given.y, given.ends
+    parts = [(x[:end], given.model(j)) for j, (x, end) in enumerate(zip(y, ends, strict=True))]
     if not gradient:
         return np.array([reference.loglike(*part) for part in parts]), None, None
     each = [reference.loglike_and_grad(*part) for part in parts]
     l = np.array([value for value, _, _ in each])
     dY = np.zeros(y.shape, l.dtype)  # noqa: N806
-    bars = {x: np.zeros((len(y), *X.shape), l.dtype) for x, X in models[0].asdict().items()}
+    bars = {x: np.zeros((len(y), *X.shape[1:]), l.dtype) for x, X in given.arrays.items()}
     for j, (_, dy, gradients) in enumerate(each):
         dY[j, : ends[j]] = dy
         for name, X in gradients.asdict().items():
-            bars[name][j, : ends[j] if name in models[0].time_varying else None] = X
+            bars[name][j, : ends[j] if name in given.varying else None] = X
     return l, dY, Gradients(**bars)
 
 
-def _own_compiled(y, ends, models, tol, gradient):
-    """:mod:`helpers.kalman.fused.own`, its series spread over threads."""
-    from concurrent.futures import ThreadPoolExecutor
+def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
+    """:mod:`helpers.kalman.fused.own`, its series spread over threads.
 
+    Returns l (J,), NaN for series that failed, and the step where they did (J,), -1 for the others.
+    """
     from numba import config
 
     from helpers.kalman.fused.inputs import Arrays
 
-    fused, kept = _fused(), (*STATIC, *models[0].time_varying)
-    code = fused.building.load("own")
-    X = {x: np.stack([getattr(model, x) for model in models]).astype(float) for x in NAMES}
-    X = {x: A if x in kept else A[:, np.newaxis] for x, A in X.items()}
+    if threads is not None and not (isinstance(threads, int) and threads > 0):
+        raise ValueError(f"threads is {threads!r}, expected a positive number")
+    fused = _fused()
+    tol = fused._tolerance(tol)
+    code, y, ends = fused.building.load("own"), given.y, given.ends
+    J, m = len(y), given.arrays["a0"].shape[1]
+    kept = (*STATIC, *given.varying)
+    X = {x: A.astype(float) if x in kept else A[:, np.newaxis].astype(float)
+         for x, A in given.arrays.items()}  # fmt: skip
     R, Q = X.pop("R"), X.pop("Q")
-    given = Arrays(**X, W=R @ Q @ np.swapaxes(R, -1, -2))
-    out = Arrays(*(np.zeros(A.shape) for A in given))
-    y = np.ascontiguousarray(y, dtype=float)
-    J, threads = len(y), config.NUMBA_NUM_THREADS
-    l, dY = np.zeros(y.shape[:2]), np.zeros(y.shape)  # noqa: N806
-    fixed = ends, y, given, gradient, fused._tolerance(tol), l, dY, out
-    # Several pieces for each thread, so that none waits long for the last one.
-    cuts = np.unique(np.linspace(0, J, min(J, 8 * threads) + 1).astype(int))
+    W = R @ Q @ np.swapaxes(R, -1, -2)
+    for name, A in {"P0": X["P0"], "H": X["H"], "W": W}.items():
+        X[name] = (A + np.swapaxes(A, -1, -2)) / 2
+    model = Arrays(**{x: np.require(A, float, "CW") for x, A in X.items()})
+    shapes = [(J if gradient else 1, *A.shape[1:]) for A in model]
+    _refuse_size(y.size + sum(map(np.prod, shapes)), J, "series with their gradients")
+    out = Arrays(*map(np.zeros, shapes))
+    y = np.require(y, float, "CW")
+    l, vague, failed = np.zeros(J), np.zeros(J), np.full(J, -1)
+    dY = np.zeros(y.shape)  # noqa: N806
+    wanted = np.arange(J)
+    threads = threads or config.NUMBA_NUM_THREADS
+    settles = tol > 0 and not given.varying and m * y.shape[1] > SETTLED
+    if m <= LANES_UP_TO and not settles:
+        fixed = ends, y, model, gradient, l, vague, dY, out
+        _in_pieces(threads, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
+        wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
+    for A in (dY, *out) if gradient and len(wanted) else ():
+        A[wanted] = 0
+    fixed = ends, y, model, gradient, tol, l, failed, dY, out
+    _in_pieces(threads, len(wanted), 1, lambda cut: code.passes(wanted[slice(*cut)], *fixed))
+    if not gradient:
+        return l, failed, None, None
+    time = (*STATIC, *NAMES)  # every axis stays
+    bars = fused.gradients_in_time(R, Q, out, time).asdict()
+    bars = {x: A if x in kept else A.sum(axis=1) for x, A in bars.items()}
+    return l, failed, dY, Gradients(**bars)
+
+
+def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
+    """`work` on pieces from 0 to count, cut at multiples, several for each thread.
+
+    So none waits long for the last one.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    blocks = -(-count // multiple)
+    cuts = np.linspace(0, blocks, min(blocks, 8 * threads) + 1).astype(int) * multiple
+    cuts = np.unique(np.minimum(cuts if threads > 1 else [0, count], count))
+    pieces = zip(cuts, cuts[1:], strict=False)
+    if threads == 1 or len(cuts) < 3:
+        for piece in pieces:
+            work(piece)
+        return
     with ThreadPoolExecutor(threads) as pool:
-        pieces = pool.map(lambda cut: code.passes(*cut, *fixed), zip(cuts, cuts[1:], strict=False))
-    for j, t in pieces:
-        if j >= 0:
-            raise np.linalg.LinAlgError(f"series {j}: {reference._not_positive_definite(int(t))}")
-    Q_bar = np.swapaxes(R, -1, -2) @ out.W @ R
-    bars = out._asdict() | {
-        "R": 2 * out.W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2),
-        "Q": (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2,
-    }
-    bars = {x: bars[x] if x in kept else bars[x].sum(axis=1) for x in NAMES}
-    return l.sum(axis=1), dY, Gradients(**bars)
+        list(pool.map(work, pieces))
+
+
+def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803
+    """MemoryError where so many doubles are more than the machine has."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not known on this system
+        return
+    if 8 * numbers > there:
+        raise MemoryError(
+            f"{J} {what} take {8 * numbers / 2**30:.0f} GiB and this machine has "
+            f"{there / 2**30:.0f}: take fewer at once, or helpers.kalman.distributed"
+        )
 
 
 def _checked_models(models) -> list[StateSpace]:

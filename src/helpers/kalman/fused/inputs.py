@@ -130,3 +130,9 @@ def load_step(w, t, model, observed):
     transpose(w, s.Z_t, s.Z, p, m)
     copy(w, s.ZY, s.Z, p)
     copy(w, below(s.YZ, p), s.Z, p)
+
+
+@jitable
+def until(A, n):
+    """A (1 or more, ...) up to step n."""
+    return A[:n] if len(A) > 1 else A

@@ -22,10 +22,9 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE, VAGUE
-from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, varies
+from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, until, varies
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal
-from helpers.kalman.fused.own import until
 from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded

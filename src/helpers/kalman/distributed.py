@@ -1,0 +1,227 @@
+r"""Many series over the workers of a Dask cluster: as :mod:`helpers.kalman.panel`, piece by piece.
+
+The log-likelihoods of series are independent and gradients of shared arrays are sums, so the
+workers need nothing of each other. A :class:`Panel` hands out pieces of the series once; each call
+sends the model, and adds up what comes back. Whatever a worker held when it died is made again by
+another one: pieces are tasks, which the scheduler can repeat, and not data left with a worker.
+
+Series with the same gaps come into the same pieces, as far as that goes: each piece pays for the
+covariances of the patterns in it. For example::
+
+    from distributed import Client
+    from helpers.kalman.distributed import Panel
+
+    panel = Panel(Y, Client("scheduler:8786"))
+    l, dY, gradients = panel.loglike_and_grad(model)
+    fits = panel.fit(model, local_level, start=[0.0, 0.0])
+
+The workers need this package, and compile its passes once on each machine. ``pip install
+"kalman-by-hand[dask]"`` brings Dask's `distributed`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from helpers.kalman import _imported, panel
+from helpers.kalman.panel_fit import Fits, fit
+from helpers.kalman.recursions import TOLERANCE
+from helpers.statespace import NAMES, Gradients, StateSpace
+
+__all__ = ["Panel"]
+
+
+class Panel:
+    """Many series, spread over a cluster.
+
+    Parameters
+    ----------
+    Y : array (J, n, p), or list of J arrays (n_j, p)
+        NaN marks a gap.
+    client : distributed.Client, optional
+        The current one if None.
+    chunk : int
+        Series in a piece, which is one task. A thousand short ones take some milliseconds; fits
+        take some hundred times as long.
+
+    Raises
+    ------
+    ValueError
+        If Y holds no series, ``chunk`` is not a positive number, or there is no client.
+    ImportError
+        If `distributed` is missing.
+    """
+
+    def __init__(self, Y, client=None, chunk: int = 2000):  # noqa: N803
+        self._dask = _imported("distributed", "distributed", "[dask]")
+        if not isinstance(chunk, int) or chunk < 1:
+            raise ValueError(f"chunk is {chunk!r}, expected a positive number of series")
+        Y = Y if isinstance(Y, np.ndarray) and Y.dtype != object else list(Y)  # noqa: N806
+        if len(Y) == 0:
+            raise ValueError("Y is empty: it has no series")
+        if client is None:
+            try:
+                client = self._dask.get_client()
+            except ValueError:
+                raise ValueError(
+                    "there is no cluster: make one with distributed.Client(), or pass a client"
+                ) from None
+        self._client, self._Y = client, Y
+        order = _by_pattern(Y)
+        self._members = [order[i : i + chunk] for i in range(0, len(Y), chunk)]
+        self._pieces = [
+            client.submit(_piece, _some(Y, members), pure=False) for members in self._members
+        ]
+
+    def loglike(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
+        """As :func:`helpers.kalman.panel.loglike`: array (J,)."""
+        found = self._map(_loglike, model, own, method, tol)
+        return _back(self._members, found)
+
+    def loglike_and_grad(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
+        """As :func:`helpers.kalman.panel.loglike_and_grad`: l, dY and gradients."""
+        parts = self._map(_loglike_and_grad, model, own, method, tol)
+        l, dYs, bars = zip(*parts, strict=True)
+        if isinstance(self._Y, list):
+            dY = [None] * len(self._Y)  # noqa: N806
+            for members, part in zip(self._members, dYs, strict=True):
+                for j, dy in zip(members, part, strict=True):
+                    dY[j] = dy
+        else:
+            dY = _back(self._members, dYs)  # noqa: N806
+        each = own if isinstance(model, StateSpace) else NAMES
+        gradients = {
+            name: _back(self._members, [getattr(bar, name) for bar in bars])
+            if name in each and (name not in own or own[name] is not None)
+            else sum(getattr(bar, name) for bar in bars)
+            for name in NAMES
+        }
+        return _back(self._members, l), dY, Gradients(**gradients)
+
+    def fit(
+        self, model: StateSpace, arrays: Callable, start, *, progress: Callable | None = None, **how
+    ) -> Fits:
+        """As :func:`helpers.kalman.panel_fit.fit`, which takes the remaining arguments.
+
+        A piece that no worker can finish is reported series by series in `Fits.message`; only where
+        all pieces end with an error it is raised.
+
+        Parameters
+        ----------
+        model, arrays, start
+            As there.
+        progress : function, optional
+            Called with the number of series that are done and that of all, after each piece. If
+            None a line on stderr says so, where that is a terminal.
+        """
+        progress = progress or _line
+        start, J = np.asarray(start), len(self._Y)
+        tasks = {}
+        for i, (piece, members) in enumerate(zip(self._pieces, self._members, strict=True)):
+            at = start[members] if start.ndim == 2 and len(start) == J else start
+            task = self._client.submit(_fit, piece, model, arrays, at, how, pure=False)
+            tasks[task] = i
+        parts, errors, done = [None] * len(tasks), [], 0
+        for task in self._dask.as_completed(list(tasks)):
+            i = tasks[task]
+            members = self._members[i]
+            try:
+                parts[i] = task.result()
+            except Exception as error:  # noqa: BLE001 (a worker's: the others go on)
+                errors.append(error)
+                parts[i] = _not_done(error, start, len(members))
+            task.release()
+            done += len(members)
+            progress(done, J)
+        if len(errors) == len(parts):
+            raise errors[0]
+        return Fits(*(_back(self._members, part) for part in zip(*parts, strict=True)))
+
+    def _map(self, function, model, own, method, tol) -> list:
+        J = len(self._Y)
+        for name, X in own.items():
+            if X is not None and np.shape(X)[:1] != (J,):
+                raise ValueError(
+                    f"{name} has shape {np.shape(X)}, expected a first axis for {J} series"
+                )
+        models = None if isinstance(model, StateSpace) else list(model)
+        if models is not None and len(models) != J:
+            raise ValueError(f"there are {len(models)} models for {J} series")
+        tasks = []
+        for piece, members in zip(self._pieces, self._members, strict=True):
+            given = model if models is None else [models[j] for j in members]
+            some = {x: np.asarray(X)[members] for x, X in own.items() if X is not None}
+            tasks.append(self._client.submit(function, piece, given, method, tol, some, pure=False))
+        found = []
+        for task, members in zip(tasks, self._members, strict=True):
+            try:
+                found.append(task.result())
+            except (ValueError, np.linalg.LinAlgError) as error:
+                for other in tasks:
+                    other.cancel()
+                raise type(error)(_renumbered(str(error), members)) from None
+        return found
+
+
+def _piece(Y):  # noqa: N803
+    return Y
+
+
+def _loglike(Y, model, method, tol, own):  # noqa: N803
+    return panel.loglike(Y, model, method, tol, threads=1, **own)
+
+
+def _loglike_and_grad(Y, model, method, tol, own):  # noqa: N803
+    return panel.loglike_and_grad(Y, model, method, tol, threads=1, **own)
+
+
+def _fit(Y, model, arrays, start, how):  # noqa: N803
+    return fit(Y, model, arrays, start, **({"threads": 1} | how))
+
+
+def _some(Y, members):  # noqa: N803
+    return Y[members] if isinstance(Y, np.ndarray) else [Y[j] for j in members]
+
+
+def _by_pattern(Y) -> np.ndarray:  # noqa: N803
+    """The series' numbers, those with the same gaps one after the other."""
+    if not isinstance(Y, np.ndarray) or Y.dtype.kind not in "fc":
+        return np.arange(len(Y))
+    gaps = np.packbits(np.isnan(Y).reshape(len(Y), -1), axis=1)
+    return np.lexsort(gaps.T[::-1]) if gaps.any() else np.arange(len(Y))
+
+
+def _back(members, parts) -> np.ndarray:
+    """What belongs to the series, in their order."""
+    order = np.concatenate(members)
+    found = np.concatenate(parts)
+    out = np.empty_like(found)
+    out[order] = found
+    return out
+
+
+def _renumbered(message: str, members) -> str:
+    """A message about a series of a piece, with its number among all."""
+    return re.sub(
+        r"\b(series|model) (\d+)", lambda m: f"{m[1]} {members[int(m[2])]}", message, count=1
+    )
+
+
+def _not_done(error, start, J: int) -> Fits:  # noqa: N803
+    """The fits of a piece that ended with an error."""
+    k = start.shape[-1] if start.ndim else 1
+    nothing = np.full((J, k), np.nan)
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return Fits(
+        nothing, np.full(J, np.nan), nothing, np.zeros(J, int), np.zeros(J, bool),
+        np.full(J, why),
+    )  # fmt: skip
+
+
+def _line(done: int, J: int) -> None:  # noqa: N803
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r{done} of {J} series are fitted", end="\n" if done == J else "", file=sys.stderr)
