@@ -70,8 +70,23 @@ FAULTS = {
     ),
     "the last inner term left out": (
         "tiles.py",
-        "for q in index[start:stop]:",
-        "for q in index[start : stop - 1]:",
+        "for q in index[start[i] : start[i + 1]]:",
+        "for q in index[start[i] : start[i + 1] - 1]:",
+    ),
+    "a row on the diagonal left out of a lower half": (
+        "tiles.py",
+        "first = j if lower else 0",
+        "first = j + 1 if lower else 0",
+    ),
+    "x'y without y'x": (
+        "tiles.py",
+        "for a, b in [(x, y), (y, x)][:terms]:",
+        "for a, b in [(x, y), (y, x)][:1]:",
+    ),
+    "a gap of one series counted as a surprise": (
+        "forward.py",
+        "    if np.isnan(y):\n        inverse = 0.0\n",
+        "    if np.isnan(y):\n        y = 0.0\n",
     ),
     "the last gap ignored": (
         "inputs.py",

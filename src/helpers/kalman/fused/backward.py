@@ -9,6 +9,7 @@ from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     add,
+    axpy,
     below,
     clear,
     copy,
@@ -18,7 +19,9 @@ from helpers.kalman.fused.tiles import (
     jitable,
     product,
     put,
+    put_first,
     rank_one,
+    rank_two,
     row_product,
     sparse_product,
     symmetrize,
@@ -203,13 +206,14 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
         u = s.gu
         clear(w, u, 1)
         add(w, u, g, below(s.u, t), 1)
-    if p == 1:
-        clear(w, e, 1)
-        put(w, e.at, get(w, u.at) - dot(w, s.row.at, Kf.at, m))
+    if p == 1:  # r_{t-1} = T' r_t + Z' e: eq-adjoint-r-recursion
+        e_t = get(w, u.at) - dot(w, s.row.at, Kf.at, m)
+        put_first(w, e.at, e_t)
+        axpy(w, r_t.at, e_t, s.Z.at, s.row.at, m)
     else:
         transpose(w, s.K_t, Kf, p, m)
         row_product(w, e.at, -1.0, s.row.at, s.K_t, u.at, m, p)
-    row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)  # eq-adjoint-r-recursion
+        row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)
     if not wanted.matrices:
         return
     filtered = wanted.T or wanted.Z
@@ -228,25 +232,29 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
     product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-    product(w, s.M, -1.0, s.K, s.B, s.zero, p, m, m)  # -Kf' T' N T
+    product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
+    product(w, s.M, -1.0, s.KN, s.T, s.zero, p, m, m)  # -Kf' T' N T
     if wanted.Z:
         if t < n - 1:
-            product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
             product(w, s.Z_bar, 1.0, s.KN, TP, s.Z_bar, p, m, m)
         add(w, s.Z_bar, -1.0 if equal else -g, Kf, p)
     if not equal:
         unequal(w, t, Kf, F_inv, g, ahat, wanted)
     elif p == 1:
-        put(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
+        put_first(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
     else:
         product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
     add(w, s.D_sum, 1.0, s.D, p)
     # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
     # eq-adjoint-sparse, eq-oneop-shared
-    product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
-    copy(w, below(s.ZY, p), s.YZ, p)
     S = s.P
-    product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
+    if p == 1:
+        axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
+        rank_two(w, S, s.Z.at, s.YZ.at, s.zero, m)
+    else:
+        product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
+        copy(w, below(s.ZY, p), s.YZ, p)
+        product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
     if sparse:
         sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, True)
     else:
@@ -272,11 +280,11 @@ def unequal(w, t, Kf, F_inv, g, ahat, wanted):
             put(w, s.D.at + i * s.D.ld + j, x)
     transpose(w, s.K_t, Kf, p, m)
     product(w, s.D, -1.0, s.M, s.K_t, s.D, p, m, p)
-    rank_one(w, s.M, -1.0, u, s.row, p, m)
+    rank_one(w, s.M, -1.0, u.at, s.row.at, s.M, p, m)
     if wanted.T or wanted.Z:  # ahat - a_filt = P_filt s, then a_filt alone
         add(w, ahat, -1.0, below(s.a_filt, t), 1)
         if wanted.Z:
-            rank_one(w, s.Z_bar, 1.0, u, ahat, p, m)
+            rank_one(w, s.Z_bar, 1.0, u.at, ahat.at, s.Z_bar, p, m)
         copy(w, ahat, below(s.a_filt, t), 1)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.inputs import load_step, load_symmetric
+from helpers.kalman.fused.inputs import load_rows, load_step, load_symmetric
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     Mat,
@@ -21,6 +21,8 @@ from helpers.kalman.fused.tiles import (
     jitable,
     product,
     put,
+    put_first,
+    rank_one,
     row_product,
     sparse_product,
     symmetrize,
@@ -80,8 +82,8 @@ def invert_factor(w, F, C_inv, p):
 
 
 @jitable
-def update(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
-    """The update with the observations of step t: y (n, p), ``present`` (n, p) where there are any.
+def update(w, a, P, v, u, Kf, F_inv, a_filt):
+    """The update with the observations that stand in v, NaN where there is none.
 
     Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt and P_filt = P - G'G. Returns
     log|F| + p log(2 pi), counting what is observed, and v' F^-1 v; NaN if F is not positive
@@ -90,29 +92,28 @@ def update(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
     s = space(w)
     _, p, m = sizes(w)
     if p == 1:
-        return update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt)
+        return update_one(w, a, P, v, u, Kf, F_inv, a_filt)
     product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
     product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
     const = invert_factor(w, s.F, s.C_inv, p)
     if np.isnan(const):
         return const, const
-    row_product(w, v.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
+    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
+    row_product(w, u.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
     for i in range(p):
-        if present[t, i]:
-            const += LOG_2PI
-            put(w, v.at + i, y[t, i] - get(w, s.d.at + i) + get(w, v.at + i))
-        else:
+        y = get(w, v.at + i)
+        if np.isnan(y):
             put(w, v.at + i, 0.0)
+            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
+        else:
+            const += LOG_2PI
+            put(w, v.at + i, y - get(w, s.d.at + i) + get(w, u.at + i))
     square = 0.0
     for i in range(p):
         x = dot(w, s.C_inv.at + i * s.C_inv.ld, v.at, p)
         put(w, s.w.at + i, x)
         square += x * x
     row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
-    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
-    for i in range(p):
-        if not present[t, i]:
-            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
     # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
     product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
     product(w, Kf, 1.0, transposed(s.C_inv), s.G, s.zero, p, p, m)
@@ -122,28 +123,27 @@ def update(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
 
 
 @jitable
-def update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
+def update_one(w, a, P, v, u, Kf, F_inv, a_filt):
     """`update` where p = 1: F, v and u are numbers."""
     s = space(w)
     m = sizes(w).m
-    clear(w, v, 1)
-    clear(w, u, 1)
-    clear(w, F_inv, 1)
     row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
     F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
     if not F > 0.0:
         return np.nan, np.nan
-    v_t, const = 0.0, 0.0
-    if present[t, 0]:
-        v_t = y[t, 0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+    v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v.at)
+    axpy(w, Kf.at, inverse, s.M.at, s.zero.at, m)
+    rank_one(w, s.P_filt, -1.0, Kf.at, s.M.at, P, m, m)
+    if np.isnan(y):
+        inverse = 0.0
+    else:
+        v_t = y - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
         const = np.log(F) + LOG_2PI
-        put(w, F_inv.at, 1.0 / F)
-    put(w, v.at, v_t)
-    put(w, u.at, v_t / F)
-    axpy(w, Kf.at, 1.0 / F, s.M.at, s.zero.at, m)
+    put_first(w, v.at, v_t)
+    put_first(w, u.at, v_t * inverse)
+    put_first(w, F_inv.at, inverse)
     axpy(w, a_filt.at, v_t, Kf.at, a.at, m)
-    product(w, s.P_filt, -1.0, transposed(Kf), s.M, P, m, np.int64(1), m)
-    return const, v_t * v_t / F
+    return const, v_t * v_t * inverse
 
 
 @jitable
@@ -240,6 +240,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
+    load_rows(w, s.v, y)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:
@@ -252,7 +253,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        const, square = update(w, t, y, observed.entries, a, P, v, u, Kf, F_inv, a_filt)
+        const, square = update(w, a, P, v, u, Kf, F_inv, a_filt)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
         steps.l[t] = -0.5 * (const + square)
@@ -307,8 +308,6 @@ def steady_forward(w, y, k, end, const, saved, steps):
         for i in range(p):
             x = y[t, i] - get(w, s.d.at + i)
             put(w, row + i, 0.0 if np.isnan(x) else x)
-        for i in range(p, s.v.ld):
-            put(w, row + i, 0.0)
     product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
     product(w, L_t, -1.0, transposed(s.Z), s.K, s.T_t, m, p, m)
     product(w, below(s.a, k + 1), 1.0, v, s.K, Mat(s.c.at, 0, 1), end - k, p, m)
