@@ -5,6 +5,7 @@ Labels name the equations of the chapters "The adjoint is the smoother" and "Ste
 
 import numpy as np
 
+from helpers.kalman.fused.forward import made_symmetric
 from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
@@ -247,19 +248,20 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     add(w, s.D_sum, 1.0, s.D, p)
     # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
     # eq-adjoint-sparse, eq-oneop-shared
-    S = s.P
+    S, lower = s.P, made_symmetric(t, m)
     if p == 1:
         axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
         rank_two(w, S, s.Z.at, s.YZ.at, s.zero, m)
     else:
         product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
         copy(w, below(s.ZY, p), s.YZ, p)
-        product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
+        product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, lower)
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, True)
+        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, lower)
     else:
-        product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, True)
-    symmetrize(w, N_before, m)
+        product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, lower)
+    if lower:
+        symmetrize(w, N_before, m)
 
 
 @jitable
@@ -293,15 +295,21 @@ def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
     """Add the gradients with respect to c and d, and write that of y."""
     s = space(w)
     n, p, m = sizes(w)
+    varying_c, varying_d = len(c_bar) > 1, len(d_bar) > 1
+    clear(w, s.row, 1)
     for t in range(n):  # without views of the rows, which would take longer than what is added
-        row = t if len(c_bar) > 1 else 0
-        for j in range(m):
-            c_bar[row, j] += weight * entry(w, s.r, t + 1, j)
-        row = t if len(d_bar) > 1 else 0
+        if varying_c:
+            for j in range(m):
+                c_bar[t, j] += weight * entry(w, s.r, t + 1, j)
+        else:
+            axpy(w, s.row.at, weight, below(s.r, t + 1).at, s.row.at, m)
         for i in range(p):
             x = weight * entry(w, s.e, t, i)
-            d_bar[row, i] += x
+            d_bar[t if varying_d else 0, i] += x
             y_bar[t, i] = -x
+    if not varying_c:
+        for j in range(m):
+            c_bar[0, j] += get(w, s.row.at + j)
 
 
 @jitable

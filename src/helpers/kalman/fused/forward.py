@@ -11,6 +11,7 @@ from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the
 from helpers.kalman.fused.inputs import load_rows, load_step, load_symmetric
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
+    LANES,
     Mat,
     axpy,
     below,
@@ -19,6 +20,7 @@ from helpers.kalman.fused.tiles import (
     entry,
     get,
     jitable,
+    padded,
     product,
     put,
     put_first,
@@ -38,6 +40,9 @@ DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
 # An update that leaves less than this share of a variance takes Joseph's form: three digits of a
 # difference are lost there, and more with every smaller share.
 JOSEPH_BELOW = 1e-3
+# P and N are made symmetric in every step, from their lower half, where it takes less time than the
+# whole; small ones every so many steps, between which they stay symmetric to a few roundings.
+SYMMETRIC_EVERY = 4
 # Two looks at the change of P lie FIRST_LOOK steps apart at first, then an eighth of the steps that
 # the search has taken: the search costs little where P never settles, and finds it late by 1/8.
 FIRST_LOOK, LOOK_LATER = 4, 8
@@ -178,19 +183,27 @@ def joseph(w, Kf):
 
 
 @jitable
-def predict(w, P_next, TP, sparse, T_entries):
+def made_symmetric(t, m):
+    """Whether step t computes a covariance's lower half, from which it becomes symmetric."""
+    return m > 2 * LANES or t % SYMMETRIC_EVERY == 0
+
+
+@jitable
+def predict(w, t, P_next, TP, sparse, T_entries):
     """TP = T P_filt and P_next = TP T' + W."""
     s = space(w)
-    m = sizes(w).m
+    m, lower = sizes(w).m, made_symmetric(t, sizes(w).m)
     if sparse:
-        sparse_product(w, TP, s.T, T_entries.start, T_entries.index, s.P_filt, s.zero, m, m, False)
-        clear(w, below(TP, m), TP.ld - m)  # rows that are transposed with the others
+        rows, columns = T_entries.start, T_entries.index
+        sparse_product(w, TP, s.T, rows, columns, s.P_filt, s.zero, m, m, False)
+        clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
         transpose(w, s.B, TP, m, m)
-        sparse_product(w, P_next, s.T, T_entries.start, T_entries.index, s.B, s.W, m, m, True)
+        sparse_product(w, P_next, s.T, rows, columns, s.B, s.W, m, m, lower)
     else:
         product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
-        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)
-    symmetrize(w, P_next, m)
+        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, lower)
+    if lower:
+        symmetrize(w, P_next, m)
 
 
 @jitable
@@ -271,7 +284,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
         if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
             joseph(w, Kf)
-        predict(w, P_next, TP, sparse, T_entries)
+        predict(w, t, P_next, TP, sparse, T_entries)
         if steady:
             end = observed.same_until[t]
             steady_forward(w, y, t, end, const, saved, steps)

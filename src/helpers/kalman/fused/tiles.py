@@ -347,9 +347,33 @@ def _outer(width, terms):
     return tile
 
 
-_four_wide, _four_half, _four = _tile(4, WIDEST, 1), _tile(4, WIDEST // 2, 1), _tile(4, LANES, 1)
-_two_wide, _two = _tile(2, WIDEST, 1), _tile(2, LANES, 2)
+def _stripe(four, two, one):
+    """The function that computes as many columns of a product as the tiles have, from row `first`.
+
+    The tiles are those of four, two rows and one.
+    """
+
+    @jitable
+    def stripe(w, out, alpha, A, B, C, j, first, rows, inner):
+        i, b = first, B.at + j
+        while i < rows:
+            a, o, c = A.at + i * A.ld, out.at + i * out.ld + j, C.at + i * C.ld + j
+            if i + 4 <= rows:
+                four(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 4
+            elif i + 2 <= rows:
+                two(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 2
+            else:
+                one(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 1
+
+    return stripe
+
+
 _one_wide, _one = _tile(1, WIDEST, 2), _tile(1, LANES, 4)
+_wide = _stripe(_tile(4, WIDEST, 1), _tile(2, WIDEST, 1), _one_wide)
+_narrow = _stripe(_tile(4, LANES, 1), _tile(2, LANES, 2), _one)
 _listed_wide, _listed_half = _listed(4 * LANES), _listed(2 * LANES)
 _listed_one = _listed(LANES)
 _outer_wide, _outer_one = _outer(2 * LANES, 1), _outer(LANES, 1)
@@ -361,45 +385,14 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
     """out = C + alpha A B; A (rows, inner), B (inner, cols), out and C (rows, cols).
 
     B, C and out lie row by row (step 1), with rows padded to whole vectors; A may have any strides.
-    With `lower`, tiles that lie wholly above the diagonal are left as they are.
+    With `lower`, some entries above the diagonal are left as they are.
     """
-    i = 0
-    while i < rows:
-        height = 4 if i + 4 <= rows else 2 if i + 2 <= rows else 1
-        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
-        stop = min(cols, i + height) if lower else cols
-        j = 0
-        while j < stop:
-            b = B.at + j
-            # A tile as wide as what is left, so that none reaches beyond the padded row.
-            if height == 4:
-                if j + WIDEST - LANES < stop:
-                    _four_wide(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
-                    )
-                    j += WIDEST
-                elif WIDEST > 2 * LANES and j + LANES < stop:
-                    _four_half(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
-                    )
-                    j += WIDEST // 2
-                else:
-                    _four(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += LANES
-            elif height == 2:
-                if j + WIDEST - LANES < stop:
-                    _two_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += WIDEST
-                else:
-                    _two(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += LANES
-            elif j + WIDEST - LANES < stop:
-                _one_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                j += WIDEST
-            else:
-                _one(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                j += LANES
-        i += height
+    j = 0
+    while j + LANES < cols:
+        _wide(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
+        j += WIDEST
+    if j < cols:
+        _narrow(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
 
 
 @jitable
