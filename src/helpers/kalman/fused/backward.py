@@ -227,17 +227,22 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     if wanted.T and t < n - 1:
         product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
+    rows, columns = T_entries.start, T_entries.index
+    # B = N T, KN = -Kf' T' N, M = -Kf' T' N T
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, N, s.zero, m, m, False)
+        sparse_product(w, N_before, s.T_t, rows, columns, N, s.zero, m, m, False)
         transpose(w, s.B, N_before, m, m)
+        product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
+        product(w, s.M, 1.0, s.KN, s.T, s.zero, p, m, m)
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
-    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-    product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
-    product(w, s.M, -1.0, s.KN, s.T, s.zero, p, m, m)  # -Kf' T' N T
+        product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
+        product(w, s.M, -1.0, s.K, s.B, s.zero, p, m, m)
+        if wanted.Z:
+            product(w, s.KN, -1.0, s.K, N, s.zero, p, m, m)
     if wanted.Z:
         if t < n - 1:
-            product(w, s.Z_bar, 1.0, s.KN, TP, s.Z_bar, p, m, m)
+            product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, m)
         add(w, s.Z_bar, -1.0 if equal else -g, Kf, p)
     if not equal:
         unequal(w, t, Kf, F_inv, g, ahat, wanted)
@@ -257,7 +262,7 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
         copy(w, below(s.ZY, p), s.YZ, p)
         product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, lower)
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, lower)
+        sparse_product(w, N_before, s.T_t, rows, columns, s.B, S, m, m, lower)
     else:
         product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, lower)
     if lower:

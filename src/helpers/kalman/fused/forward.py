@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.inputs import load_rows, load_step, load_symmetric
+from helpers.kalman.fused.inputs import load, load_step, load_symmetric
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     LANES,
@@ -253,7 +253,8 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
-    load_rows(w, s.v, y)
+    clear(w, s.v, n)
+    load(w, s.v, y, n, p)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:

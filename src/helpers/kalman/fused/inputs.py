@@ -99,16 +99,6 @@ def load(w, out, A, rows, cols):
 
 
 @jitable
-def load_rows(w, out, A):
-    """Copy the array A to `out`, and zeros to the rest of its rows."""
-    rows, cols = A.shape
-    for i in range(rows):
-        row = out.at + i * out.ld
-        for j in range(out.ld):
-            put(w, row + j, A[i, j] if j < cols else 0.0)
-
-
-@jitable
 def load_symmetric(w, out, A, rows):
     """Copy (A + A') / 2 to `out`, A (rows, rows)."""
     for i in range(rows):
