@@ -90,19 +90,17 @@ def invert_factor(w, F, C_inv, p):
 def update(w, a, P, v, u, Kf, F_inv, a_filt):
     """The update with the observations that stand in v, NaN where there is none.
 
-    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt and P_filt = P - G'G. Returns
-    log|F| + p log(2 pi), counting what is observed, and v' F^-1 v; NaN if F is not positive
-    definite.
+    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt, P_filt = P - G'G and the
+    square v' F^-1 v. Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not positive
+    definite. (Two numbers that a function returns take longer to arrive than one in memory.)
     """
     s = space(w)
     _, p, m = sizes(w)
-    if p == 1:
-        return update_one(w, a, P, v, u, Kf, F_inv, a_filt)
     product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
     product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
     const = invert_factor(w, s.F, s.C_inv, p)
     if np.isnan(const):
-        return const, const
+        return const
     product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
     row_product(w, u.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
     for i in range(p):
@@ -118,37 +116,39 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt):
         x = dot(w, s.C_inv.at + i * s.C_inv.ld, v.at, p)
         put(w, s.w.at + i, x)
         square += x * x
+    put(w, s.square.at, square)
     row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
     # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
     product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
     product(w, Kf, 1.0, transposed(s.C_inv), s.G, s.zero, p, p, m)
     row_product(w, a_filt.at, 1.0, s.w.at, s.G, a.at, p, m)
     product(w, s.P_filt, -1.0, transposed(s.G), s.G, P, m, p, m)
-    return const, square
+    return const
 
 
 @jitable
 def update_one(w, a, P, v, u, Kf, F_inv, a_filt):
-    """`update` where p = 1: F, v and u are numbers."""
+    """`update` where p = 1: F, v and u are numbers, and all but P are places of rows."""
     s = space(w)
     m = sizes(w).m
     row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
     F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
     if not F > 0.0:
-        return np.nan, np.nan
-    v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v.at)
-    axpy(w, Kf.at, inverse, s.M.at, s.zero.at, m)
-    rank_one(w, s.P_filt, -1.0, Kf.at, s.M.at, P, m, m)
+        return np.nan
+    v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v)
+    rank_one(w, s.P_filt, -inverse, s.M.at, s.M.at, P, m, m)
+    axpy(w, Kf, inverse, s.M.at, s.zero.at, m)
     if np.isnan(y):
         inverse = 0.0
     else:
-        v_t = y - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+        v_t = y - get(w, s.d.at) - dot(w, a, s.Z.at, m)
         const = np.log(F) + LOG_2PI
-    put_first(w, v.at, v_t)
-    put_first(w, u.at, v_t * inverse)
-    put_first(w, F_inv.at, inverse)
-    axpy(w, a_filt.at, v_t, Kf.at, a.at, m)
-    return const, v_t * v_t * inverse
+    put_first(w, v, v_t)
+    put_first(w, u, v_t * inverse)
+    put_first(w, F_inv, inverse)
+    put(w, s.square.at, v_t * v_t * inverse)
+    axpy(w, a_filt, v_t, Kf, a, m)
+    return const
 
 
 @jitable
@@ -267,10 +267,13 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        const, square = update(w, a, P, v, u, Kf, F_inv, a_filt)
+        if p == 1:
+            const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at)
+        else:
+            const = update(w, a, P, v, u, Kf, F_inv, a_filt)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
-        steps.l[t] = -0.5 * (const + square)
+        steps.l[t] = -0.5 * (const + get(w, s.square.at))
         steps.steady_from[t] = -1
         if watch and taken < WATCHED * m:
             for i in range(p):
