@@ -91,8 +91,8 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt):
     """The update with the observations that stand in v, NaN where there is none.
 
     Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt, P_filt = P - G'G and the
-    square v' F^-1 v. Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not positive
-    definite. (Two numbers that a function returns take longer to arrive than one in memory.)
+    square v' F^-1 v. Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not
+    positive definite. (One number: two would be returned through memory, where they arrive late.)
     """
     s = space(w)
     _, p, m = sizes(w)
