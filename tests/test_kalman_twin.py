@@ -209,7 +209,7 @@ def test_gaps_wherever_they_are(where):
 
 @pytest.mark.parametrize("m", [2, 5])
 def test_covariances_stay_symmetric_where_states_explode(m):
-    """What is not symmetric in P grows by |T| = 1.69 a step: 1e20 times in 90 steps, if left alone."""
+    """What is not symmetric in P grows by |T| = 1.69 a step, 1e20 times in 90 steps."""
     turn = np.array([[0.8, 0.6], [-0.6, 0.8]])
     T = np.zeros((5, 5))  # of the five states' entries so few are not zero that they are followed
     T[:2, :2], T[2:4, 2:4] = 1.3 * turn, 0.5 * turn
