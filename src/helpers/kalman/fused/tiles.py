@@ -130,8 +130,7 @@ def _multiply_add(builder, a, b, c):
 def _loop(builder, count):
     """A loop of ``count`` rounds that the compiler leaves as it is; gives the index.
 
-    Most have one round or a few. Unrolled, they would take longer to begin than to run, and several
-    times longer to compile.
+    Most have one round or a few: unrolled, they would take longer to begin than to run.
     """
     with cgutils.for_range(builder, count, intp=count.type) as loop:
         yield loop.index
