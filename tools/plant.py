@@ -32,6 +32,11 @@ FAULTS = {
         "sure = p == 1 and",
         "sure = p > 0 and",
     ),
+    "lopsided covariances left alone": (
+        "forward.py",
+        "    if lower:\n        symmetrize(w, P_next, m)\n",
+        "",
+    ),
     "Joseph's form never used": (
         "forward.py",
         "if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
@@ -60,18 +65,33 @@ FAULTS = {
     ),
     "a wide tile where a narrow one is left": (
         "tiles.py",
-        "            if height == 4:\n                if j + WIDEST - LANES < stop:",
-        "            if height == 4:\n                if j + WIDEST - 2 * LANES < stop:",
+        "    while j + LANES < cols:\n        _wide(",
+        "    while j < cols:\n        _wide(",
     ),
     "a product that leaves out its last row": (
         "tiles.py",
-        "while i < rows:\n        height = 4 if i + 4 <= rows else 2",
-        "while i < rows - 1:\n        height = 4 if i + 4 <= rows else 2",
+        "        while i < rows:\n            a, o, c =",
+        "        while i < rows - 1:\n            a, o, c =",
     ),
     "the last inner term left out": (
         "tiles.py",
-        "for q in index[start:stop]:",
-        "for q in index[start : stop - 1]:",
+        "for q in index[start[i] : start[i + 1]]:",
+        "for q in index[start[i] : start[i + 1] - 1]:",
+    ),
+    "a row on the diagonal left out of a lower half": (
+        "tiles.py",
+        "first = j if lower else 0",
+        "first = j + 1 if lower else 0",
+    ),
+    "x'y without y'x": (
+        "tiles.py",
+        "for a, b in [(x, y), (y, x)][:terms]:",
+        "for a, b in [(x, y), (y, x)][:1]:",
+    ),
+    "a gap of one series counted as a surprise": (
+        "forward.py",
+        "    if np.isnan(y):\n        inverse = 0.0\n",
+        "    if np.isnan(y):\n        y = 0.0\n",
     ),
     "the last gap ignored": (
         "inputs.py",

@@ -5,10 +5,12 @@ Labels name the equations of the chapters "The adjoint is the smoother" and "Ste
 
 import numpy as np
 
+from helpers.kalman.fused.forward import made_symmetric
 from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     add,
+    axpy,
     below,
     clear,
     copy,
@@ -18,7 +20,9 @@ from helpers.kalman.fused.tiles import (
     jitable,
     product,
     put,
+    put_first,
     rank_one,
+    rank_two,
     row_product,
     sparse_product,
     symmetrize,
@@ -203,13 +207,14 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
         u = s.gu
         clear(w, u, 1)
         add(w, u, g, below(s.u, t), 1)
-    if p == 1:
-        clear(w, e, 1)
-        put(w, e.at, get(w, u.at) - dot(w, s.row.at, Kf.at, m))
+    if p == 1:  # r_{t-1} = T' r_t + Z' e: eq-adjoint-r-recursion
+        e_t = get(w, u.at) - dot(w, s.row.at, Kf.at, m)
+        put_first(w, e.at, e_t)
+        axpy(w, r_t.at, e_t, s.Z.at, s.row.at, m)
     else:
         transpose(w, s.K_t, Kf, p, m)
         row_product(w, e.at, -1.0, s.row.at, s.K_t, u.at, m, p)
-    row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)  # eq-adjoint-r-recursion
+        row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)
     if not wanted.matrices:
         return
     filtered = wanted.T or wanted.Z
@@ -222,36 +227,46 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     if wanted.T and t < n - 1:
         product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
+    rows, columns = T_entries.start, T_entries.index
+    # B = N T, KN = -Kf' T' N, M = -Kf' T' N T
     if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, N, s.zero, m, m, False)
+        sparse_product(w, N_before, s.T_t, rows, columns, N, s.zero, m, m, False)
         transpose(w, s.B, N_before, m, m)
+        product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
+        product(w, s.M, 1.0, s.KN, s.T, s.zero, p, m, m)
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
-    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-    product(w, s.M, -1.0, s.K, s.B, s.zero, p, m, m)  # -Kf' T' N T
+        product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
+        product(w, s.M, -1.0, s.K, s.B, s.zero, p, m, m)
+        if wanted.Z:
+            product(w, s.KN, -1.0, s.K, N, s.zero, p, m, m)
     if wanted.Z:
         if t < n - 1:
-            product(w, s.KN, 1.0, s.K, N, s.zero, p, m, m)
-            product(w, s.Z_bar, 1.0, s.KN, TP, s.Z_bar, p, m, m)
+            product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, m)
         add(w, s.Z_bar, -1.0 if equal else -g, Kf, p)
     if not equal:
         unequal(w, t, Kf, F_inv, g, ahat, wanted)
     elif p == 1:
-        put(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
+        put_first(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
     else:
         product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
     add(w, s.D_sum, 1.0, s.D, p)
     # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
     # eq-adjoint-sparse, eq-oneop-shared
-    product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
-    copy(w, below(s.ZY, p), s.YZ, p)
-    S = s.P
-    product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, True)
-    if sparse:
-        sparse_product(w, N_before, s.T_t, T_entries.start, T_entries.index, s.B, S, m, m, True)
+    S, lower = s.P, made_symmetric(t, m)
+    if p == 1:
+        axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
+        rank_two(w, S, s.Z.at, s.YZ.at, s.zero, m)
     else:
-        product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, True)
-    symmetrize(w, N_before, m)
+        product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
+        copy(w, below(s.ZY, p), s.YZ, p)
+        product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, lower)
+    if sparse:
+        sparse_product(w, N_before, s.T_t, rows, columns, s.B, S, m, m, lower)
+    else:
+        product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, lower)
+    if lower:
+        symmetrize(w, N_before, m)
 
 
 @jitable
@@ -272,11 +287,11 @@ def unequal(w, t, Kf, F_inv, g, ahat, wanted):
             put(w, s.D.at + i * s.D.ld + j, x)
     transpose(w, s.K_t, Kf, p, m)
     product(w, s.D, -1.0, s.M, s.K_t, s.D, p, m, p)
-    rank_one(w, s.M, -1.0, u, s.row, p, m)
+    rank_one(w, s.M, -1.0, u.at, s.row.at, s.M, p, m)
     if wanted.T or wanted.Z:  # ahat - a_filt = P_filt s, then a_filt alone
         add(w, ahat, -1.0, below(s.a_filt, t), 1)
         if wanted.Z:
-            rank_one(w, s.Z_bar, 1.0, u, ahat, p, m)
+            rank_one(w, s.Z_bar, 1.0, u.at, ahat.at, s.Z_bar, p, m)
         copy(w, ahat, below(s.a_filt, t), 1)
 
 
@@ -285,15 +300,21 @@ def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
     """Add the gradients with respect to c and d, and write that of y."""
     s = space(w)
     n, p, m = sizes(w)
+    varying_c, varying_d = len(c_bar) > 1, len(d_bar) > 1
+    clear(w, s.row, 1)
     for t in range(n):  # without views of the rows, which would take longer than what is added
-        row = t if len(c_bar) > 1 else 0
-        for j in range(m):
-            c_bar[row, j] += weight * entry(w, s.r, t + 1, j)
-        row = t if len(d_bar) > 1 else 0
+        if varying_c:
+            for j in range(m):
+                c_bar[t, j] += weight * entry(w, s.r, t + 1, j)
+        else:
+            axpy(w, s.row.at, weight, below(s.r, t + 1).at, s.row.at, m)
         for i in range(p):
             x = weight * entry(w, s.e, t, i)
-            d_bar[row, i] += x
+            d_bar[t if varying_d else 0, i] += x
             y_bar[t, i] = -x
+    if not varying_c:
+        for j in range(m):
+            c_bar[0, j] += get(w, s.row.at + j)
 
 
 @jitable

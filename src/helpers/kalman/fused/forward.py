@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.inputs import load_step, load_symmetric
+from helpers.kalman.fused.inputs import load, load_step, load_symmetric
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
+    LANES,
     Mat,
     axpy,
     below,
@@ -19,8 +20,11 @@ from helpers.kalman.fused.tiles import (
     entry,
     get,
     jitable,
+    padded,
     product,
     put,
+    put_first,
+    rank_one,
     row_product,
     sparse_product,
     symmetrize,
@@ -36,6 +40,9 @@ DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
 # An update that leaves less than this share of a variance takes Joseph's form: three digits of a
 # difference are lost there, and more with every smaller share.
 JOSEPH_BELOW = 1e-3
+# P and N are made symmetric in every step, from their lower half, where it takes less time than the
+# whole; small ones every so many steps, between which they stay symmetric to a few roundings.
+SYMMETRIC_EVERY = 4
 # Two looks at the change of P lie FIRST_LOOK steps apart at first, then an eighth of the steps that
 # the search has taken: the search costs little where P never settles, and finds it late by 1/8.
 FIRST_LOOK, LOOK_LATER = 4, 8
@@ -80,70 +87,68 @@ def invert_factor(w, F, C_inv, p):
 
 
 @jitable
-def update(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
-    """The update with the observations of step t: y (n, p), ``present`` (n, p) where there are any.
+def update(w, a, P, v, u, Kf, F_inv, a_filt):
+    """The update with the observations that stand in v, NaN where there is none.
 
-    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt and P_filt = P - G'G. Returns
-    log|F| + p log(2 pi), counting what is observed, and v' F^-1 v; NaN if F is not positive
-    definite.
+    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt, P_filt = P - G'G and the
+    square v' F^-1 v. Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not
+    positive definite. (One number: two would be returned through memory, where they arrive late.)
     """
     s = space(w)
     _, p, m = sizes(w)
-    if p == 1:
-        return update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt)
     product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
     product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
     const = invert_factor(w, s.F, s.C_inv, p)
     if np.isnan(const):
-        return const, const
-    row_product(w, v.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
+        return const
+    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
+    row_product(w, u.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
     for i in range(p):
-        if present[t, i]:
-            const += LOG_2PI
-            put(w, v.at + i, y[t, i] - get(w, s.d.at + i) + get(w, v.at + i))
-        else:
+        y = get(w, v.at + i)
+        if np.isnan(y):
             put(w, v.at + i, 0.0)
+            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
+        else:
+            const += LOG_2PI
+            put(w, v.at + i, y - get(w, s.d.at + i) + get(w, u.at + i))
     square = 0.0
     for i in range(p):
         x = dot(w, s.C_inv.at + i * s.C_inv.ld, v.at, p)
         put(w, s.w.at + i, x)
         square += x * x
+    put(w, s.square.at, square)
     row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
-    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
-    for i in range(p):
-        if not present[t, i]:
-            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
     # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
     product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
     product(w, Kf, 1.0, transposed(s.C_inv), s.G, s.zero, p, p, m)
     row_product(w, a_filt.at, 1.0, s.w.at, s.G, a.at, p, m)
     product(w, s.P_filt, -1.0, transposed(s.G), s.G, P, m, p, m)
-    return const, square
+    return const
 
 
 @jitable
-def update_one(w, t, y, present, a, P, v, u, Kf, F_inv, a_filt):
-    """`update` where p = 1: F, v and u are numbers."""
+def update_one(w, a, P, v, u, Kf, F_inv, a_filt):
+    """`update` where p = 1: F, v and u are numbers, and all but P are places of rows."""
     s = space(w)
     m = sizes(w).m
-    clear(w, v, 1)
-    clear(w, u, 1)
-    clear(w, F_inv, 1)
     row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
     F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
     if not F > 0.0:
-        return np.nan, np.nan
-    v_t, const = 0.0, 0.0
-    if present[t, 0]:
-        v_t = y[t, 0] - get(w, s.d.at) - dot(w, a.at, s.Z.at, m)
+        return np.nan
+    v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v)
+    rank_one(w, s.P_filt, -inverse, s.M.at, s.M.at, P, m, m)
+    axpy(w, Kf, inverse, s.M.at, s.zero.at, m)
+    if np.isnan(y):
+        inverse = 0.0
+    else:
+        v_t = y - get(w, s.d.at) - dot(w, a, s.Z.at, m)
         const = np.log(F) + LOG_2PI
-        put(w, F_inv.at, 1.0 / F)
-    put(w, v.at, v_t)
-    put(w, u.at, v_t / F)
-    axpy(w, Kf.at, 1.0 / F, s.M.at, s.zero.at, m)
-    axpy(w, a_filt.at, v_t, Kf.at, a.at, m)
-    product(w, s.P_filt, -1.0, transposed(Kf), s.M, P, m, np.int64(1), m)
-    return const, v_t * v_t / F
+    put_first(w, v, v_t)
+    put_first(w, u, v_t * inverse)
+    put_first(w, F_inv, inverse)
+    put(w, s.square.at, v_t * v_t * inverse)
+    axpy(w, a_filt, v_t, Kf, a, m)
+    return const
 
 
 @jitable
@@ -178,19 +183,27 @@ def joseph(w, Kf):
 
 
 @jitable
-def predict(w, P_next, TP, sparse, T_entries):
+def made_symmetric(t, m):
+    """Whether step t computes a covariance's lower half, from which it becomes symmetric."""
+    return m > 2 * LANES or t % SYMMETRIC_EVERY == 0
+
+
+@jitable
+def predict(w, t, P_next, TP, sparse, T_entries):
     """TP = T P_filt and P_next = TP T' + W."""
     s = space(w)
-    m = sizes(w).m
+    m, lower = sizes(w).m, made_symmetric(t, sizes(w).m)
     if sparse:
-        sparse_product(w, TP, s.T, T_entries.start, T_entries.index, s.P_filt, s.zero, m, m, False)
-        clear(w, below(TP, m), TP.ld - m)  # rows that are transposed with the others
+        rows, columns = T_entries.start, T_entries.index
+        sparse_product(w, TP, s.T, rows, columns, s.P_filt, s.zero, m, m, False)
+        clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
         transpose(w, s.B, TP, m, m)
-        sparse_product(w, P_next, s.T, T_entries.start, T_entries.index, s.B, s.W, m, m, True)
+        sparse_product(w, P_next, s.T, rows, columns, s.B, s.W, m, m, lower)
     else:
         product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
-        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, True)
-    symmetrize(w, P_next, m)
+        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, lower)
+    if lower:
+        symmetrize(w, P_next, m)
 
 
 @jitable
@@ -240,6 +253,8 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     load_symmetric(w, s.P, model.P0, m)
     for i in range(m):
         put(w, s.a.at + i, model.a0[i])
+    clear(w, s.v, n)
+    load(w, s.v, y, n, p)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:
@@ -252,10 +267,13 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        const, square = update(w, t, y, observed.entries, a, P, v, u, Kf, F_inv, a_filt)
+        if p == 1:
+            const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at)
+        else:
+            const = update(w, a, P, v, u, Kf, F_inv, a_filt)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
-        steps.l[t] = -0.5 * (const + square)
+        steps.l[t] = -0.5 * (const + get(w, s.square.at))
         steps.steady_from[t] = -1
         if watch and taken < WATCHED * m:
             for i in range(p):
@@ -270,7 +288,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
         if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
             joseph(w, Kf)
-        predict(w, P_next, TP, sparse, T_entries)
+        predict(w, t, P_next, TP, sparse, T_entries)
         if steady:
             end = observed.same_until[t]
             steady_forward(w, y, t, end, const, saved, steps)
@@ -307,8 +325,6 @@ def steady_forward(w, y, k, end, const, saved, steps):
         for i in range(p):
             x = y[t, i] - get(w, s.d.at + i)
             put(w, row + i, 0.0 if np.isnan(x) else x)
-        for i in range(p, s.v.ld):
-            put(w, row + i, 0.0)
     product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
     product(w, L_t, -1.0, transposed(s.Z), s.K, s.T_t, m, p, m)
     product(w, below(s.a, k + 1), 1.0, v, s.K, Mat(s.c.at, 0, 1), end - k, p, m)

@@ -78,6 +78,7 @@ LAYOUT = {
     "most": ("1", "m"),  # the largest that each variance was
     "w": ("1", "p"),
     "gu": ("1", "p"),
+    "square": ("1", "p"),  # one number, v' F^-1 v
     # matrices of every step; those whose blocks are transposed have a block to spare at the end
     "a": ("steps + 1", "m"),
     "v": ("steps", "p"),

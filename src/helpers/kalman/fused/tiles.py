@@ -11,6 +11,7 @@ from Python, every function of this package runs as the Python that it is, and w
 ``Memory``, whose every read and write is checked: the same text, without a compiler.
 """
 
+import contextlib
 import inspect
 from typing import NamedTuple
 
@@ -125,6 +126,22 @@ def _multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
+@contextlib.contextmanager
+def _loop(builder, count):
+    """A loop of ``count`` rounds that the compiler leaves as it is; gives the index.
+
+    Most have one round or a few: unrolled, they would take longer to begin than to run.
+    """
+    with cgutils.for_range(builder, count, intp=count.type) as loop:
+        yield loop.index
+        end_of_body = builder.basic_block
+    module = builder.module
+    option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    options = ir.MDValue(module, [option], name=str(len(module.metadata)))
+    options.operands = (options, option)  # a loop's options name themselves first
+    end_of_body.terminator.set_metadata("llvm.loop", options)
+
+
 @intrinsic
 def _get(typing, w, i):
     def generate(context, builder, signature, args):
@@ -152,6 +169,24 @@ def _put(typing, w, i, x):
 def put(w, i, x):
     """Write x at place i."""
     w.write(i, [x])
+
+
+@intrinsic
+def _put_first(typing, w, i, x):
+    def generate(context, builder, signature, args):
+        zeros = ir.Constant(_vector_type(LANES), [0.0] * LANES)
+        row = builder.insert_element(zeros, args[2], ir.IntType(32)(0))
+        data = builder.inttoptr(args[0], DOUBLES)
+        builder.store(row, _vector(builder, data, args[1], LANES), align=8)
+        return context.get_dummy_value()
+
+    return types.void(w, types.intp, types.float64), generate
+
+
+@compiled_as(_put_first)
+def put_first(w, i, x):
+    """Write x at place i, and zeros in the rest of its vector: a row of one number."""
+    w.write(i, [x, *[0.0] * (LANES - 1)])
 
 
 def _tile(rows, width, chains):
@@ -187,14 +222,14 @@ def _tile(rows, width, chains):
                     builder.store(_multiply_add(builder, a, b, builder.load(total)), total)
 
             whole = builder.udiv(inner, integer(chains))
-            with cgutils.for_range(builder, whole, intp=integer) as loop:
-                q = builder.mul(loop.index, integer(chains))
+            with _loop(builder, whole) as index:
+                q = builder.mul(index, integer(chains))
                 for chain in range(chains):
                     add(builder.add(q, integer(chain)), chain)
             if chains > 1:
                 done = builder.mul(whole, integer(chains))
-                with cgutils.for_range(builder, builder.sub(inner, done), intp=integer) as loop:
-                    add(builder.add(done, loop.index), 0)
+                with _loop(builder, builder.sub(inner, done)) as index:
+                    add(builder.add(done, index), 0)
 
             factor = _spread(builder, alpha, width)
             for i in range(rows):
@@ -223,47 +258,125 @@ def _tile(rows, width, chains):
 
 
 def _listed(width):
-    """The function that computes ``width`` entries of one row of a sparse product.
+    """The function that computes ``width`` columns of a sparse product, from row ``first`` on.
 
-    ``out = c + a B`` where the row a has its non-zeros in the columns ``index[start:stop]``.
+    ``out = C + A B``; row i of A has its non-zeros in columns ``index[start[i]:start[i + 1]]``.
     """
 
     @intrinsic
-    def machine(typing, w, out, a, B, ldb, c, start, stop, index):
+    def machine(typing, w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows):
         def generate(context, builder, signature, args):
-            w, out, a, B, ldb, c, start, stop, index = args
-            data = builder.inttoptr(w, DOUBLES)
-            listed = context.make_array(signature.args[-1])(context, builder, index).data
-            total = cgutils.alloca_once_value(
-                builder, builder.load(_vector(builder, data, c, width), align=8)
+            w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows = args
+            data, integer = builder.inttoptr(w, DOUBLES), first.type
+            kinds = signature.args[9:11]
+            starts, columns = (
+                context.make_array(kind)(context, builder, array).data
+                for kind, array in zip(kinds, (start, index), strict=True)
             )
-            with cgutils.for_range(builder, builder.sub(stop, start), intp=start.type) as loop:
-                q = builder.load(builder.gep(listed, [builder.add(start, loop.index)]))
-                row_of_B = builder.add(B, builder.mul(q, ldb))
-                factor = builder.load(builder.gep(data, [builder.add(a, q)]))
-                b = builder.load(_vector(builder, data, row_of_B, width), align=8)
-                x = _multiply_add(builder, _spread(builder, factor, width), b, builder.load(total))
-                builder.store(x, total)
-            builder.store(builder.load(total), _vector(builder, data, out, width), align=8)
+
+            def row(matrix, ld, i):
+                return _vector(builder, data, builder.add(matrix, builder.mul(ld, i)), width)
+
+            total = cgutils.alloca_once(builder, _vector_type(width))
+            with _loop(builder, builder.sub(rows, first)) as k:
+                i = builder.add(first, k)
+                begin = builder.load(builder.gep(starts, [i]))
+                end = builder.load(builder.gep(starts, [builder.add(i, integer(1))]))
+                a = builder.add(A, builder.mul(lda, i))
+                builder.store(builder.load(row(C, ldc, i), align=8), total)
+                with _loop(builder, builder.sub(end, begin)) as k:
+                    q = builder.load(builder.gep(columns, [builder.add(begin, k)]))
+                    factor = builder.load(builder.gep(data, [builder.add(a, q)]))
+                    factor = _spread(builder, factor, width)
+                    b = builder.load(row(B, ldb, q), align=8)
+                    builder.store(_multiply_add(builder, factor, b, builder.load(total)), total)
+                builder.store(builder.load(total), row(out, ldo, i), align=8)
             return context.get_dummy_value()
 
-        return types.void(w, *[types.intp] * 7, index), generate
+        place = types.intp
+        return types.void(w, *[place] * 8, start, index, place, place), generate
 
     @compiled_as(machine)
-    def tile(w, out, a, B, ldb, c, start, stop, index):
-        total = w.read(c, width)
-        for q in index[start:stop]:
-            total += w.read(a + q)[0] * w.read(B + q * ldb, width)
-        w.write(out, total)
+    def tile(w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows):
+        for i in range(first, rows):
+            total = w.read(C + i * ldc, width)
+            for q in index[start[i] : start[i + 1]]:
+                total += w.read(A + i * lda + q)[0] * w.read(B + q * ldb, width)
+            w.write(out + i * ldo, total)
 
     return tile
 
 
-_four_wide, _four_half, _four = _tile(4, WIDEST, 1), _tile(4, WIDEST // 2, 1), _tile(4, LANES, 1)
-_two_wide, _two = _tile(2, WIDEST, 1), _tile(2, LANES, 2)
+def _outer(width, terms):
+    """The function that computes ``width`` columns of ``out = C + alpha x'y``, for rows x and y.
+
+    With two ``terms`` it is ``C + alpha (x'y + y'x)``.
+    """
+
+    @intrinsic
+    def machine(typing, w, out, ldo, alpha, x, y, j, C, ldc, rows):
+        def generate(context, builder, signature, args):
+            w, out, ldo, alpha, x, y, j, C, ldc, rows = args
+            data, factor = builder.inttoptr(w, DOUBLES), _spread(builder, alpha, width)
+            pairs = [(x, y), (y, x)][:terms]
+
+            def vector(place):
+                return builder.load(_vector(builder, data, place, width), align=8)
+
+            right = [builder.fmul(factor, vector(builder.add(b, j))) for _, b in pairs]
+            with _loop(builder, rows) as i:
+                row = vector(builder.add(builder.add(C, j), builder.mul(ldc, i)))
+                for (a, _), b in zip(pairs, right, strict=True):
+                    a = builder.load(builder.gep(data, [builder.add(a, i)]))
+                    row = _multiply_add(builder, _spread(builder, a, width), b, row)
+                place = builder.add(builder.add(out, j), builder.mul(ldo, i))
+                builder.store(row, _vector(builder, data, place, width), align=8)
+            return context.get_dummy_value()
+
+        return types.void(w, *[types.intp] * 2, types.float64, *[types.intp] * 6), generate
+
+    @compiled_as(machine)
+    def tile(w, out, ldo, alpha, x, y, j, C, ldc, rows):
+        for i in range(rows):
+            row = w.read(C + i * ldc + j, width)
+            for a, b in [(x, y), (y, x)][:terms]:
+                row += w.read(a + i)[0] * (alpha * w.read(b + j, width))
+            w.write(out + i * ldo + j, row)
+
+    return tile
+
+
+def _stripe(four, two, one):
+    """The function that computes as many columns of a product as the tiles have, from row `first`.
+
+    The tiles are those of four, two rows and one.
+    """
+
+    @jitable
+    def stripe(w, out, alpha, A, B, C, j, first, rows, inner):
+        i, b = first, B.at + j
+        while i < rows:
+            a, o, c = A.at + i * A.ld, out.at + i * out.ld + j, C.at + i * C.ld + j
+            if i + 4 <= rows:
+                four(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 4
+            elif i + 2 <= rows:
+                two(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 2
+            else:
+                one(w, o, out.ld, alpha, a, A.ld, A.step, b, B.ld, c, C.ld, inner)
+                i += 1
+
+    return stripe
+
+
 _one_wide, _one = _tile(1, WIDEST, 2), _tile(1, LANES, 4)
+_wide = _stripe(_tile(4, WIDEST, 1), _tile(2, WIDEST, 1), _one_wide)
+_narrow = _stripe(_tile(4, LANES, 1), _tile(2, LANES, 2), _one)
 _listed_wide, _listed_half = _listed(4 * LANES), _listed(2 * LANES)
 _listed_one = _listed(LANES)
+_outer_wide, _outer_one = _outer(2 * LANES, 1), _outer(LANES, 1)
+_outers_wide, _outers_one = _outer(2 * LANES, 2), _outer(LANES, 2)
 
 
 @jitable
@@ -271,45 +384,14 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
     """out = C + alpha A B; A (rows, inner), B (inner, cols), out and C (rows, cols).
 
     B, C and out lie row by row (step 1), with rows padded to whole vectors; A may have any strides.
-    With `lower`, tiles that lie wholly above the diagonal are left as they are.
+    With `lower`, some entries above the diagonal are left as they are.
     """
-    i = 0
-    while i < rows:
-        height = 4 if i + 4 <= rows else 2 if i + 2 <= rows else 1
-        o, a, c = out.at + i * out.ld, A.at + i * A.ld, C.at + i * C.ld
-        stop = min(cols, i + height) if lower else cols
-        j = 0
-        while j < stop:
-            b = B.at + j
-            # A tile as wide as what is left, so that none reaches beyond the padded row.
-            if height == 4:
-                if j + WIDEST - LANES < stop:
-                    _four_wide(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
-                    )
-                    j += WIDEST
-                elif WIDEST > 2 * LANES and j + LANES < stop:
-                    _four_half(
-                        w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner
-                    )
-                    j += WIDEST // 2
-                else:
-                    _four(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += LANES
-            elif height == 2:
-                if j + WIDEST - LANES < stop:
-                    _two_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += WIDEST
-                else:
-                    _two(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                    j += LANES
-            elif j + WIDEST - LANES < stop:
-                _one_wide(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                j += WIDEST
-            else:
-                _one(w, o + j, out.ld, alpha, a, A.ld, A.step, b, B.ld, c + j, C.ld, inner)
-                j += LANES
-        i += height
+    j = 0
+    while j + LANES < cols:
+        _wide(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
+        j += WIDEST
+    if j < cols:
+        _narrow(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
 
 
 @jitable
@@ -329,31 +411,27 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
 def sparse_product(w, out, A, start, index, B, C, rows, cols, lower):
     """out = C + A B, A square; its row i has its non-zeros in columns index[start[i]:start[i + 1]].
 
-    With `lower`, blocks of LANES columns that lie wholly above the diagonal are left as they are.
-    `out` is neither B nor C.
+    With `lower`, some entries above the diagonal are left as they are. `out` is neither B nor C.
     """
-    for i in range(rows):
-        a, first, stop = A.at + i * A.ld, start[i], start[i + 1]
-        last = i if lower else cols - 1
-        end = last - last % LANES + LANES
-        j = 0
-        while j < end:
-            o, b, c = out.at + i * out.ld + j, B.at + j, C.at + i * C.ld + j
-            if j + 3 * LANES < end:
-                _listed_wide(w, o, a, b, B.ld, c, first, stop, index)
-                j += 4 * LANES
-            elif j + LANES < end:
-                _listed_half(w, o, a, b, B.ld, c, first, stop, index)
-                j += 2 * LANES
-            else:
-                _listed_one(w, o, a, b, B.ld, c, first, stop, index)
-                j += LANES
+    j = 0
+    while j < cols:
+        first = j if lower else 0
+        o, b, c = out.at + j, B.at + j, C.at + j
+        if j + 3 * LANES < cols:
+            _listed_wide(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
+            j += 4 * LANES
+        elif j + LANES < cols:
+            _listed_half(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
+            j += 2 * LANES
+        else:
+            _listed_one(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
+            j += LANES
 
 
 def _vectors(builder, length):
     """A loop over the vectors of a row."""
     many = builder.udiv(builder.add(length, length.type(LANES - 1)), length.type(LANES))
-    return cgutils.for_range(builder, many, intp=length.type)
+    return _loop(builder, many)
 
 
 def _padded(length):
@@ -378,8 +456,8 @@ def _dot(typing, w, a, b, length):
         data = builder.inttoptr(w, DOUBLES)
         zero = ir.Constant(_vector_type(LANES), [0.0] * LANES)
         total = cgutils.alloca_once_value(builder, zero)
-        with _vectors(builder, length) as loop:
-            k = builder.mul(loop.index, length.type(LANES))
+        with _vectors(builder, length) as index:
+            k = builder.mul(index, length.type(LANES))
             x = builder.load(_vector(builder, data, builder.add(a, k), LANES), align=8)
             y = builder.load(_vector(builder, data, builder.add(b, k), LANES), align=8)
             builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
@@ -415,11 +493,11 @@ def _gram_tile(rows, cols):
                 place = builder.add(builder.add(matrix, builder.mul(ld, integer(i))), j)
                 return builder.load(_vector(builder, data, place, LANES), align=8)
 
-            with cgutils.for_range(builder, blocks, intp=integer) as block:
-                a = builder.add(A, builder.mul(block.index, leap_A))
-                b = builder.add(B, builder.mul(block.index, leap_B))
-                with _vectors(builder, length) as loop:
-                    j = builder.mul(loop.index, integer(LANES))
+            with _loop(builder, blocks) as block:
+                a = builder.add(A, builder.mul(block, leap_A))
+                b = builder.add(B, builder.mul(block, leap_B))
+                with _vectors(builder, length) as index:
+                    j = builder.mul(index, integer(LANES))
                     weights = row(g, integer(0), 0, j)
                     right = [row(b, ldb, k, j) for k in range(cols)]
                     for i in range(rows):
@@ -491,8 +569,8 @@ def _axpy(typing, w, out, alpha, a, c, length):
         w, out, alpha, a, c, length = args
         data = builder.inttoptr(w, DOUBLES)
         factor = _spread(builder, alpha, LANES)
-        with _vectors(builder, length) as loop:
-            k = builder.mul(loop.index, length.type(LANES))
+        with _vectors(builder, length) as index:
+            k = builder.mul(index, length.type(LANES))
             x = builder.load(_vector(builder, data, builder.add(a, k), LANES), align=8)
             y = builder.load(_vector(builder, data, builder.add(c, k), LANES), align=8)
             x = _multiply_add(builder, factor, x, y)
@@ -619,6 +697,26 @@ def add(w, out, factor, A, rows):
 
 
 @jitable
-def rank_one(w, A, alpha, x, y, rows, cols):
-    """A += alpha x' y, for rows x and y."""
-    product(w, A, alpha, transposed(x), y, A, rows, np.int64(1), cols)
+def rank_one(w, out, alpha, x, y, C, rows, cols):
+    """out = C + alpha x' y, for rows that begin at the places x and y."""
+    j = 0
+    while j < cols:
+        if j + LANES < cols:
+            _outer_wide(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
+            j += 2 * LANES
+        else:
+            _outer_one(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
+            j += LANES
+
+
+@jitable
+def rank_two(w, out, x, y, C, size):
+    """out = C + x' y + y' x, square, for rows that begin at the places x and y."""
+    j = 0
+    while j < size:
+        if j + LANES < size:
+            _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
+            j += 2 * LANES
+        else:
+            _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
+            j += LANES
