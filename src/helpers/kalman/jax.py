@@ -44,7 +44,7 @@ import jax.numpy as jnp
 from jax import lax, vjp, vmap
 from jax.scipy.linalg import solve_triangular
 
-__all__ = ["filter_outputs", "loglike", "register_ops"]
+__all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
 
 DIMS = {"y": ("n", "p"), **SHAPES, "W": ("m", "m")}
 # What the scans take, with W = R Q R' in place of R and Q.
