@@ -23,6 +23,7 @@ from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
 from helpers.kalman.op import _from_model, only_what_is_read, value_with_gradient
+from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE
 
 INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
@@ -146,15 +147,6 @@ def _alike(arguments) -> str:
 class _IntegratedOp(Op):
     """What both Ops share: nine inputs, and how the compiled code is called."""
 
-    def _inputs(self, inputs) -> list:
-        """The nine inputs, of one float type."""
-        inputs = [pt.as_tensor_variable(X) for X in inputs]
-        for name, X in zip(INPUTS, inputs, strict=True):
-            if X.ndim != _NDIM.get(name, 3):
-                raise ValueError(f"{name} has {X.ndim} dimensions, expected {_NDIM.get(name, 3)}")
-        dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
-        return [X.astype(dtype.name) for X in inputs]
-
     def _source(self, name: str, arguments, body, results, dtype: str):
         """A function for Numba, and a key under which it is kept on disk."""
         cast = "" if dtype == "float64" else f".astype(np.{dtype})"
@@ -180,7 +172,7 @@ class KalmanIntegrated(_IntegratedOp):
         self.tol = tol
 
     def make_node(self, *inputs):
-        inputs = self._inputs(inputs)
+        inputs = with_all_axes(inputs, INPUTS, _NDIM)
         dtype, q = inputs[0].dtype, inputs[-1].type.shape[0]
         shapes = ((), (q,), (q, q))
         return Apply(self, inputs, [pt.tensor(dtype=dtype, shape=shape) for shape in shapes])
@@ -227,7 +219,7 @@ class KalmanIntegratedGrad(_IntegratedOp):
         self.requested, self.tol = requested, tol
 
     def make_node(self, *inputs):
-        inputs = self._inputs(inputs)
+        inputs = with_all_axes(inputs, INPUTS, _NDIM)
         shapes = {x: X.type.shape for x, X in zip(INPUTS, inputs, strict=True)} | {"value": ()}
         dtype = inputs[0].dtype
         return Apply(

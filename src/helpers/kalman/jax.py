@@ -383,12 +383,16 @@ def register_ops() -> None:
     def _(op, **kwargs):
         return lambda *inputs: _outputs(*_as_arrays(INPUTS, inputs))
 
+    def chosen(found, names):
+        """What an Op returns: the arrays of these names, or the only one."""
+        return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
+
     def pulled(inputs, bars, names):
         """l and the gradients of these names."""
         inputs = _as_arrays(INPUTS, inputs)
         out = _filter(inputs, ("l", "a_pred", "P_pred"))
         found = _pull(inputs, out["a_pred"], out["P_pred"], bars) | {"l": out["l"]}
-        return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
+        return chosen(found, names)
 
     @jax_funcify.register(ops.KalmanLoglikeGrad)
     def _(op, **kwargs):
@@ -441,8 +445,7 @@ def register_ops() -> None:
         def gradients(*inputs):
             l, pull = vjp(panel, *inputs[:-1])
             found = dict(zip(panel_op.INPUTS, pull(inputs[-1]), strict=True)) | {"l": l}
-            answer = tuple(found[x] for x in op.requested)
-            return answer if len(answer) > 1 else answer[0]
+            return chosen(found, op.requested)
 
         return gradients
 
@@ -455,7 +458,6 @@ def register_ops() -> None:
         def gradients(*inputs):
             value, pull = vjp(lambda *X: integrated(*X)[0], *inputs)
             found = dict(zip(diffuse_op.INPUTS, pull(jnp.ones_like(value)), strict=True))
-            answer = tuple((found | {"value": value})[x] for x in op.requested)
-            return answer if len(answer) > 1 else answer[0]
+            return chosen(found | {"value": value}, op.requested)
 
         return gradients
