@@ -27,7 +27,7 @@ from kalman_peers import TURN, Field, named_python, say
 from peers import many
 from scipy.optimize import minimize
 
-from helpers.datasets import random_model, simulate
+from helpers.datasets import random_model, seasonal_arrays, simulate
 from helpers.kalman import StateSpace, loglike_and_grad, panel
 from helpers.kalman.panel_fit import fit
 from helpers.statespace import NAMES
@@ -39,20 +39,6 @@ OWN_SIZES = ((1, 1, 50), (2, 1, 200), (4, 1, 200), (8, 1, 200))  # m, p, n
 # The package's passes as they are on this machine's disk: what compiling takes is not asked here.
 AS_INSTALLED = {"NUMBA_CACHE_DIR": ""}
 FEW = 2  # series that the slow peer of the hierarchical model gets
-
-
-def structural(period: int) -> StateSpace:
-    """Level, trend and season."""
-    m = period + 1
-    T = np.zeros((m, m))
-    T[0, 0] = T[0, 1] = T[1, 1] = 1
-    T[2, 2:] = -1
-    T[np.arange(3, m), np.arange(2, m - 1)] = 1
-    Z, R = np.zeros((1, m)), np.zeros((m, 3))
-    Z[0, [0, 2]] = 1
-    R[[0, 1, 2], [0, 1, 2]] = 1
-    Q, H = np.diag([0.1, 0.01, 0.05]), np.array([[0.5]])
-    return StateSpace(np.zeros(m), 5 * np.eye(m), np.zeros(m), np.zeros(1), T, Z, R, H, Q)
 
 
 def drawn(model: StateSpace, J: int, n: int, rng) -> np.ndarray:  # noqa: N803
@@ -85,7 +71,7 @@ def told(options, label: str, found: dict, ours: str) -> None:
 
 
 def measure_shared(options) -> dict:
-    J, model = (100 if options.quick else 1000), structural(12)
+    J, model = (100 if options.quick else 1000), StateSpace(**seasonal_arrays())
     Y = drawn(model, J, 200, np.random.default_rng(12))  # noqa: N806
     # The readable engine: NumPy, one covariance recursion, held to complex steps by the tests.
     l, _, bars = panel.loglike_and_grad(Y, model, "reference")

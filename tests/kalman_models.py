@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from helpers.datasets import local_level_arrays, nile, random_model, simulate
+from helpers.datasets import local_level_arrays, nile, random_model, seasonal_arrays, simulate
 from helpers.kalman import StateSpace
 
 VARYING = ("c", "d", "T", "Z", "R", "H", "Q")
@@ -50,13 +50,4 @@ NAMES_OF_CASES = (*CASES, "Nile")
 
 def season(period: int) -> StateSpace:
     """Level, trend and season: a transition that is nearly empty."""
-    m = period + 1
-    T = np.zeros((m, m))
-    T[0, 0] = T[0, 1] = T[1, 1] = 1
-    T[2, 2:] = -1
-    T[np.arange(3, m), np.arange(2, m - 1)] = 1
-    Z, R = np.zeros((1, m)), np.zeros((m, 3))
-    Z[0, [0, 2]] = 1
-    R[[0, 1, 2], [0, 1, 2]] = 1
-    Q, H = np.diag([0.1, 0.01, 0.05]), np.array([[0.5]])
-    return StateSpace(np.zeros(m), 5 * np.eye(m), np.zeros(m), np.zeros(1), T, Z, R, H, Q)
+    return StateSpace(**seasonal_arrays(period=period))

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from helpers.datasets import (
     macro,
     nile,
     random_model,
+    seasonal_arrays,
     simulate,
     structural_example,
 )
@@ -85,6 +87,31 @@ def test_local_level():
     assert local_level_arrays(a0=1120.0)["a0"].tolist() == [1120.0]
     with pytest.raises(ValueError, match="sigma_eta2 is a variance, it cannot be -1"):
         local_level_arrays(sigma_eta2=-1)
+
+
+@pytest.mark.parametrize("period", [2, 4, 12])
+def test_seasonal_arrays_are_those_of_statsmodels(period):
+    variances = [0.5, 0.1, 0.01, 0.05]
+    model = sm.tsa.UnobservedComponents(np.zeros(30), "lltrend", seasonal=period)
+    model.update(np.array(variances))
+    ours = seasonal_arrays(variances, period, level=3.0, P0=2.0)
+    theirs = {"T": "transition", "Z": "design", "R": "selection", "H": "obs_cov", "Q": "state_cov"}
+    for name, of_statsmodels in theirs.items():
+        np.testing.assert_array_equal(ours[name], model.ssm[of_statsmodels], name)
+    np.testing.assert_array_equal(ours["a0"], [3.0] + [0.0] * period)
+    np.testing.assert_array_equal(ours["P0"], 2.0 * np.eye(period + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"period": 1}, "period is 1, expected 2 seasons or more"),
+        ({"variances": [1.0, 1.0]}, r"variances has shape \(2,\), expected \(4,\): noise"),
+    ],
+)
+def test_seasonal_arrays_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        seasonal_arrays(**options)
 
 
 @settings(max_examples=40, deadline=None)

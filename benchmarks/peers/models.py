@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.datasets import local_level_arrays, macro, nile, random_model, simulate
+from helpers.datasets import (
+    local_level_arrays,
+    macro,
+    nile,
+    random_model,
+    seasonal_arrays,
+    simulate,
+)
 from helpers.kalman import StateSpace
 
 SIZES = (  # m, p, r, n
@@ -23,15 +30,8 @@ def random_problem(m: int, p: int, r: int, n: int) -> tuple[np.ndarray, StateSpa
 
 def structural_problem(season: int, n: int) -> tuple[np.ndarray, StateSpace]:
     """Level, trend, season and noise: m = season + 1, r = 3, and a T that is nearly empty."""
-    m = season + 1
-    T, Z, R = np.zeros((m, m)), np.zeros((1, m)), np.zeros((m, 3))
-    T[:2, :2] = [[1, 1], [0, 1]]
-    T[2, 2:] = -1
-    T[np.arange(3, m), np.arange(2, m - 1)] = 1
-    Z[0, [0, 2]] = 1
-    R[[0, 1, 2], [0, 1, 2]] = 1
-    Q, H = np.diag([0.2, 0.02, 0.1]) ** 2, np.array([[0.25]])
-    model = StateSpace(np.zeros(m), 5 * np.eye(m), np.zeros(m), np.zeros(1), T, Z, R, H, Q)
+    variances = np.array([0.5, 0.2, 0.02, 0.1]) ** 2
+    model = StateSpace(**seasonal_arrays(variances, season))
     return simulate(n, season, **model.asdict())[0], model
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "macro",
     "nile",
     "random_model",
+    "seasonal_arrays",
     "simulate",
     "structural_example",
 ]
@@ -139,6 +140,49 @@ def local_level_arrays(
             raise ValueError(f"{name} is a variance, it cannot be {value}")
     values = {"a0": a0, "P0": P0, "T": 1.0, "Z": 1.0, "R": 1.0, "H": sigma_eps2, "Q": sigma_eta2}
     return {name: np.full((1,) * len(AXES[name]), values.get(name, 0.0)) for name in AXES}
+
+
+def seasonal_arrays(
+    variances=(0.5, 0.1, 0.01, 0.05), period: int = 12, level: float = 0.0, P0=5.0
+) -> dict[str, np.ndarray]:
+    """Level, slope, a season of dummies, and noise: m = period + 1, p = 1, r = 3.
+
+    Harvey's basic structural model (1989, Forecasting, Structural Time Series Models and the Kalman
+    Filter, section 2.3.4). The states are the level, the slope and the last period - 1 seasonal
+    effects; each new one is minus the sum of those, plus a shock. T has 2 period + 1 entries that
+    are not zero.
+
+    Parameters
+    ----------
+    variances : array (4,)
+        Of the noise and of the shocks of level, slope and season, in that order; real or complex.
+    period : int
+        Number of seasons, 2 or more.
+    level : float
+        The first entry of a0; the others are zero.
+    P0 : float or array (m,)
+        Variances of the first state.
+
+    Returns
+    -------
+    dict of the nine arrays
+    """
+    if period < 2:
+        raise ValueError(f"period is {period}, expected 2 seasons or more")
+    variances, m = np.asarray(variances), period + 1
+    if variances.shape != (4,):
+        raise ValueError(
+            f"variances has shape {variances.shape}, expected (4,): noise, level, slope, season"
+        )
+    T, Z, R = np.zeros((m, m)), np.zeros((1, m)), np.eye(m, 3)
+    T[:2, :2], T[2, 2:], T[3:, 2:-1] = [[1, 1], [0, 1]], -1, np.eye(period - 2)
+    Z[0, [0, 2]] = 1
+    a0 = np.zeros(m)
+    a0[0] = level
+    return {
+        "a0": a0, "P0": P0 * np.eye(m), "c": np.zeros(m), "d": np.zeros(1), "T": T, "Z": Z, "R": R,
+        "H": variances[:1, None], "Q": np.diag(variances[1:]),
+    }  # fmt: skip
 
 
 def random_model(
