@@ -491,8 +491,8 @@ def run_twin(Y, model):  # noqa: N803
     nothing = np.where(np.isnan(Y[0]), np.nan, 0.0)
     covariances = Arrays(*(np.zeros_like(A) for A in arrays))
     how, _ = one_pass.one_pass(
-        memory, nothing, arrays, saved, varies(arrays), sparse, entries, wanted, np.ones(n), True,
-        1e-13, observed, False, steps, np.zeros((n, p)), covariances,
+        memory, nothing, arrays, saved, True, varies(arrays), sparse, entries, wanted,
+        np.ones(n), True, 1e-13, observed, False, steps, np.zeros((n, p)), covariances,
     )  # fmt: skip
     assert how == DONE
     gains = np.empty(n, np.int64)

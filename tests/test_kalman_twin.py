@@ -3,6 +3,8 @@
 Each test here answers in seconds, and tools/plant.py plants the faults that they are there for.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kalman_models import CASES, make, season
@@ -22,23 +24,36 @@ from helpers.kalman.fused.inputs import (
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
+from helpers.kalman.fused.scalar import scalar_pass
+from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.statespace import STATIC, StateSpace
 
 SIZES = range(1, 18)
 
 
-def run(y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False):
-    """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches."""
+def arrays_of(model):
+    """A model's arrays as a pass takes them."""
     X = {
         x: np.array(A if x in (*STATIC, *model.time_varying) else A[np.newaxis])
         for x, A in model.asdict().items()
     }
     W = X.pop("R") @ X.pop("Q") @ np.swapaxes(model.R, -1, -2)
-    arrays = Arrays(**X, W=W)
-    (n, p), m = y.shape, model.m
+    return Arrays(**X, W=W)
+
+
+def run(
+    y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False, scalar=False
+):  # fmt: skip
+    """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches."""
+    arrays, (n, p), m = arrays_of(model), y.shape, model.m
     backwards = wanted is not None
     wanted = Wanted(*(wanted or (False,) * 4))
+    if scalar:
+        out, y_bar, report = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, 1)), [0] * 3
+        g, l = np.ones(n) if weights is None else weights, np.empty(n)
+        how = scalar_pass(y, arrays, backwards, wanted, tol, l, g, y_bar, out, report)
+        return how, Steps(l, np.array(report)), out, y_bar
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
@@ -50,8 +65,8 @@ def run(y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=
     out, y_bar = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, p))
     steps = Steps(np.empty(n), np.empty(n, np.int64))
     how, _ = one_pass.one_pass(
-        w, y, arrays, saved, varies(arrays), share < one_pass.SPARSE_BELOW, entries, wanted,
-        g, one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
+        w, y, arrays, saved, backwards, varies(arrays), share < one_pass.SPARSE_BELOW, entries,
+        wanted, g, one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
     )  # fmt: skip
     return how, steps, out, y_bar
 
@@ -77,6 +92,102 @@ def assert_is_the_reference(y, model, rtol=1e-12, weights=None, **options):
     Q_bar = Q_bar if "Q" in model.time_varying else Q_bar.sum(axis=0)
     assert np.abs(Q_bar - G.Q).max() <= rtol * max(np.abs(G.Q).max(), 1e-3)
     return steps
+
+
+def scalars(name):
+    """One state, one series: easy and hard."""
+    rng = np.random.default_rng(11)
+    n, moving = 40, ("c", "d", "T", "Z", "R", "H", "Q") if name == "varying" else ()
+    model = StateSpace(**random_model(1, 1, n=n if moving else None, time_varying=moving, rng=rng))
+    y = simulate(n, rng, **model.asdict())[0]
+    if name == "gaps":
+        y[[0, 3, 4, 5, 20, 39]] = np.nan
+    if name == "nothing observed":
+        y[:] = np.nan
+    if name in ("H = 0", "P0 = 0"):
+        model = replace(model, **{name[:-4]: np.zeros((1, 1))})
+    if name == "vague":
+        model = replace(model, P0=np.full((1, 1), 1e12))
+    if name == "level":
+        model, y = replace(model, a0=[1e6], d=[1e6]), y + 2e6
+    return y, model
+
+
+SCALARS = "easy", "gaps", "nothing observed", "varying", "H = 0", "P0 = 0", "vague", "level"
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_one_state_and_one_series(name):
+    y, model = scalars(name)
+    assert_is_the_reference(y, model, 1e-9 if name == "level" else 1e-12, scalar=True)
+    if name not in ("vague", "level"):
+        weights = np.random.default_rng(3).uniform(0.5, 2, len(y))
+        assert_is_the_reference(y, model, 1e-11, weights=weights, scalar=True)
+
+
+def test_one_state_settles():
+    model = StateSpace(**random_model(1, 1, rng=5))
+    y = simulate(300, 5, **model.asdict())[0]
+    y[150] = np.nan
+    steps = assert_is_the_reference(y, model, 1e-11, scalar=True, tol=1e-13)
+    assert 0 < steps.steady_from[2] < 100
+    assert run(y, model, scalar=True)[1].steady_from[2] == len(y)
+    assert run(y, model, tol=1e-13)[1].steady_from.max() >= steps.steady_from[2]
+
+
+def test_what_is_not_wanted_of_one_state_stays_zero():
+    y, model = scalars("gaps")
+    _, _, everything, _ = run(y, model, scalar=True)
+    _, _, few, _ = run(y, model, wanted=(False,) * 4, scalar=True)
+    assert not few.T.any() and not few.Z.any() and not few.W.any() and not few.H.any()
+    for name in ("a0", "c", "d"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(everything, name))
+    how, steps, *_ = run(y, model, wanted=None, scalar=True)
+    assert how == DONE
+    np.testing.assert_array_equal(steps.l, run(y, model, scalar=True)[1].l)
+
+
+def test_one_state_ends_where_f_is_not_positive_definite():
+    y, model = scalars("easy")
+    how, steps, *_ = run(y, replace(model, H=np.full((1, 1), -50.0)), scalar=True)
+    assert how == NOT_POSITIVE_DEFINITE and steps.steady_from[0] == 0
+
+
+def outputs(y, model):
+    """The seven outputs of the filter, by its steps in Python."""
+    arrays, (n, p), m = arrays_of(model), y.shape, model.m
+    w, _ = layout.checked_memory(Sizes(n, p, m), Saved(False, False))
+    one_pass.clean(w)
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(y, observed)
+    rows = NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64))
+    sparse = find_non_zeros(arrays.T, False, rows) < one_pass.SPARSE_BELOW * m * m
+    shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
+    out = reference.FilterOutputs(*(np.full((n, *shape), np.inf) for shape in shapes))
+    filter_steps(w, y, observed, arrays, varies(arrays), sparse, rows, out)
+    return out
+
+
+@pytest.mark.parametrize("name", [*CASES, "season"])
+def test_all_outputs_of_every_case(name):
+    if name == "season":
+        model = season(4)
+        y = simulate(30, 4, **model.asdict())[0]
+        y[9:12] = np.nan
+    else:
+        y, model = make(name)
+    expected, found = reference.kalman_filter(y, model).out, outputs(y, model)
+    for field, X in zip(found._fields, found, strict=True):
+        assert relative_error(X, getattr(expected, field)) < 1e-12, field
+    for P in (found.P_filt, found.P_pred, found.F):
+        np.testing.assert_array_equal(P, P.swapaxes(1, 2))
+
+
+def test_outputs_end_where_f_is_not_positive_definite():
+    one, zero = np.eye(1), np.zeros(1)
+    model = StateSpace(zero, one, zero, zero, T=one, Z=one, R=one, H=-3 * one, Q=one)
+    found = outputs(np.ones((3, 1)), model)
+    assert all(np.isnan(X).all() for X in found)
 
 
 @pytest.mark.parametrize("saved", [Saved(False, False), Saved(True, False), Saved(True, True)])

@@ -17,6 +17,31 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # name: (file, what stands there, what is planted)
 FAULTS = {
+    "one state: the derivative of F left out of P's": (
+        "scalar.py",
+        "Pi = F_bar * Z * Z + Pi * kept_share",
+        "Pi = Pi * kept_share",
+    ),
+    "one state: a gap does not end a steady state": (
+        "scalar.py",
+        "until, steady = observed.same_until[t], False",
+        "until, steady = n, False",
+    ),
+    "one state: weights taken for equal": (
+        "scalar.py",
+        "g, u, kept_share, sv = l_bar[t],",
+        "g, u, kept_share, sv = l_bar[0],",
+    ),
+    "outputs: F of what is missing": (
+        "steps.py",
+        "= F if here and observed.entries[t, j] else 0.0",
+        "= F",
+    ),
+    "outputs: the update of the step before": (
+        "steps.py",
+        "store_symmetric(w, s.P_filt, out.P_filt[t])",
+        "store_symmetric(w, P, out.P_filt[t])",
+    ),
     "room for a matrix without its last columns": (
         "layout.py",
         "total += padded(rows * ld)",

@@ -157,27 +157,24 @@ def root(P):
     variance and below its own rounding error counts as zero.
     """
     m, eps = len(P), np.finfo(P.dtype).eps
-    B_t, order, left = np.zeros((m, m), P.dtype), np.arange(m), np.zeros(m, P.dtype)
-    for i in range(m):
-        left[i] = P[i, i]
+    B_t, order, left = np.zeros((m, m), P.dtype), np.arange(m), P.copy()
     for k in range(m):
         chosen, largest = -1, 0.0
         for i in range(k, m):
             c = order[i]
-            if left[c] > largest and left[c] > m * eps * P[c, c]:
-                chosen, largest = i, left[c]
+            if left[c, c] > largest and left[c, c] > m * eps * P[c, c]:
+                chosen, largest = i, left[c, c]
         if chosen < 0:
             return B_t[:k].copy(), order
         c = order[chosen]
         order[chosen], order[k] = order[k], c
-        B_t[k, c] = np.sqrt(left[c])
+        B_t[k, c] = np.sqrt(left[c, c])
         for i in range(k + 1, m):
-            x = P[c, order[i]]
-            for j in range(k):
-                x -= B_t[j, c] * B_t[j, order[i]]
-            x /= B_t[k, c]
-            B_t[k, order[i]] = x
-            left[order[i]] -= x * x
+            B_t[k, order[i]] = left[c, order[i]] / B_t[k, c]
+        for i in range(k + 1, m):
+            x = B_t[k, order[i]]
+            for j in range(m):  # whole rows: the columns of earlier pivots are not looked at again
+                left[order[i], j] -= x * B_t[k, j]
     return B_t, order
 
 

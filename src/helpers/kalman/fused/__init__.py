@@ -9,7 +9,8 @@ disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It compu
 - rows of T that are nearly empty are followed by their non-zeros;
 - what is not wanted is neither computed nor kept;
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
-  over its steps come by doubling.
+  over its steps come by doubling;
+- one state and one series are numbers (:mod:`~helpers.kalman.fused.scalar`).
 
 :func:`loglike` and :func:`loglike_and_grad` are for NumPy, :mod:`~helpers.kalman.fused.entry` is
 what compiled code calls. Importing this package compiles nothing; the first call does, once for

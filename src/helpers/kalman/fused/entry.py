@@ -25,6 +25,7 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal, one_pass
+from helpers.kalman.fused.scalar import scalar_pass
 from helpers.kalman.fused.tiles import jitable
 
 
@@ -52,6 +53,8 @@ def kept_on_disk(compile):
     return decorate
 
 
+# What a pass is for: the value alone; the gradient; the value, and the gains for a sweep.
+VALUE, GRADIENT, GAINS = 0, 1, 2
 REALS, INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
 PASS = types.int64(
     types.intp, INTEGERS, types.CPointer(types.uint8), INTEGERS, INTEGERS, INTEGERS,
@@ -83,8 +86,8 @@ def _pass(
 ):  # fmt: skip
     """`one_pass` with arrays by their addresses, in memory that is laid out, ``header`` its plan.
 
-    ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then 0 or 1: whether there is
-    a way back, the four of `Wanted`, whether to watch for a vague P0. ``report`` receives the step
+    ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then VALUE, GRADIENT or GAINS,
+    the four of `Wanted` and whether to watch for a vague P0, 0 or 1. ``report`` receives the step
     at which the pass ended, the number of steps in roots, and the first step of the first steady
     state (n if there is none). Returns how it ended; 0 if it could not finish.
     """
@@ -93,7 +96,7 @@ def _pass(
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
-    saved = Saved(num[9] != 0, num[9] != 0 and (wanted.T or wanted.Z))
+    saved = Saved(num[9] != VALUE, num[9] == GRADIENT and (wanted.T or wanted.Z))
     room = carray(indices, 2 * n + 2 * (m + 1) + 2 * m * m)
     at = 2 * n
     rows = NonZeros(room[at : at + m + 1], room[at + m + 1 : at + m + 1 + m * m])
@@ -102,12 +105,12 @@ def _pass(
     observed = Observed(carray(entries, (n, p)), room[:n])
     steps, ys, weights = Steps(carray(l, n), room[n : 2 * n]), carray(y, (n, p)), carray(l_bar, n)
     look_at(ys, observed)
-    varying, equal = varies(model), num[9] == 0 or all_equal(weights)
+    varying, equal = varies(model), num[9] != GRADIENT or all_equal(weights)
     sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
     find_non_zeros(model.T, True, columns)
     how, t = one_pass(
-        w, ys, model, saved, varying, sparse, (rows, columns), wanted,
-        weights, equal, tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)),
+        w, ys, model, saved, num[9] == GRADIENT, varying, sparse, (rows, columns), wanted, weights,
+        equal, tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)),
         out,
     )  # fmt: skip
     told = carray(report, 3)
@@ -120,6 +123,26 @@ def _pass(
 
 
 call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
+
+
+def _scalar(
+    sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar,
+    T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """`_pass` for one state and one series, where it needs no memory of its caller."""
+    num = carray(sizes, 15)
+    n = num[0]
+    model = bundle(num, a0, P0, c, d, T, Z, H, W)
+    out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    return scalar_pass(
+        carray(y, (n, 1)), model, num[9] == GRADIENT, wanted, tol, carray(l, n), carray(l_bar, n),
+        carray(y_bar, (n, 1)), out, carray(report, 3),
+    )  # fmt: skip
+
+
+SCALAR = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
+_call_scalar = compiled_once(_scalar, SCALAR, "helpers_kalman_scalar")
 
 
 def _pass_from_roots(*arguments):
@@ -206,6 +229,21 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     """Run the pass on checked, contiguous arrays. Returns how it ended."""
     n, p = y.shape
     m = len(model.a0)
+    sizes = np.array(
+        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
+         int(wanted.W), 1]
+    )  # fmt: skip
+    if m == 1 and p == 1:
+        how = _call_scalar(
+            sizes.ctypes, report.ctypes, tol, l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes,
+            model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes, model.T.ctypes,
+            model.Z.ctypes, model.H.ctypes, model.W.ctypes, out.a0.ctypes, out.P0.ctypes,
+            out.c.ctypes, out.d.ctypes, out.T.ctypes, out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+        )  # fmt: skip
+        if how == 0:
+            raise MemoryError(OUT_OF_MEMORY)
+        return how
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     plan = np.empty(HEADER, np.int64)
     # From the start of a cache line on, so that no vector lies in two.
@@ -217,11 +255,6 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
         header[k] = plan[k]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
-    sizes = np.array(
-        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
-         len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
-         int(wanted.W), 1]
-    )  # fmt: skip
     how = call_pass(
         w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
         l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,

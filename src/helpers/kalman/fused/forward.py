@@ -183,6 +183,22 @@ def joseph(w, Kf):
 
 
 @jitable
+def updated(w, a, P, v, u, Kf, F_inv, a_filt):
+    """`update`, with P_filt in Joseph's form where it leaves little of a variance."""
+    s = space(w)
+    _, p, m = sizes(w)
+    if p == 1:
+        const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at)
+    else:
+        const = update(w, a, P, v, u, Kf, F_inv, a_filt)
+    # Where p = 1, a variance keeps at least the share H / F of what it was (Cauchy, Schwarz).
+    sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
+    if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
+        joseph(w, Kf)
+    return const
+
+
+@jitable
 def made_symmetric(t, m):
     """Whether step t computes a covariance's lower half, from which it becomes symmetric."""
     return m > 2 * LANES or t % SYMMETRIC_EVERY == 0
@@ -267,10 +283,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        if p == 1:
-            const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at)
-        else:
-            const = update(w, a, P, v, u, Kf, F_inv, a_filt)
+        const = updated(w, a, P, v, u, Kf, F_inv, a_filt)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
         steps.l[t] = -0.5 * (const + get(w, s.square.at))
@@ -284,10 +297,6 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
             watch = False
         if t == n - 1:
             return (VAGUE if watch and shows_vague(w, s.P_filt, model) else DONE), n
-        # Where p = 1, a variance keeps at least the share H / F of what it was (Cauchy, Schwarz).
-        sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
-        if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
-            joseph(w, Kf)
         predict(w, t, P_next, TP, sparse, T_entries)
         if steady:
             end = observed.same_until[t]

@@ -10,6 +10,8 @@ import numpy as np
 from numba import carray, njit, types
 
 from helpers.kalman.fused.entry import (
+    GAINS,
+    GRADIENT,
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
@@ -40,11 +42,14 @@ from helpers.kalman.fused.tiles import (
     below,
     clear,
     copy,
+    dot,
     entry,
+    get,
     jitable,
     padded,
     product,
     put,
+    transposed,
 )
 from helpers.kalman.recursions import factor_if_identified
 
@@ -72,52 +77,49 @@ def root_of_inverse(S, root):
 
 
 @jitable
-def find_delta(U, V, S, precision, delta, root):
-    """The mean of delta, and the root of its covariance, from the columns of U = F^-1 v and of v.
+def find_delta(w, x, rows, columns, products, move, S, precision, delta, root):
+    """The mean of delta, and the root of its covariance, from the columns of u = F^-1 v and of v.
 
-    Column 0 of both moves to that mean. ``S`` receives that of delta, with the precision. Returns
-    what delta adds to the log-likelihood of the series at its mean; NaN if the data leave a
-    direction open.
+    Column 0 of both, all `rows` of them, moves to that mean. ``S`` receives that of delta, with the
+    precision; ``products`` and ``move`` are room for a square matrix and a row. Returns what delta
+    adds to the log-likelihood of the series at its mean; NaN if the data leave a direction open.
     """
-    rows, q = np.uint64(len(U)), np.uint64(len(delta))
-    one = np.uint64(1)
-    S[:] = precision
-    for t in range(rows):
-        for i in range(q):
-            x = V[t, i + one]
-            for j in range(q):
-                S[i, j] += x * U[t, j + one]
+    q = len(delta)
+    product(w, products, 1.0, transposed(x.v), x.u, x.zero, q + 1, rows, columns)  # V'U
+    for i in range(q):
+        for j in range(q):
+            S[i, j] = precision[i, j] + entry(w, products, i + 1, j + 1)
     logdet = root_of_inverse(S, root)
     if np.isnan(logdet):
         return logdet
-    s, step, y = np.empty(len(delta)), np.empty(len(delta)), np.empty(len(delta))
-    for _ in range(1 + REFINED):
+    s, y = np.empty(q), np.empty(q)
+    for again in range(1 + REFINED):
+        if again > 0:
+            product(w, products, 1.0, transposed(x.v), x.u, x.zero, q + 1, rows, 1)
         for i in range(q):
-            s[i] = 0.0
+            s[i] = -entry(w, products, i + 1, 0)
             for j in range(q):
                 s[i] -= precision[i, j] * delta[j]
-        for t in range(rows):
-            x = U[t, 0]
-            for j in range(q):
-                s[j] -= V[t, j + one] * x
-        for j in range(q):  # step = root root' s
+        for j in range(q):  # the step is root root' s
             y[j] = 0.0
             for i in range(q):
                 y[j] += root[i, j] * s[i]
+        clear(w, move, 1)
         for i in range(q):
-            step[i] = 0.0
+            step = 0.0
             for j in range(q):
-                step[i] += root[i, j] * y[j]
-            delta[i] += step[i]
+                step += root[i, j] * y[j]
+            delta[i] += step
+            put(w, move.at + i + 1, step)
         for t in range(rows):
-            for j in range(q):
-                U[t, 0] += U[t, j + one] * step[j]
-                V[t, 0] += V[t, j + one] * step[j]
-    x = logdet
+            u, v = x.u.at + t * columns, x.v.at + t * columns
+            put(w, u, get(w, u) + dot(w, u, move.at, columns))
+            put(w, v, get(w, v) + dot(w, v, move.at, columns))
+    found = logdet
     for i in range(q):
         for j in range(q):
-            x += delta[i] * precision[i, j] * delta[j]
-    return -0.5 * x
+            found += delta[i] * precision[i, j] * delta[j]
+    return -0.5 * found
 
 
 @jitable
@@ -174,8 +176,9 @@ def _integrated(
     entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     asked = np.zeros(15, np.int64)
     asked[:9] = num[:9]
-    asked[9], asked[10], asked[13] = 1, backwards and wanted.matrices, backwards and wanted.W
-    asked[11], asked[12] = saved.filtered and wanted.T, saved.filtered and wanted.Z
+    asked[9] = GRADIENT if backwards and wanted.matrices else GAINS
+    if backwards:
+        asked[10:14] = num[12:16]
     how = call_pass(
         w, header.ctypes, entries.ctypes, room.ctypes, asked.ctypes, report, tol, l_of_P.ctypes,
         ones.ctypes, nothing.ctypes, unused.ctypes, a0, P0, c_none, d_none, T, Z, H, W,
@@ -209,17 +212,17 @@ def _integrated(
         w, x, columns, 0, model, observed, varying, sparse, T_rows, gains, l_of_P, series, 0, J,
         True,
     )  # fmt: skip
-    u, v = start + x.u.at, start + x.v.at
-    U = memory[u : u + n * p * columns].reshape((n * p, columns))
-    V = memory[v : v + n * p * columns].reshape((n * p, columns))
     mean, root_out = carray(delta, q), carray(root, (q, q))
-    more = find_delta(U, V, carray(S, (q, q)), carray(precision, (q, q)), mean, root_out)
+    more = find_delta(
+        w, x, n * p, columns, mixture, block, carray(S, (q, q)), carray(precision, (q, q)), mean,
+        root_out,
+    )  # fmt: skip
     if np.isnan(more):
         return UNIDENTIFIED
     for t in range(n):
         more += l_of_P[t]
         for i in range(p):
-            more -= 0.5 * U[t * p + i, 0] * V[t * p + i, 0]
+            more -= 0.5 * entry(w, x.u, t * p + i, 0) * entry(w, x.v, t * p + i, 0)
     value_out = carray(value, 1)
     value_out[0] = more
     if not backwards:

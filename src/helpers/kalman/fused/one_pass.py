@@ -27,19 +27,19 @@ def clean(w):
 
 @jitable
 def one_pass(
-    w, y, model, saved, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
+    w, y, model, saved, back, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
     watch, steps, y_bar, out,
 ):  # fmt: skip
-    """Filter and, where gains are saved, add the gradient to `out` and write y_bar.
+    """Filter and, if `back`, add the gradient to `out` and write y_bar.
 
-    The memory w is laid out for these sizes and ``saved``.
+    The memory w is laid out for these sizes and ``saved``; the way back needs the gains.
 
     Returns how it ended and at which step.
     """
     clean(w)
     rows, columns = entries
     how, t = forward(w, y, observed, model, varying, sparse, rows, saved, watch, tol, steps)
-    if how == DONE and saved.gains:
+    if how == DONE and back:
         backward(
             w, observed, model, varying, sparse, columns, wanted, l_bar, equal, steps.steady_from,
             out,

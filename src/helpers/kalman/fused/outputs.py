@@ -1,10 +1,10 @@
-"""All seven outputs of the filter, and their gradient for any cotangents: the text, compiled.
+"""All seven outputs of the filter, and their gradient for any cotangents.
 
-Form 1 of the book with a cotangent on every output. The steps are those of
-:mod:`helpers.kalman.recursions`, as in :mod:`helpers.kalman.reference`; only the loop is written
-again, for arrays of a shape that compiled code likes. Like the pass of
-:mod:`helpers.kalman.fused.entry` it is called by its address, and compiled when this module is
-imported: a function of PyTensor that calls it does not carry it.
+The outputs are copied from the steps of :mod:`helpers.kalman.fused.forward`. The gradient is form 1
+of the book with a cotangent on every output: its steps are those of
+:mod:`helpers.kalman.recursions`, compiled as they stand. Like the pass of
+:mod:`helpers.kalman.fused.entry` both are called by their addresses, and compiled when this module
+is imported: a function of PyTensor that calls them does not carry them.
 """
 
 import numpy as np
@@ -23,7 +23,10 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.steps import gaps, run
+from helpers.kalman.fused.inputs import NonZeros, Observed, find_non_zeros, look_at, varies
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.one_pass import SPARSE_BELOW, clean
+from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import (
     at_step,
@@ -56,9 +59,20 @@ def _filter_outputs(
 ):  # fmt: skip
     """``sizes`` are n, p, m and the lengths over time of c, d, T, Z, H, W. Returns DONE."""
     num = carray(sizes, 9)
-    ys, o = gaps(carray(y, (num[0], num[1])))
+    n, p, m = num[0], num[1], num[2]
+    model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
-    run(ys, o, bundle(num, a0, P0, c, d, T, Z, H, W), out)
+    plan = np.empty(HEADER, np.int64)
+    memory = np.empty(lay_out(Sizes(n, p, m), Saved(False, False), plan) + 8)
+    w = (memory.ctypes.data + 63) // 64 * 64
+    memory.view(np.int64)[(w - memory.ctypes.data) // 8 :][:HEADER] = plan
+    clean(w)
+    ys, observed = carray(y, (n, p)), Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(ys, observed)
+    rows = NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64))
+    sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
+    filter_steps(w, ys, observed, model, varies(model), sparse, rows, out)
+    memory[0] = 0.0  # the address w was good until here
     return DONE
 
 

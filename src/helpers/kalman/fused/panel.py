@@ -9,6 +9,8 @@ import numpy as np
 from numba import carray, njit, types
 
 from helpers.kalman.fused.entry import (
+    GAINS,
+    GRADIENT,
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
@@ -128,7 +130,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     header[:HEADER] = plan
     entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     num = np.array(
-        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W), 1,
+        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W),
+         GRADIENT if backwards and wanted.matrices else GAINS,
          int(backwards and wanted.matrices), int(saved.filtered and wanted.T),
          int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
     )  # fmt: skip

@@ -10,7 +10,15 @@ from numba import carray, cfunc
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.entry import PASS, PYTHON_PASS, bundle, call_pass, kept_on_disk
+from helpers.kalman.fused.entry import (
+    GRADIENT,
+    PASS,
+    PYTHON_PASS,
+    VALUE,
+    bundle,
+    call_pass,
+    kept_on_disk,
+)
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
 from helpers.kalman.fused.inputs import Arrays, Observed, look_at
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
@@ -101,7 +109,8 @@ def start_in_roots(
         for i in range(3, 9):
             if rest[i] > 1:
                 rest[i] -= k
-        saved = Saved(sizes[9] != 0, sizes[9] != 0 and (sizes[11] != 0 or sizes[12] != 0))
+        filtered = sizes[9] == GRADIENT and (sizes[11] != 0 or sizes[12] != 0)
+        saved = Saved(sizes[9] != VALUE, filtered)
         lay_out(Sizes(n - k, p, m), saved, header)
         from_k, out_k = model_later(model, k), model_later(out, k)
         how = call_pass(
@@ -131,7 +140,7 @@ def _pass_from_roots(
         w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,
         ys, y_bars, model, observed, out,
     )  # fmt: skip
-    if how == DONE and num[9] != 0:
+    if how == DONE and num[9] == GRADIENT:
         look_at(ys, observed)  # the other steps have written over it
         pull_roots(roots, B_t, model, observed, weights, y_bars, out)
     return how

@@ -1,9 +1,14 @@
-"""The filter's steps for compiled code: the text, in a loop, with everything kept."""
+"""The filter's steps with all that they give: in tiles, and as the text in a loop."""
 
 import numpy as np
 
-from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.fused import (
+    forward,
+    text,  # noqa: F401 (lets compiled code call the readable text)
+)
+from helpers.kalman.fused.inputs import load, load_step, load_symmetric
+from helpers.kalman.fused.layout import sizes, space
+from helpers.kalman.fused.tiles import below, clear, dot, entry, get, jitable, row_product
 from helpers.kalman.recursions import at_step, factor, mask, predict, symmetric, update
 
 
@@ -38,3 +43,66 @@ def run(y, o, model, out):
         W = symmetric(at_step(model.W, t))
         a, P = predict(a_filt, P_filt, at_step(model.c, t), at_step(model.T, t), W)
     return w, u, C_inv, S, Kf, J
+
+
+@jitable
+def store_row(w, place, out):
+    """Write the row that begins at a place to `out`, a vector."""
+    for i in range(len(out)):
+        out[i] = get(w, place + i)
+
+
+@jitable
+def store_symmetric(w, A, out):
+    """Write the mean of A and A' to `out` (rows, rows)."""
+    for i in range(len(out)):
+        for j in range(i + 1):
+            out[i, j] = out[j, i] = 0.5 * (entry(w, A, i, j) + entry(w, A, j, i))
+
+
+@jitable
+def store_observed(w, t, observed, P, out):
+    """The prediction of y at step t and its covariance F; zeros for what is missing."""
+    s = space(w)
+    _, p, m = sizes(w)
+    for i in range(p):
+        here = observed.entries[t, i]
+        of_a = get(w, s.d.at + i) + dot(w, s.a.at + t * s.a.ld, s.Z.at + i * s.Z.ld, m)
+        out.y_hat[t, i] = of_a if here else 0.0
+        row_product(w, s.row.at, 1.0, s.Z.at + i * s.Z.ld, P, s.zero.at, m, m)
+        for j in range(i + 1):
+            F = entry(w, s.H, i, j) + dot(w, s.row.at, s.Z.at + j * s.Z.ld, m)
+            out.F[t, i, j] = out.F[t, j, i] = F if here and observed.entries[t, j] else 0.0
+
+
+@jitable
+def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
+    """Write all outputs; NaN from the step on at which F is not positive definite."""
+    s = space(w)
+    n, p, m = sizes(w)
+    load_symmetric(w, s.P, model.P0, m)
+    load(w, s.a, model.a0.reshape((1, m)), 1, m)
+    clear(w, s.v, n)
+    load(w, s.v, y, n, p)
+    P, P_next = s.P, s.P_next
+    for t in range(n):
+        if t == 0 or varying or observed.same_until[t - 1] == t:
+            load_step(w, t, model, observed)
+        a = below(s.a, t)
+        store_row(w, a.at, out.a_pred[t])
+        store_symmetric(w, P, out.P_pred[t])
+        store_observed(w, t, observed, P, out)
+        const = forward.updated(w, a, P, below(s.v, t), below(s.u, t), s.Kf, s.F_inv, s.a_filt)
+        if np.isnan(const):
+            for X in (out.a_filt, out.a_pred, out.y_hat):
+                X[t:] = np.nan
+            for X in (out.P_filt, out.P_pred, out.F):
+                X[t:] = np.nan
+            out.l[t:] = np.nan
+            return
+        out.l[t] = -0.5 * (const + get(w, s.square.at))
+        store_row(w, s.a_filt.at, out.a_filt[t])
+        store_symmetric(w, s.P_filt, out.P_filt[t])
+        forward.predict(w, t, P_next, s.TP, sparse, T_entries)
+        row_product(w, below(s.a, t + 1).at, 1.0, s.a_filt.at, s.T_t, s.c.at, m, m)
+        P, P_next = P_next, P

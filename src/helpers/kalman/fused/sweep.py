@@ -17,6 +17,7 @@ from helpers.kalman.fused.tiles import (
     LANES,
     Mat,
     add,
+    axpy,
     below,
     clear,
     copy,
@@ -27,6 +28,8 @@ from helpers.kalman.fused.tiles import (
     padded,
     product,
     put,
+    rank_one,
+    row_product,
     sparse_product,
     transposed,
 )
@@ -147,15 +150,22 @@ def sweep_forward(
                 for j in range(count):
                     y = series.y[series.members[first + j], k + t, i] if here else 0.0
                     put(w, v.at + i * columns + j, y)
-        product(w, v, -1.0, s.Z, x.a, v, p, m, columns)
-        product(w, u, 1.0, F_inv, v, x.zero, p, p, columns)
+        if p == 1:
+            row_product(w, v.at, -1.0, s.Z.at, x.a, v.at, m, columns)
+            axpy(w, u.at, get(w, F_inv.at), v.at, x.zero.at, columns)
+        else:
+            product(w, v, -1.0, s.Z, x.a, v, p, m, columns)
+            product(w, u, 1.0, F_inv, v, x.zero, p, p, columns)
         if not keep_v:
             for j in range(count):
                 square = 0.0
                 for i in range(p):
                     square += entry(w, v, i, j) * entry(w, u, i, j)
                 series.l[series.members[first + j], k + t] = l_of_P[t] - 0.5 * square
-        product(w, a_filt, 1.0, transposed(Kf), v, x.a, m, p, columns)
+        if p == 1:
+            rank_one(w, a_filt, 1.0, Kf.at, v.at, x.a, m, columns)
+        else:
+            product(w, a_filt, 1.0, transposed(Kf), v, x.a, m, p, columns)
         if sparse:
             sparse_product(
                 w, x.a, s.T, T_entries.start, T_entries.index, a_filt, x.c, m, columns, False
@@ -196,8 +206,12 @@ def sweep_back(
                 )  # fmt: skip
             else:
                 product(w, x.s, 1.0, transposed(s.T), r_next, x.zero, m, m, columns)
-            product(w, e, -1.0, Kf, x.s, e, p, m, columns)
-            product(w, r, 1.0, transposed(s.Z), e, x.s, m, p, columns)
+            if p == 1:
+                row_product(w, e.at, -1.0, Kf.at, x.s, e.at, m, columns)
+                rank_one(w, r, 1.0, s.Z.at, e.at, x.s, m, columns)
+            else:
+                product(w, e, -1.0, Kf, x.s, e, p, m, columns)
+                product(w, r, 1.0, transposed(s.Z), e, x.s, m, p, columns)
             if filtered and t < n - 1:  # after the last step r is zero, and there is no TP
                 TP = below(s.TP, gains[t] * m)
                 product(w, a_filt, 1.0, transposed(TP), r_next, a_filt, m, m, columns)

@@ -19,6 +19,7 @@ from numba import carray, njit, types
 from numba.extending import register_jitable
 
 from helpers.kalman.fused.entry import (
+    GAINS,
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
@@ -581,7 +582,7 @@ def _hessian_vector(
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     asked, report = np.zeros(15, np.int64), np.empty(3, np.int64)
-    asked[:9], asked[9] = num[:9], 1
+    asked[:9], asked[9] = num[:9], GAINS
     l, ones, ignored, out = np.empty(n), np.ones(n), np.zeros((n, p)), zeros_like(model)
     how = call_pass(
         w, header.ctypes, entries.ctypes, indices.ctypes, asked.ctypes, report.ctypes, 0.0,
