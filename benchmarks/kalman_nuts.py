@@ -2,19 +2,22 @@
 
 A structural model of carbon dioxide (level, trend, season of twelve, noise) and a VARMAX(1, 1) of
 three quarterly series, sampled by PyMC and by nutpie, each on PyTensor's Numba and on its JAX
-backend, with the filters `standard` and `closed_form`, from the same five seeds. Two questions are
-kept apart: what a gradient costs *inside the sampler* (seconds of sampling over leapfrog steps,
-those of tuning included), and how many effective draws a gradient gives, which is the same for both
-filters, as they lead to the same posterior. The log density is also evaluated alone, at draws of
-the posterior: at a model's initial point the transition of a VARMAX is zero.
+backend, with the filters `standard` and `closed_form`. Two questions are kept apart: what a
+gradient costs *inside the sampler* (seconds of sampling over leapfrog steps, those of tuning
+included), and how many effective draws a gradient gives. The second is the same for both filters,
+as they lead to the same posterior; so the closed form samples from five seeds, and the standard
+filter, for which that would take hours, runs shorter chains, as many seeds as start within a
+minute. The log density is also evaluated alone, at draws of the posterior: at a model's initial
+point the transition of a VARMAX is zero.
 
     python benchmarks/kalman_nuts.py [--quick] [--only MODEL] [--record FILE]
 
 Every kind of run has two processes of its own: one starts with empty caches, and is what "cold"
-means; the next finds what the first has left, and samples from all seeds, one chain after the
-other on one core. It takes a few hours and writes ``results/kalman_nuts.json``. With ``--quick``
-there are two seeds and short chains, on Numba alone, for a trial. With ``--only``, the other
-model's part of the record stays as it is.
+means; the next finds what the first has left, and samples seed by seed, one chain after the other
+on one core. First compilations run two at a time, a core each, and before anything is sampled. It
+takes about an hour and writes ``results/kalman_nuts.json``. With ``--quick`` there are two seeds
+and short chains, on Numba alone, for a trial. With ``--only``, the other model's part of the record
+stays as it is.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -43,7 +47,11 @@ FILTERS = ("standard", "closed_form")
 SAMPLERS = ("PyMC", "nutpie")
 BACKENDS = {"Numba": "numba", "JAX": "jax"}
 CHAINS, SEEDS = 2, (20231, 20232, 20233, 20234, 20235)
-LENGTH = {False: {"tune": 400, "draws": 400}, True: {"tune": 20, "draws": 20}}  # by --quick
+LENGTH = {
+    "closed_form": {"tune": 400, "draws": 400}, "standard": {"tune": 100, "draws": 100}
+}  # fmt: skip
+QUICK = {"tune": 20, "draws": 20}
+PATIENCE = 60.0  # seconds of sampling after which a filter starts with no other seed
 POINTS = 5  # draws of the posterior at which the filters are compared
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -186,13 +194,16 @@ def sample(
 
     model = build(name, filter_type)
     start_backend(backend)
-    found, posteriors, divergences, in_draws = [], [], 0, 0
+    found, posteriors, divergences, in_draws, spent = [], [], 0, 0, 0.0
     for seed in seeds:
+        if spent > PATIENCE:
+            break
         trace, seconds = once(model, sampler, backend, seed, tune, draws)
         posterior = trace.posterior.to_dataset()[list(MODELS[name][1])]
         steps = steps_of(trace.sample_stats)
         tuning = steps_of(trace.warmup_sample_stats)
         smallest = min(float(x.min()) for x in az.ess(posterior, method="bulk").values())
+        spent += seconds["sample"]
         found.append({
             "seed": seed,
             "seconds": {what: float(f"{s:.4g}") for what, s in seconds.items()},
@@ -212,6 +223,8 @@ def sample(
             what: float(np.median([run["seconds"][what] for run in found]))
             for what in ("compile", "sample")
         },
+        "tune": tune,
+        "draws": draws,
         "steps": in_draws,
         "divergences": divergences,
         "posterior": summary(pooled),
@@ -313,31 +326,45 @@ def in_own_process(folder: Path, job: dict) -> dict:
 def measure(name: str, quick: bool, say) -> dict:
     found = {"doc": MODELS[name][0].__doc__.rstrip("."), "runs": {}, "failed": {}}
     seeds, backends = (SEEDS[:2], ["Numba"]) if quick else (SEEDS, list(BACKENDS))
-    points = None
+    points, jobs = None, {}
+    for filter_type, sampler, backend in product(FILTERS, SAMPLERS, backends):
+        label = f"{filter_type}, {sampler}" + (f", {backend}" if backend != "Numba" else "")
+        jobs[label] = {
+            "what": "sample", "name": name, "filter_type": filter_type, "sampler": sampler,
+            "backend": backend,
+        }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        for filter_type, sampler, backend in product(FILTERS, SAMPLERS, backends):
-            label = f"{filter_type}, {sampler}" + (f", {backend}" if backend != "Numba" else "")
-            say(f"{name}: {label}")
-            job = {
-                "what": "sample", "name": name, "filter_type": filter_type, "sampler": sampler,
-                "backend": backend,
-            }  # fmt: skip
+
+        def attempt(label, **how):
             own = Path(folder) / label.replace(", ", "-")
-            own.mkdir()
+            own.mkdir(exist_ok=True)
             try:
-                first = in_own_process(own, job | {"seeds": seeds[:1], "tune": 5, "draws": 5})
-                run = in_own_process(own, job | {"seeds": seeds} | LENGTH[quick])
+                return in_own_process(own, jobs[label] | how)
             except subprocess.CalledProcessError as error:
                 found["failed"][label] = (error.stderr or "").strip().splitlines()[-1:]
-                say(f"    failed: {found['failed'][label]}")
+                say(f"{name}: {label} failed: {found['failed'][label]}")
+
+        def first(label):
+            run = attempt(label, seeds=seeds[:1], tune=5, draws=5)
+            if run:
+                say(f"{name}: {label}, first compilation: {run['seconds']['compile']:.0f} s")
+                return run["seconds"]["compile"]
+
+        with ThreadPoolExecutor(2) as pool:
+            cold = dict(zip(jobs, pool.map(first, jobs), strict=True))
+        for label, job in jobs.items():
+            length = QUICK if quick else LENGTH[job["filter_type"]]
+            run = attempt(label, seeds=seeds, **length) if cold[label] else None
+            if run is None:
                 continue
             run["seconds"] = {
-                "compile, cold": first["seconds"]["compile"],
+                "compile, cold": cold[label],
                 "compile, warm": run["seeds"][0]["seconds"]["compile"],
                 "sample": run["seconds"]["sample"],
             }
-            points = run.pop("points") if points is None else (run.pop("points"), points)[1]
-            say(f"    {run['seconds']}")
+            last = run.pop("points")
+            points = last if job["filter_type"] == "closed_form" or points is None else points
+            say(f"{name}: {label}, {len(run['seeds'])} seeds: {run['seconds']}")
             found["runs"][label] = run
         say(f"{name}: evaluations at draws of the posterior")
         own = Path(folder) / "standard-PyMC"
@@ -355,7 +382,7 @@ def main(quick: bool, only: str | None, path: Path) -> None:
         print(f"{perf_counter() - start:5.0f} s  {what}", flush=True)
 
     for name in [only] if only else MODELS:
-        how = {"machine": machine(), "chains": CHAINS, **LENGTH[quick]}
+        how = {"machine": machine(), "chains": CHAINS, "format": 2}
         record[name] = how | measure(name, quick, say)
         write_record(record, path)  # what is measured is kept, whatever happens to the next
 
