@@ -444,3 +444,37 @@ def test_a_diffuse_start_that_cannot_be():
         diffuse_start(built)
     with pytest.raises(ValueError, match="call diffuse_start first"):
         draw_initial(built, None)
+
+
+def test_second_derivatives_serve_the_optimisers_of_pymc_extras():
+    """Newton's method by its `find_MAP`, and the Hessian there against differences of gradients."""
+    import pandas as pd
+    import pymc_extras
+
+    from helpers.datasets import nile
+
+    register_filter()
+    parts = st.LevelTrend(order=1, innovations_order=1) + st.MeasurementError(name="noise")
+    built = parts.build(filter_type="closed_form", verbose=False)
+    with pm.Model(coords=built.coords) as model:
+        pm.Deterministic("P0", 100.0 * pt.eye(1))
+        pm.Normal("initial_level_trend", mu=10.0, sigma=5.0, dims="state_level_trend")
+        pm.Gamma("sigma_level_trend", alpha=2, beta=1, dims="shock_level_trend")
+        pm.Gamma("sigma_noise", alpha=2, beta=1)
+        built.build_statespace_graph(pd.DataFrame({"data": nile().y[:, 0] / 100}))
+        found = pymc_extras.find_MAP(
+            method="trust-ncg", use_grad=True, use_hess=True, compute_hessian=False,
+            progressbar=False, random_seed=1, compile_kwargs={"mode": "NUMBA"},
+        ).optimizer_result  # fmt: skip
+    assert bool(found["success"]) and int(found["nit"]) <= 12
+    assert np.abs(found["jac"].values).max() < 1e-4
+    names = [str(name) for name in found["variables"].values]
+    variables = [x.name for x in model.continuous_value_vars]
+    order = [next(k for k, name in enumerate(names) if name.startswith(x)) for x in variables]
+    at, hessian = found["x"].values[order], found["hess"].values[np.ix_(order, order)]
+    # find_MAP leaves the transforms' Jacobian out; that of a logarithm has no second derivative.
+    slope = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
+    slope.set_extra_values({})
+    for row, step in zip(hessian, 1e-4 * np.eye(len(at)), strict=True):
+        one, two = (slope(at + k * step)[1] - slope(at - k * step)[1] for k in (1, 2))
+        np.testing.assert_allclose(row, (two - 8 * one) / 12e-4, rtol=0, atol=1e-7)
