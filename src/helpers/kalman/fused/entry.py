@@ -23,7 +23,7 @@ from helpers.kalman.fused.inputs import (
     look_at,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal, one_pass
 from helpers.kalman.fused.scalar import scalar_pass
 from helpers.kalman.fused.tiles import jitable
@@ -246,13 +246,9 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
         return how
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     plan = np.empty(HEADER, np.int64)
-    # From the start of a cache line on, so that no vector lies in two.
     memory = np.empty(lay_out(Sizes(n, p, m), saved, plan) + 8)
-    w = (memory.ctypes.data + 63) // 64 * 64
-    at = (w - memory.ctypes.data) // 8
-    header = memory.view(np.int64)[at:]
-    for k in range(HEADER):
-        header[k] = plan[k]
+    start = begin(memory, plan)
+    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     how = call_pass(

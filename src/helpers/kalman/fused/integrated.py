@@ -26,7 +26,7 @@ from helpers.kalman.fused.entry import (
 )
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import NonZeros, Observed, Wanted, varies
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW
 from helpers.kalman.fused.sweep import (
     Series,
@@ -169,10 +169,8 @@ def _integrated(
     step = np.int64(1)
     mixture, block = Mat(size, columns, step), Mat(size + columns * columns, columns, step)
     memory = np.empty(size + (columns + ROWS) * columns + 8)
-    w = (memory.ctypes.data + 63) // 64 * 64
-    start = (w - memory.ctypes.data) // 8
-    header = memory.view(np.int64)[start:]
-    header[:HEADER] = plan
+    start = begin(memory, plan)
+    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     asked = np.zeros(15, np.int64)
     asked[:9] = num[:9]

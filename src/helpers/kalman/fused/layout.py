@@ -130,6 +130,19 @@ def lay_out(sizes, saved, header):
     return total
 
 
+@jitable
+def begin(memory, plan):
+    """Write a pass's plan where its workspace begins in `memory`; returns where, in doubles.
+
+    A cache line begins there, so that no vector lies in two; up to seven doubles are left before.
+    """
+    start = ((memory.ctypes.data + 63) // 64 * 64 - memory.ctypes.data) // 8
+    header = memory.view(np.int64)[start:]
+    for k in range(HEADER):
+        header[k] = plan[k]
+    return start
+
+
 def _read(w, builder, index):
     """The integer ``index`` of the header."""
     data = builder.inttoptr(w, ir.IntType(64).as_pointer())

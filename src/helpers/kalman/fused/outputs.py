@@ -24,7 +24,7 @@ from helpers.kalman.fused.entry import (
 )
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import NonZeros, Observed, find_non_zeros, look_at, varies
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
@@ -64,8 +64,7 @@ def _filter_outputs(
     out = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
     plan = np.empty(HEADER, np.int64)
     memory = np.empty(lay_out(Sizes(n, p, m), Saved(False, False), plan) + 8)
-    w = (memory.ctypes.data + 63) // 64 * 64
-    memory.view(np.int64)[(w - memory.ctypes.data) // 8 :][:HEADER] = plan
+    w = memory.ctypes.data + 8 * begin(memory, plan)
     clean(w)
     ys, observed = carray(y, (n, p)), Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(ys, observed)

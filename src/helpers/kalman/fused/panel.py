@@ -25,7 +25,7 @@ from helpers.kalman.fused.entry import (
 )
 from helpers.kalman.fused.forward import DONE, VAGUE
 from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, until, varies
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal
 from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
@@ -125,9 +125,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     at = padded(lay_out(Sizes(n, p, m), saved, plan))
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
-    w = (memory.ctypes.data + 63) // 64 * 64
-    header = memory.view(np.int64)[(w - memory.ctypes.data) // 8 :]
-    header[:HEADER] = plan
+    start = begin(memory, plan)
+    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     num = np.array(
         [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W),

@@ -33,7 +33,7 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.layout import HEADER, LAYOUT, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import HEADER, LAYOUT, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import at_step
 
@@ -574,11 +574,8 @@ def _hessian_vector(
     # The ordinary pass, from P0 as it is and without a steady state: it leaves every gain.
     plan = np.empty(HEADER, np.int64)
     memory = np.empty(lay_out(Sizes(n, p, m), Saved(True, False), plan) + 8)
-    w = (memory.ctypes.data + 63) // 64 * 64
-    start = (w - memory.ctypes.data) // 8
-    header = memory.view(np.int64)[start:]
-    for j in range(HEADER):
-        header[j] = plan[j]
+    start = begin(memory, plan)
+    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     asked, report = np.zeros(15, np.int64), np.empty(3, np.int64)
