@@ -257,6 +257,18 @@ def is_steady(now, before, steps, tol):
 
 
 @jitable
+def load_start(w, y, model):
+    """P0, a0 and y to where the filter reads them."""
+    s = space(w)
+    n, p, m = sizes(w)
+    load_symmetric(w, s.P, model.P0, m)
+    for i in range(m):
+        put(w, s.a.at + i, model.a0[i])
+    clear(w, s.v, n)
+    load(w, s.v, y, n, p)
+
+
+@jitable
 def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol, steps):
     """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
 
@@ -266,11 +278,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
     """
     s = space(w)
     n, p, m = sizes(w)
-    load_symmetric(w, s.P, model.P0, m)
-    for i in range(m):
-        put(w, s.a.at + i, model.a0[i])
-    clear(w, s.v, n)
-    load(w, s.v, y, n, p)
+    load_start(w, y, model)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     while t < n:

@@ -15,6 +15,7 @@ from helpers.kalman.fused.forward import (
     is_steady,
 )
 from helpers.kalman.fused.inputs import Observed, look_at, varies
+from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import LOG_2PI, at_step
 
@@ -121,10 +122,7 @@ def scalar_pass(y, model, backwards, wanted, tol, l, l_bar, y_bar, out, report):
     kept = np.empty((n if backwards else 0, KEPT))
     observed = Observed(np.empty((n, 1), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
-    equal = True
-    if backwards:
-        for t in range(n):
-            equal = equal and l_bar[t] == l_bar[0]
+    equal = not backwards or all_equal(l_bar)
     how, t, first = scalar_forward(y, observed, model, tol if equal else 0.0, l, kept)
     report[0], report[1], report[2] = t, 0, first if how == DONE else n
     if how == DONE and backwards:

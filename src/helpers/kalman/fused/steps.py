@@ -6,9 +6,9 @@ from helpers.kalman.fused import (
     forward,
     text,  # noqa: F401 (lets compiled code call the readable text)
 )
-from helpers.kalman.fused.inputs import load, load_step, load_symmetric
+from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
-from helpers.kalman.fused.tiles import below, clear, dot, entry, get, jitable, row_product
+from helpers.kalman.fused.tiles import below, dot, entry, get, jitable, row_product
 from helpers.kalman.recursions import at_step, factor, mask, predict, symmetric, update
 
 
@@ -61,17 +61,16 @@ def store_symmetric(w, A, out):
 
 
 @jitable
-def store_observed(w, t, observed, P, out):
-    """The prediction of y at step t and its covariance F; zeros for what is missing."""
+def store_observed(w, t, observed, out):
+    """The prediction of y at step t and its covariance F, after the update; zeros for gaps."""
     s = space(w)
     _, p, m = sizes(w)
     for i in range(p):
         here = observed.entries[t, i]
         of_a = get(w, s.d.at + i) + dot(w, s.a.at + t * s.a.ld, s.Z.at + i * s.Z.ld, m)
         out.y_hat[t, i] = of_a if here else 0.0
-        row_product(w, s.row.at, 1.0, s.Z.at + i * s.Z.ld, P, s.zero.at, m, m)
-        for j in range(i + 1):
-            F = entry(w, s.H, i, j) + dot(w, s.row.at, s.Z.at + j * s.Z.ld, m)
+        for j in range(i + 1):  # the update has left Z P in M
+            F = entry(w, s.H, i, j) + dot(w, s.M.at + i * s.M.ld, s.Z.at + j * s.Z.ld, m)
             out.F[t, i, j] = out.F[t, j, i] = F if here and observed.entries[t, j] else 0.0
 
 
@@ -80,10 +79,7 @@ def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
     """Write all outputs; NaN from the step on at which F is not positive definite."""
     s = space(w)
     n, p, m = sizes(w)
-    load_symmetric(w, s.P, model.P0, m)
-    load(w, s.a, model.a0.reshape((1, m)), 1, m)
-    clear(w, s.v, n)
-    load(w, s.v, y, n, p)
+    forward.load_start(w, y, model)
     P, P_next = s.P, s.P_next
     for t in range(n):
         if t == 0 or varying or observed.same_until[t - 1] == t:
@@ -91,7 +87,6 @@ def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
         a = below(s.a, t)
         store_row(w, a.at, out.a_pred[t])
         store_symmetric(w, P, out.P_pred[t])
-        store_observed(w, t, observed, P, out)
         const = forward.updated(w, a, P, below(s.v, t), below(s.u, t), s.Kf, s.F_inv, s.a_filt)
         if np.isnan(const):
             for X in (out.a_filt, out.a_pred, out.y_hat):
@@ -101,6 +96,7 @@ def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
             out.l[t:] = np.nan
             return
         out.l[t] = -0.5 * (const + get(w, s.square.at))
+        store_observed(w, t, observed, out)
         store_row(w, s.a_filt.at, out.a_filt[t])
         store_symmetric(w, s.P_filt, out.P_filt[t])
         forward.predict(w, t, P_next, s.TP, sparse, T_entries)
