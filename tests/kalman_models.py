@@ -4,6 +4,8 @@ import numpy as np
 
 from helpers.datasets import local_level_arrays, nile, random_model, seasonal_arrays, simulate
 from helpers.kalman import StateSpace
+from helpers.kalman.fused.inputs import Arrays
+from helpers.statespace import STATIC
 
 VARYING = ("c", "d", "T", "Z", "R", "H", "Q")
 
@@ -51,3 +53,13 @@ NAMES_OF_CASES = (*CASES, "Nile")
 def season(period: int) -> StateSpace:
     """Level, trend and season: a transition that is nearly empty."""
     return StateSpace(**seasonal_arrays(period=period))
+
+
+def arrays_of(model):
+    """A model's arrays as a pass takes them: with an axis for time, and W = R Q R'."""
+    X = {
+        x: np.array(A if x in (*STATIC, *model.time_varying) else A[np.newaxis])
+        for x, A in model.asdict().items()
+    }
+    W = X.pop("R") @ X.pop("Q") @ np.swapaxes(model.R, -1, -2)
+    return Arrays(**X, W=W)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, make, season
+from kalman_models import CASES, arrays_of, make, season
 from numba import njit
 
 from helpers.checks import complex_step, relative_error
@@ -469,13 +469,8 @@ def test_a_covariance_that_is_not_positive_definite_is_named(method):
 def run_twin(Y, model):  # noqa: N803
     """l, y_bar, c_bar, r before the first step (m, J) and the gradients by a sweep in Python."""
     (J, n, p), m = Y.shape, model.m
-    X = {
-        x: np.array(A if x in model.time_varying else A[np.newaxis])
-        for x, A in model.asdict().items()
-    }
-    W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
-    no_c, no_d = np.zeros((1, m)), np.zeros((1, p))
-    arrays = Arrays(np.zeros(m), model.P0, no_c, no_d, X["T"], X["Z"], X["H"], W)
+    without_mean = {"a0": np.zeros(m), "c": np.zeros((1, m)), "d": np.zeros((1, p))}
+    arrays = arrays_of(model)._replace(**without_mean)
     saved, wanted = Saved(True, True), Wanted(True, True, True, True)
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     at = -(-len(w.data) // LANES) * LANES

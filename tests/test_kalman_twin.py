@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, make, season
+from kalman_models import CASES, arrays_of, make, season
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -30,16 +30,6 @@ from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.statespace import STATIC, StateSpace
 
 SIZES = range(1, 18)
-
-
-def arrays_of(model):
-    """A model's arrays as a pass takes them."""
-    X = {
-        x: np.array(A if x in (*STATIC, *model.time_varying) else A[np.newaxis])
-        for x, A in model.asdict().items()
-    }
-    W = X.pop("R") @ X.pop("Q") @ np.swapaxes(model.R, -1, -2)
-    return Arrays(**X, W=W)
 
 
 def run(

@@ -32,6 +32,21 @@ FAULTS = {
         "g, u, kept_share, sv = l_bar[t],",
         "g, u, kept_share, sv = l_bar[0],",
     ),
+    "one state: T's gradient though nobody wants it": (
+        "scalar.py",
+        "        if wanted.T:\n",
+        "        if True:\n",
+    ),
+    "one state: a negative F let through": (
+        "scalar.py",
+        "if not F > 0.0:",
+        "if False:",
+    ),
+    "outputs: numbers after a negative F": (
+        "steps.py",
+        "            out.l[t:] = np.nan\n",
+        "",
+    ),
     "outputs: F of what is missing": (
         "steps.py",
         "= F if here and observed.entries[t, j] else 0.0",
