@@ -382,7 +382,7 @@ def main(quick: bool, only: str | None, path: Path) -> None:
         print(f"{perf_counter() - start:5.0f} s  {what}", flush=True)
 
     for name in [only] if only else MODELS:
-        how = {"machine": machine(), "chains": CHAINS, "format": 2}
+        how = {"machine": machine(), "chains": CHAINS}
         record[name] = how | measure(name, quick, say)
         write_record(record, path)  # what is measured is kept, whatever happens to the next
 
