@@ -24,7 +24,7 @@ from helpers.kalman.fused.inputs import (
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
-from helpers.kalman.fused.scalar import scalar_pass
+from helpers.kalman.fused.small import InTime, Kept, Like, small_pass
 from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.statespace import STATIC, StateSpace
@@ -32,18 +32,45 @@ from helpers.statespace import STATIC, StateSpace
 SIZES = range(1, 18)
 
 
+def held(X):
+    """An array of steps in memory that checks every access."""
+    memory = Memory(X.size)
+    memory.data[:] = X.ravel()
+    return memory
+
+
+def run_small(y, arrays, backwards, wanted, weight, tol, watch):
+    """`run` by the pass in registers."""
+    (n, p), m = y.shape, len(arrays.a0)
+    y_bar, l = Memory(n * p), Memory(n)
+    start = [InTime(held(X), 1, X.size) for X in arrays[:2]]
+    model = Arrays(*start, *(InTime(held(X), len(X), X[0].size) for X in arrays[2:]))
+    out = Arrays(*(InTime(held(np.zeros(X.w.data.size)), X.steps, X.size) for X in model))
+    kept = Kept(Memory(n * (2 * p + m)), Memory(n * (p * p + 2 * p * m + 2 * m * m)))
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(y, observed)
+    report = np.zeros(3, np.int64)
+    how = small_pass(
+        Like(np.eye(m), np.eye(p), np.zeros((p, m))), held(y), model, backwards, wanted, watch,
+        tol, weight, l, y_bar, kept, np.empty(n, np.int64), observed, out, report,
+    )  # fmt: skip
+    G = Arrays(*(X.w.data.reshape(A.shape) for X, A in zip(out, arrays, strict=True)))
+    return how, Steps(l.data, report), G, y_bar.data.reshape(y.shape)
+
+
 def run(
-    y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False, scalar=False
+    y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False, small=False
 ):  # fmt: skip
-    """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches."""
+    """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches.
+
+    Of the pass in registers, `weights` one number, the report instead of the last.
+    """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     backwards = wanted is not None
     wanted = Wanted(*(wanted or (False,) * 4))
-    if scalar:
-        out, y_bar, report = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, 1)), [0] * 3
-        g, l = np.ones(n) if weights is None else weights, np.empty(n)
-        how = scalar_pass(y, arrays, backwards, wanted, tol, l, g, y_bar, out, report)
-        return how, Steps(l, np.array(report)), out, y_bar
+    if small:
+        weight = 1.0 if weights is None else weights[0]
+        return run_small(y, arrays, backwards, wanted, weight, tol, watch)
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
@@ -84,63 +111,94 @@ def assert_is_the_reference(y, model, rtol=1e-12, weights=None, **options):
     return steps
 
 
-def scalars(name):
-    """One state, one series: easy and hard."""
+SMALL_CASES = (
+    "easy", "gaps", "nothing observed", "varying", "H = 0", "P0 = 0", "level", "singular Q",
+)  # fmt: skip
+
+
+def small_case(name, m, p):
+    """Few states and series: easy and hard."""
     rng = np.random.default_rng(11)
-    n, moving = 40, ("c", "d", "T", "Z", "R", "H", "Q") if name == "varying" else ()
-    model = StateSpace(**random_model(1, 1, n=n if moving else None, time_varying=moving, rng=rng))
+    n, moving = 20, ("c", "d", "T", "Z", "R", "H", "Q") if name == "varying" else ()
+    kind = {"n": n if moving else None, "time_varying": moving, "singular_Q": name == "singular Q"}
+    model = StateSpace(**random_model(m, p, rng=rng, **kind))
     y = simulate(n, rng, **model.asdict())[0]
-    if name == "gaps":
-        y[[0, 3, 4, 5, 20, 39]] = np.nan
+    if name in ("gaps", "varying"):
+        y[rng.random(y.shape) < 0.2] = np.nan
+        y[[0, 9, 19]] = np.nan
     if name == "nothing observed":
         y[:] = np.nan
-    if name in ("H = 0", "P0 = 0"):
-        model = replace(model, **{name[:-4]: np.zeros((1, 1))})
-    if name == "vague":
-        model = replace(model, P0=np.full((1, 1), 1e12))
+    if name == "H = 0":
+        model = replace(model, H=np.eye(p) if p > m else np.zeros((p, p)))
+    if name == "P0 = 0":
+        model = replace(model, P0=np.zeros((m, m)))
     if name == "level":
-        model, y = replace(model, a0=[1e6], d=[1e6]), y + 2e6
+        model, y = replace(model, a0=model.a0 + 1e6, d=-1e6 * model.Z.sum(axis=-1)), y
     return y, model
 
 
-SCALARS = "easy", "gaps", "nothing observed", "varying", "H = 0", "P0 = 0", "vague", "level"
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (2, 1), (3, 2), (1, 4), (4, 4)])
+@pytest.mark.parametrize("name", SMALL_CASES)
+def test_few_states_and_series(name, m, p):
+    y, model = small_case(name, m, p)
+    rtol = 1e-8 if name == "level" else 1e-11
+    assert_is_the_reference(y, model, rtol, small=True)
+    if name == "gaps":
+        assert_is_the_reference(y, model, rtol, weights=np.full(len(y), -2.5), small=True)
 
 
-@pytest.mark.parametrize("name", SCALARS)
-def test_one_state_and_one_series(name):
-    y, model = scalars(name)
-    assert_is_the_reference(y, model, 1e-9 if name == "level" else 1e-12, scalar=True)
-    if name not in ("vague", "level"):
-        weights = np.random.default_rng(3).uniform(0.5, 2, len(y))
-        assert_is_the_reference(y, model, 1e-11, weights=weights, scalar=True)
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (3, 2)])
+def test_few_states_settle(m, p):
+    model = StateSpace(**random_model(m, p, rng=5, radius=0.7))
+    y = simulate(150, 5, **model.asdict())[0]
+    y[80, 0] = np.nan
+    steps = assert_is_the_reference(y, model, 1e-11, small=True, tol=1e-13)
+    first = steps.steady_from[2]
+    assert 0 < first < 60
+    assert run(y, model, small=True)[1].steady_from[2] == len(y)
+    assert run(y, model, tol=1e-13)[1].steady_from[first + 1 :].max() >= first
 
 
-def test_one_state_settles():
-    model = StateSpace(**random_model(1, 1, rng=5))
-    y = simulate(300, 5, **model.asdict())[0]
-    y[150] = np.nan
-    steps = assert_is_the_reference(y, model, 1e-11, scalar=True, tol=1e-13)
-    assert 0 < steps.steady_from[2] < 100
-    assert run(y, model, scalar=True)[1].steady_from[2] == len(y)
-    assert run(y, model, tol=1e-13)[1].steady_from.max() >= steps.steady_from[2]
+def test_the_gain_of_a_steady_state_is_not_used_after_a_gap():
+    """The two halves of a series, one gap between them, are filtered alike."""
+    model = StateSpace(**random_model(2, 1, rng=5, radius=0.7))
+    y = simulate(150, 5, **model.asdict())[0]
+    y[80] = np.nan
+    np.testing.assert_allclose(
+        run(y, model, small=True, tol=1e-13)[1].l, run(y, model, small=True)[1].l, rtol=1e-11
+    )
 
 
-def test_what_is_not_wanted_of_one_state_stays_zero():
-    y, model = scalars("gaps")
-    _, _, everything, _ = run(y, model, scalar=True)
-    _, _, few, _ = run(y, model, wanted=(False,) * 4, scalar=True)
-    assert not few.T.any() and not few.Z.any() and not few.W.any() and not few.H.any()
+def test_what_is_not_wanted_of_few_states_stays_zero():
+    y, model = small_case("gaps", 2, 1)
+    _, _, everything, _ = run(y, model, small=True)
+    _, _, few, _ = run(y, model, wanted=(False,) * 4, small=True)
+    assert not any(X.any() for X in (few.P0, few.T, few.Z, few.H, few.W))
     for name in ("a0", "c", "d"):
         np.testing.assert_array_equal(getattr(few, name), getattr(everything, name))
-    how, steps, *_ = run(y, model, wanted=None, scalar=True)
+    for i, name in enumerate("TZW", start=1):
+        _, _, one, _ = run(y, model, wanted=(True, *(i == j for j in (1, 2, 3))), small=True)
+        np.testing.assert_array_equal(getattr(one, name), getattr(everything, name))
+        assert not any(getattr(one, other).any() for other in "TZW" if other != name)
+    how, steps, *_ = run(y, model, wanted=None, small=True)
     assert how == DONE
-    np.testing.assert_array_equal(steps.l, run(y, model, scalar=True)[1].l)
+    np.testing.assert_array_equal(steps.l, run(y, model, small=True)[1].l)
 
 
-def test_one_state_ends_where_f_is_not_positive_definite():
-    y, model = scalars("easy")
-    how, steps, *_ = run(y, replace(model, H=np.full((1, 1), -50.0)), scalar=True)
-    assert how == NOT_POSITIVE_DEFINITE and steps.steady_from[0] == 0
+def test_a_vague_start_of_few_states_is_seen():
+    y, model = small_case("easy", 3, 2)
+    assert run(y, model, small=True, watch=True)[0] == DONE
+    vague = replace(model, P0=1e7 * np.eye(3))
+    assert run(y, vague, small=True, watch=True)[0] == VAGUE
+    assert run(y[:2], vague, small=True, watch=True)[0] == VAGUE
+    assert run(y, vague, small=True)[0] == DONE
+    I = np.eye(3)
+    noisy = replace(vague, P0=1e9 * I, d=np.zeros(3), Z=I, H=I, R=I, Q=1e6 * I)
+    # Shocks hide it in every prediction, but after the last step there is none.
+    assert run(np.zeros((1, 3)), noisy, small=True, watch=True)[0] == VAGUE
+    y[:9] = np.nan  # nothing to be learnt
+    assert run(y[:9], vague, small=True, watch=True)[0] == DONE
+    assert run(y, vague, small=True, watch=True)[0] == VAGUE
 
 
 def outputs(y, model):

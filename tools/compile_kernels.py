@@ -8,9 +8,15 @@ import subprocess
 import sys
 import time
 
-# Halves that take about as long: the second compiles the pass for many series.
-HALVES = (("entry", "integrated", "outputs", "roots", "tangents", "own"), ("panel",))
-LOAD = "import importlib; [importlib.import_module('helpers.kalman.fused.' + x) for x in {}]"
+# Halves that take about as long: the second compiles the pass for many series, and small ones.
+HALVES = (("entry", "integrated", "outputs", "roots", "tangents", "own"), ("panel", "small"))
+LOAD = """
+import importlib
+for name in {}:
+    module = importlib.import_module("helpers.kalman.fused." + name)
+    if name == "small":
+        module.compile_all()
+"""
 
 
 def main() -> None:

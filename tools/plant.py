@@ -17,30 +17,41 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # name: (file, what stands there, what is planted)
 FAULTS = {
-    "one state: the derivative of F left out of P's": (
-        "scalar.py",
-        "Pi = F_bar * Z * Z + Pi * kept_share",
-        "Pi = Pi * kept_share",
-    ),
-    "one state: a gap does not end a steady state": (
-        "scalar.py",
+    "few states: a gap does not end a steady state": (
+        "small.py",
         "until, steady = observed.same_until[t], False",
         "until, steady = n, False",
     ),
-    "one state: weights taken for equal": (
-        "scalar.py",
-        "g, u, kept_share, sv = l_bar[t],",
-        "g, u, kept_share, sv = l_bar[0],",
+    "few states: N left as it is, though gains change": (
+        "small.py",
+        "            settled, since, before, looked = False, t, -1.0, t\n",
+        "",
     ),
-    "one state: T's gradient though nobody wants it": (
-        "scalar.py",
-        "        if wanted.T:\n",
-        "        if True:\n",
+    "few states: the gain of every step kept at the place of the first": (
+        "small.py",
+        "                place = t * (p * p + 2 * p * m + 2 * m * m)\n",
+        "                place = 0 * (p * p + 2 * p * m + 2 * m * m)\n",
     ),
-    "one state: a negative F let through": (
-        "scalar.py",
-        "if not F > 0.0:",
-        "if False:",
+    "few states: T's gradient though nobody wants it": (
+        "small.py",
+        "            if wanted.T:\n",
+        "            if True:\n",
+    ),
+    "few states: the weight left out of P0's gradient": (
+        "small.py",
+        "write(out.P0.w, 0, weight * (",
+        "write(out.P0.w, 0, 1.0 * (",
+    ),
+    "few states: what is vague at the last step let through": (
+        "small.py",
+        "fell(P_filt if t == n - 1 else P_next, most)",
+        "fell(P_next, most)",
+    ),
+    "few states: sums not begun anew where arrays vary": (
+        "small.py",
+        "            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z"
+        ", no_p, no_m\n",
+        "            c_sum = no_x\n",
     ),
     "outputs: numbers after a negative F": (
         "steps.py",

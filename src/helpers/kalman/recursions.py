@@ -207,19 +207,43 @@ def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
     return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w
 
 
+def smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt):
+    """What one step back of the disturbance smoother makes of the data.
+
+    From r (m,) after the step. Returns e (p,), the smoothed mean (m,) and r before the step.
+    """
+    s = r @ T
+    return u - s @ Kf, a_filt + P_filt @ s, s @ J + w @ S  # eq-adjoint-r-recursion
+
+
+def smooth_covariance(N, T, C_inv, S, Kf, J, P_filt):
+    """What one step back of the disturbance smoother makes of covariances alone.
+
+    From N (m, m) after the step. Returns what T_bar (m, m) loses and Z_bar (p, m) gains by them,
+    D (p, p), and N before the step.
+    """
+    Y, X = N @ T @ P_filt, symmetric(T.T @ N @ T)
+    D = C_inv.T @ C_inv + symmetric(Kf.T @ X @ Kf)
+    return Y, Kf.T @ T.T @ Y - Kf.T, D, symmetric(J.T @ X @ J + S.T @ S)
+
+
+def smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D):
+    """The step's T_bar (m, m), Z_bar (p, m), H_bar (p, p) and W_bar (m, m) from both."""
+    return (
+        outer(r, a_smooth) - of_T,
+        outer(e, a_smooth) + of_Z,
+        (outer(e, e) - D) / 2,  # eq-adjoint-H
+        (outer(r, r) - N) / 2,  # eq-adjoint-W
+    )
+
+
 def pull_smooth(r, N, T, w, u, C_inv, S, Kf, J, a_filt, P_filt):
     """One step back of the disturbance smoother: the gradient of the plain log-likelihood.
 
     From r (m,) and N (m, m) after the step. Returns e (p,), the step's T_bar (m, m), Z_bar (p, m),
     H_bar (p, p) and W_bar (m, m), and r and N before the step; c_bar is r, d_bar is e.
     """
-    s, Y = r @ T, N @ T @ P_filt
-    X = symmetric(T.T @ N @ T)
-    e = u - s @ Kf
-    a_smooth = a_filt + P_filt @ s
-    T_bar = outer(r, a_smooth) - Y
-    Z_bar = outer(e, a_smooth) + Kf.T @ T.T @ Y - Kf.T
-    H_bar = (outer(e, e) - C_inv.T @ C_inv - symmetric(Kf.T @ X @ Kf)) / 2  # eq-adjoint-H
-    W_bar = (outer(r, r) - N) / 2  # eq-adjoint-W
-    r_before = s @ J + w @ S  # eq-adjoint-r-recursion
-    return e, T_bar, Z_bar, H_bar, W_bar, r_before, symmetric(J.T @ X @ J + S.T @ S)
+    e, a_smooth, r_before = smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
+    of_T, of_Z, D, N_before = smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
+    gradient = smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D)
+    return e, *gradient, r_before, N_before

@@ -10,7 +10,8 @@ disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It compu
 - what is not wanted is neither computed nor kept;
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
   over its steps come by doubling;
-- one state and one series are numbers (:mod:`~helpers.kalman.fused.scalar`).
+- with up to four states and series the readable text itself is compiled for the size at hand, its
+  matrices in registers (:mod:`~helpers.kalman.fused.small`).
 
 :func:`loglike` and :func:`loglike_and_grad` are for NumPy, :mod:`~helpers.kalman.fused.entry` is
 what compiled code calls. Importing this package compiles nothing; the first call does, once for
@@ -129,7 +130,8 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
     progress : bool
         Say on stderr that it happens, and how long it took.
     everything : bool
-        Compile what second derivatives, diffuse starts and many series need, too: some minutes.
+        Compile what second derivatives, diffuse starts, many series and each number of states and
+        series up to four need, too: some minutes.
 
     Returns
     -------
@@ -145,6 +147,8 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
     more = ("tangents", "integrated", "panel", "own") if everything else ()
     for name in ("roots", "outputs", *more):
         building.load(name, progress)
+    if everything:
+        building.load("small", progress).compile_all()
     return time.perf_counter() - start
 
 

@@ -32,18 +32,24 @@ def load(name: str, announce: bool | None = None):
     there = sys.modules.get(name)
     if there is not None and not getattr(there.__spec__, "_initializing", False):
         return there
-    if announce is None:
-        announce = sys.stderr is not None and sys.stderr.isatty()
-    start = time.perf_counter()
-    with _alone(), _told(what, announce, start):
+    with waiting(what, "half a minute", announce):
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def _told(what: str, announce: bool, start: float):
+def waiting(what: str, time_needed: str, announce: bool | None = None):
+    """Compile alone among the processes of this user, and say so where it takes long."""
+    if announce is None:
+        announce = sys.stderr is not None and sys.stderr.isatty()
+    with _alone(), _told(what, time_needed, announce, time.perf_counter()):
+        yield
+
+
+@contextlib.contextmanager
+def _told(what: str, time_needed: str, announce: bool, start: float):
     def say():
         print(
-            f"Compiling the {what}: about half a minute, once on this machine.",
+            f"Compiling the {what}: about {time_needed}, once on this machine.",
             file=sys.stderr,
             flush=True,
         )

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import llvmlite.binding
 import numpy as np
+from llvmlite import ir
 from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
@@ -25,7 +28,6 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal, one_pass
-from helpers.kalman.fused.scalar import scalar_pass
 from helpers.kalman.fused.tiles import jitable
 
 
@@ -125,24 +127,87 @@ def _pass(
 call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
 
 
-def _scalar(
-    sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar,
-    T_bar, Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """`_pass` for one state and one series, where it needs no memory of its caller."""
-    num = carray(sizes, 15)
-    n = num[0]
-    model = bundle(num, a0, P0, c, d, T, Z, H, W)
-    out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
-    return scalar_pass(
-        carray(y, (n, 1)), model, num[9] == GRADIENT, wanted, tol, carray(l, n), carray(l_bar, n),
-        carray(y_bar, (n, 1)), out, carray(report, 3),
+# Up to so many states and series a pass in registers takes less time, compiled for its size alone.
+LARGEST = 4
+SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
+_SMALL_PASSES = "helpers_kalman_small_passes"
+_addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)  # by m and p; 0: not compiled so far
+llvmlite.binding.add_symbol(_SMALL_PASSES, _addresses.ctypes.data)
+
+
+def _compile_small(m, p):
+    """Compile the pass for this size, or load it from disk; its address."""
+    from helpers.kalman.fused import building
+
+    _addresses[m, p] = building.load("small").address(m, p)
+    return _addresses[m, p]
+
+
+_python_compile_small = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
+    _compile_small
+)
+_address = ctypes.cast(_python_compile_small, ctypes.c_void_p).value
+llvmlite.binding.add_symbol("helpers_kalman_compile_small", _address)
+_call_compile_small = types.ExternalFunction(
+    "helpers_kalman_compile_small", types.int64(types.int64, types.int64)
+)
+
+
+@intrinsic
+def _kept_address(typing, m, p):
+    """The entry of `_addresses`."""
+
+    def generate(context, builder, signature, args):
+        row = ir.ArrayType(ir.IntType(64), LARGEST + 1)
+        table = builder.module.globals.get(_SMALL_PASSES) or ir.GlobalVariable(
+            builder.module, ir.ArrayType(row, LARGEST + 1), _SMALL_PASSES
+        )
+        return builder.load(builder.gep(table, [ir.IntType(64)(0), *args]))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _call_at(typing, address, arguments):
+    """Call the function at an address, with numbers and addresses; it returns an int64."""
+
+    def generate(context, builder, signature, args):
+        values = cgutils.unpack_tuple(builder, args[1])
+        kind = ir.FunctionType(ir.IntType(64), [value.type for value in values])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
+
+    return types.int64(types.int64, arguments), generate
+
+
+@jitable
+def small_pass_for(sizes, l_bar):
+    """The address of the pass for this size, `sizes` as in `_pass`; 0 if the big one is to be run.
+
+    It alone takes weights that differ, and leaves gains for a sweep.
+    """
+    p, m = sizes[1], sizes[2]
+    if m > LARGEST or p > LARGEST or sizes[9] == GAINS:
+        return np.int64(0)
+    if sizes[9] == GRADIENT and not all_equal(l_bar):
+        return np.int64(0)
+    address = _kept_address(m, p)
+    return address if address != 0 else _call_compile_small(m, p)
+
+
+@jitable
+def call_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out):
+    """Run a small pass; arguments and return value are those of `_pass`."""
+    x, o = model, out
+    return _call_at(
+        address,
+        (
+            sizes.ctypes.data, report.ctypes.data, tol, l.ctypes.data, l_bar.ctypes.data,
+            y.ctypes.data, y_bar.ctypes.data, x.a0.ctypes.data, x.P0.ctypes.data, x.c.ctypes.data,
+            x.d.ctypes.data, x.T.ctypes.data, x.Z.ctypes.data, x.H.ctypes.data, x.W.ctypes.data,
+            o.a0.ctypes.data, o.P0.ctypes.data, o.c.ctypes.data, o.d.ctypes.data, o.T.ctypes.data,
+            o.Z.ctypes.data, o.H.ctypes.data, o.W.ctypes.data,
+        ),
     )  # fmt: skip
-
-
-SCALAR = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
-_call_scalar = compiled_once(_scalar, SCALAR, "helpers_kalman_scalar")
 
 
 def _pass_from_roots(*arguments):
@@ -234,16 +299,14 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
          len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
          int(wanted.W), 1]
     )  # fmt: skip
-    if m == 1 and p == 1:
-        how = _call_scalar(
-            sizes.ctypes, report.ctypes, tol, l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes,
-            model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes, model.T.ctypes,
-            model.Z.ctypes, model.H.ctypes, model.W.ctypes, out.a0.ctypes, out.P0.ctypes,
-            out.c.ctypes, out.d.ctypes, out.T.ctypes, out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-        )  # fmt: skip
+    small = small_pass_for(sizes, l_bar)
+    how = VAGUE
+    if small != 0:
+        how = call_small(small, sizes, report, tol, l, l_bar, y, y_bar, model, out)
         if how == 0:
             raise MemoryError(OUT_OF_MEMORY)
-        return how
+        if how != VAGUE:
+            return how
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     plan = np.empty(HEADER, np.int64)
     memory = np.empty(lay_out(Sizes(n, p, m), saved, plan) + 8)
@@ -251,13 +314,14 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
-    how = call_pass(
-        w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
-        l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
-        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
-        model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
-        out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-    )  # fmt: skip
+    if small == 0:
+        how = call_pass(
+            w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
+            l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
+            model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
+            model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
+            out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+        )  # fmt: skip
     if how == VAGUE:
         how = _call_pass_from_roots(
             w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,

@@ -149,7 +149,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     if how == VAGUE:
         how, roots, B_t, _ = start_in_roots(
             w, header, entries, room, num, report, tol, l, ones, nothing, unused, model, observed,
-            covariances,
+            covariances, True,
         )  # fmt: skip
         if how == DONE:
             k = len(roots)

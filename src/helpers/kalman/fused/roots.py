@@ -17,7 +17,9 @@ from helpers.kalman.fused.entry import (
     VALUE,
     bundle,
     call_pass,
+    call_small,
     kept_on_disk,
+    small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
 from helpers.kalman.fused.inputs import Arrays, Observed, look_at
@@ -86,12 +88,12 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out):
 
 @jitable
 def start_in_roots(
-    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, model, observed, out
+    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, model, observed, out, sweep
 ):  # fmt: skip
     """Forwards from a vague P0: the first steps in roots, the whole pass over the others.
 
-    ``sizes`` and ``report`` are those of `_pass`. What the pass leaves behind in w, header, entries
-    and indices is that of the other steps. Returns how it ended, the steps in roots, the root after
+    ``sizes`` and ``report`` are those of `_pass`. For a `sweep` the pass leaves behind in w,
+    header, entries and indices what belongs to the other steps. Returns how it ended, the steps in roots, the root after
     them and the mean there.
     """
     n, p, m = sizes[0], sizes[1], sizes[2]
@@ -111,15 +113,23 @@ def start_in_roots(
                 rest[i] -= k
         filtered = sizes[9] == GRADIENT and (sizes[11] != 0 or sizes[12] != 0)
         saved = Saved(sizes[9] != VALUE, filtered)
-        lay_out(Sizes(n - k, p, m), saved, header)
         from_k, out_k = model_later(model, k), model_later(out, k)
-        how = call_pass(
-            w, header.ctypes, entries.ctypes, indices.ctypes, rest.ctypes, report.ctypes, tol,
-            l[k:].ctypes, l_bar[k:].ctypes, y[k:].ctypes, y_bar[k:].ctypes, a.ctypes, P.ctypes,
-            from_k.c.ctypes, from_k.d.ctypes, from_k.T.ctypes, from_k.Z.ctypes, from_k.H.ctypes,
-            from_k.W.ctypes, out.a0.ctypes, out.P0.ctypes, out_k.c.ctypes, out_k.d.ctypes,
-            out_k.T.ctypes, out_k.Z.ctypes, out_k.H.ctypes, out_k.W.ctypes,
-        )  # fmt: skip
+        small = np.int64(0) if sweep else small_pass_for(rest, l_bar[k:])
+        if small != 0:
+            x = from_k
+            of_rest = Arrays(a, P, x.c, x.d, x.T, x.Z, x.H, x.W)
+            how = call_small(
+                small, rest, report, tol, l[k:], l_bar[k:], y[k:], y_bar[k:], of_rest, out_k
+            )
+        else:
+            lay_out(Sizes(n - k, p, m), saved, header)
+            how = call_pass(
+                w, header.ctypes, entries.ctypes, indices.ctypes, rest.ctypes, report.ctypes, tol,
+                l[k:].ctypes, l_bar[k:].ctypes, y[k:].ctypes, y_bar[k:].ctypes, a.ctypes, P.ctypes,
+                from_k.c.ctypes, from_k.d.ctypes, from_k.T.ctypes, from_k.Z.ctypes, from_k.H.ctypes,
+                from_k.W.ctypes, out.a0.ctypes, out.P0.ctypes, out_k.c.ctypes, out_k.d.ctypes,
+                out_k.T.ctypes, out_k.Z.ctypes, out_k.H.ctypes, out_k.W.ctypes,
+            )  # fmt: skip
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
 
@@ -138,7 +148,7 @@ def _pass_from_roots(
     observed = Observed(flags, room[:n])
     how, roots, B_t, _ = start_in_roots(
         w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,
-        ys, y_bars, model, observed, out,
+        ys, y_bars, model, observed, out, False,
     )  # fmt: skip
     if how == DONE and num[9] == GRADIENT:
         look_at(ys, observed)  # the other steps have written over it

@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+from numba import types
 from numba.extending import overload
 
 from helpers.kalman import recursions, square_root
@@ -11,6 +12,9 @@ from helpers.kalman.fused.tiles import jitable
 
 @overload(recursions.cholesky, jit_options={"error_model": "numpy"})
 def _cholesky(F):
+    if not isinstance(F, types.Array):
+        return None
+
     def factor(F):
         C, logdet = np.zeros_like(F), 0.0
         for j in range(len(F)):
@@ -28,6 +32,8 @@ def _cholesky(F):
 
 @overload(recursions.solve, jit_options={"error_model": "numpy"})
 def _solve(C, B):
+    if not isinstance(C, types.Array):
+        return None
     return recursions.solve.dispatch(object)
 
 

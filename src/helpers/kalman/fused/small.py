@@ -1,0 +1,332 @@
+"""The pass of a model with few states and few series: the readable text, in registers.
+
+For matrices of two to four rows what the big pass is made for, vectors of numbers and products by
+tiles, takes longer to begin than to do. Here each size has machine code of its own, compiled when
+it is first met, in which a step of :mod:`helpers.kalman.recursions` is arithmetic and nothing else
+(:mod:`~helpers.kalman.fused.registers`). A steady state is looked for as in
+:func:`helpers.kalman.fused.forward.forward`; where P0 turns out to be vague, nobody has lost more
+than the time.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray, cfunc
+
+from helpers.kalman import recursions
+from helpers.kalman.fused import (
+    building,
+    text,  # noqa: F401 (lets compiled code call the readable text)
+)
+from helpers.kalman.fused.entry import GRADIENT, LARGEST, SMALL, bundle, kept_on_disk
+from helpers.kalman.fused.forward import (
+    DONE,
+    FIRST_LOOK,
+    LOOK_LATER,
+    NOT_POSITIVE_DEFINITE,
+    VAGUE,
+    is_steady,
+)
+from helpers.kalman.fused.inputs import Arrays, Observed, Wanted, look_at
+from helpers.kalman.fused.registers import (
+    diagonal,
+    filled,
+    identity,
+    larger,
+    read,
+    seen,
+    write,
+    zeros,
+)
+from helpers.kalman.fused.tiles import jitable, put
+from helpers.kalman.recursions import symmetric
+from helpers.kalman.square_root import LOST, WATCHED, was_known
+
+
+class Like(NamedTuple):
+    """A matrix of each shape: its type is what tells the compiler the size."""
+
+    I_m: object  # the identity, (m, m)
+    I_p: object  # (p, p)
+    Z: object  # zeros, (p, m)
+
+
+class InTime(NamedTuple):
+    """An array with a first axis for time, by its address, in Python a Memory."""
+
+    w: int
+    steps: int
+    size: int  # of one step
+
+
+class Kept(NamedTuple):
+    """What the way back reads of each step, by address, in Python a Memory."""
+
+    mean: int  # w, u, a_filt: 2 p + m doubles a step
+    gain: int  # C^-1, S, Kf, J, P_filt: p p + 2 p m + 2 m m doubles a step
+
+
+@jitable
+def at_step(like, X, t):
+    """The array of step t, of the shape of `like`."""
+    return read(like, X.w, (t if X.steps > 1 else 0) * X.size)
+
+
+@jitable
+def add_to(X, t, A):
+    """Add A to the array of step t."""
+    place = (t if X.steps > 1 else 0) * X.size
+    write(X.w, place, read(A, X.w, place) + A)
+
+
+@jitable
+def change(P, P_next):
+    """:func:`helpers.kalman.fused.forward.change`, of matrices in registers."""
+    largest = 0.0
+    for i in range(len(P)):
+        for j in range(i + 1):
+            scale, x = P_next[i, i] * P_next[j, j], P_next[i, j] - P[i, j]
+            if scale > 0.0:
+                largest = max(largest, x * x / scale)
+    return np.sqrt(largest)
+
+
+@jitable
+def fell(P, most):
+    """Whether some variance of P is below LOST of the most that it was."""
+    for i in range(len(P)):
+        if P[i, i] < LOST * most[i]:
+            return True
+    return False
+
+
+@jitable
+def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, gain_of):
+    """Forwards: write l, what is `kept` if `back`, and the step whose gain each step has.
+
+    Returns how it ended, at which step, and the first step of the first steady state, n if there
+    is none.
+    """
+    I_m, I_p = like.I_m, like.I_p
+    n, m, p = len(gain_of), len(I_m), len(I_p)
+    x, z = diagonal(I_m), diagonal(I_p)  # vectors of the states and of the series
+    a, P = at_step(x, model.a0, 0), symmetric(at_step(I_m, model.P0, 0))
+    P_next = P_filt = J = T = W = I_m
+    C_inv = H = I_p
+    c, d, Z, S, G, Kf = x, z, like.Z, like.Z, like.Z, like.Z.T
+    d_t, Z_t, logdet, most = d, Z, 0.0, 0.0 * x
+    first, until, gain, steady, taken = n, 0, 0, False, 0.0
+    since, before, looked = 0, -1.0, 0
+    for t in range(n):
+        if t == 0 or varying:
+            c, d, T = at_step(x, model.c, t), at_step(z, model.d, t), at_step(I_m, model.T, t)
+            Z, H = at_step(like.Z, model.Z, t), at_step(I_p, model.H, t)
+            W = at_step(I_m, model.W, t)
+        if t > 0 and (varying or t == until or observed.same_until[t - 1] == t):
+            since, before, looked = t, -1.0, t
+        y_t = read(z, y, t * p)
+        o = seen(y_t)
+        if t >= until:
+            d_t, Z_t, H_t = recursions.mask(o, d, Z, H)
+            _, logdet, C_inv, S, Kf, J, P_filt, G = recursions.factor(o, P, Z_t, H_t, I_p, I_m)
+            if np.isnan(logdet):
+                return NOT_POSITIVE_DEFINITE, t, n
+            gain = t
+            if back:
+                place = t * (p * p + 2 * p * m + 2 * m * m)
+                write(kept.gain, place, C_inv)
+                write(kept.gain, place + p * p, S)
+                write(kept.gain, place + p * p + p * m, Kf)
+                write(kept.gain, place + p * p + 2 * p * m, J)
+                write(kept.gain, place + p * p + 2 * p * m + m * m, P_filt)
+        gain_of[t] = gain
+        _, w, u, a_filt, l_t = recursions.update(filled(y_t), o, a, d_t, Z_t, logdet, C_inv, G)
+        put(l, t, l_t)
+        if back:
+            place = t * (2 * p + m)
+            write(kept.mean, place, w)
+            write(kept.mean, place + p, u)
+            write(kept.mean, place + 2 * p, a_filt)
+        if t < until:
+            a, _ = recursions.predict(a_filt, P_filt, c, T, W)
+            continue
+        a, P_next = recursions.predict(a_filt, P_filt, c, T, W)
+        if watch and taken < WATCHED * m:
+            taken += o.sum()
+            most = larger(most, diagonal(P))
+            if fell(P_filt if t == n - 1 else P_next, most):
+                return VAGUE, t, n
+        if steady:  # from here on with the gain of this step
+            until, steady = observed.same_until[t], False
+            first = min(first, t)
+            continue
+        if (
+            tol > 0.0
+            and not varying
+            and t - looked >= max(FIRST_LOOK, (t - since) // LOOK_LATER)
+            and observed.same_until[t] - t > 2 * FIRST_LOOK
+        ):
+            now = change(P, P_next)
+            steady = is_steady(now, before, t - looked, tol)
+            before, looked = now, t
+        P = P_next
+    return DONE, n, first
+
+
+@jitable
+def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of, out):
+    """Backwards: write y_bar and the gradients of a0 and P0, add the others to `out`.
+
+    In a steady stretch N settles too, and is then left as it is.
+    """
+    I_m, I_p = like.I_m, like.I_p
+    n, m, p = len(gain_of), len(I_m), len(I_p)
+    x, z = diagonal(I_m), diagonal(I_p)
+    no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * I_p
+    r, N, T = no_x, no_m, I_m
+    C_inv, S, Kf, J, P_filt = I_p, like.Z, like.Z.T, I_m, I_m
+    of_T, of_Z, D, N_before = no_m, like.Z, no_p, no_m
+    c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
+    gain, settled, since, before, looked = n, False, n, -1.0, n
+    for t in range(n - 1, -1, -1):
+        if t == n - 1 or varying:
+            T = at_step(I_m, model.T, t)
+        if gain_of[t] != gain:
+            gain = gain_of[t]
+            place = gain * (p * p + 2 * p * m + 2 * m * m)
+            C_inv, S = read(I_p, kept.gain, place), read(like.Z, kept.gain, place + p * p)
+            Kf = read(like.Z.T, kept.gain, place + p * p + p * m)
+            J = read(I_m, kept.gain, place + p * p + 2 * p * m)
+            P_filt = read(I_m, kept.gain, place + p * p + 2 * p * m + m * m)
+            settled, since, before, looked = False, t, -1.0, t
+        place = t * (2 * p + m)
+        w, u = read(z, kept.mean, place), read(z, kept.mean, place + p)
+        a_filt = read(x, kept.mean, place + 2 * p)
+        e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
+        write(y_bar, t * p, -weight * e)
+        c_sum, d_sum = c_sum + r, d_sum + e
+        if wanted.matrices:
+            if not settled:
+                of_T, of_Z, D, N_before = recursions.smooth_covariance(
+                    N, T, C_inv, S, Kf, J, P_filt
+                )
+                if tol > 0.0 and looked - t >= max(FIRST_LOOK, (since - t) // LOOK_LATER):
+                    now = change(N, N_before)
+                    settled = is_steady(now, before, looked - t, tol)
+                    before, looked = now, t
+            T_bar, Z_bar, H_bar, W_bar = recursions.smooth_gradient(
+                r, N, e, a_smooth, of_T, of_Z, D
+            )
+            T_sum, Z_sum, H_sum, W_sum = T_sum + T_bar, Z_sum + Z_bar, H_sum + H_bar, W_sum + W_bar
+            N = N_before
+        r = r_before
+        if varying or t == 0:
+            add_to(out.c, t, weight * c_sum)
+            add_to(out.d, t, weight * d_sum)
+            if wanted.T:
+                add_to(out.T, t, weight * T_sum)
+            if wanted.Z:
+                add_to(out.Z, t, weight * Z_sum)
+            if wanted.matrices:
+                add_to(out.H, t, weight * H_sum)
+            if wanted.W:
+                add_to(out.W, t, weight * W_sum)
+            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
+    write(out.a0.w, 0, weight * r)
+    if wanted.matrices:
+        write(out.P0.w, 0, weight * ((recursions.outer(r, r) - N) / 2))
+
+
+@jitable
+def small_pass(
+    like, y, model, backwards, wanted, watch, tol, weight, l, y_bar, kept, gain_of, observed, out,
+    report,
+):  # fmt: skip
+    """Forwards and, if `backwards`, the gradient of the sum of l times `weight`.
+
+    The arrays of `model` and `out` are `InTime`. ``report`` as that of `_pass`. Returns how it
+    ended.
+    """
+    X = model
+    steps = max(X.c.steps, X.d.steps, X.T.steps, X.Z.steps, X.H.steps, X.W.steps)
+    how, t, first = filter_small(
+        like, y, observed, model, steps > 1, watch, tol, backwards, l, kept, gain_of
+    )
+    report[0], report[1], report[2] = t, 0, first
+    if how == DONE and backwards:
+        smooth_small(like, model, steps > 1, wanted, tol, weight, y_bar, kept, gain_of, out)
+    return how
+
+
+@jitable
+def in_time(X, size):
+    """An array of steps by its address."""
+    return InTime(X.ctypes.data, X.size // size, size)
+
+
+@jitable
+def all_in_time(arrays, p, m):
+    """The model's arrays, or its gradient's, by their addresses."""
+    return Arrays(
+        in_time(arrays.a0, m), in_time(arrays.P0, m * m), in_time(arrays.c, m),
+        in_time(arrays.d, p), in_time(arrays.T, m * m), in_time(arrays.Z, p * m),
+        in_time(arrays.H, p * p), in_time(arrays.W, m * m),
+    )  # fmt: skip
+
+
+@jitable
+def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
+    """`small_pass` on arrays, with memory of its own."""
+    n, p, m, back = num[0], len(like.I_p), len(like.I_m), num[9] == GRADIENT
+    means = np.empty(n * (2 * p + m) if back else 0)
+    gains = np.empty(n * (p * p + 2 * p * m + 2 * m * m) if back else 0)
+    gain_of = np.empty(n, np.int64)
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(y, observed)
+    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    watch = num[14] != 0 and not was_known(model.P0, model.W[0])
+    kept = Kept(means.ctypes.data, gains.ctypes.data)
+    how = small_pass(
+        like, y.ctypes.data, all_in_time(model, p, m), back, wanted, watch, tol,
+        l_bar[0] if back else 1.0, l.ctypes.data, y_bar.ctypes.data, kept, gain_of, observed,
+        all_in_time(out, p, m), report,
+    )  # fmt: skip
+    means[:1], gains[:1] = 0.0, 0.0  # their addresses were good until here
+    return how
+
+
+_compiled = {}  # machine code that must not be forgotten while its address is in use
+
+
+def address(m: int, p: int) -> int:
+    """Where the pass for m states and p series begins, compiled if it was not before."""
+    with building.waiting(f"Kalman filter of {m} states and {p} series", "ten seconds"):
+        _compiled[m, p] = compiled(m, p)
+    return _compiled[m, p].address
+
+
+def compile_all() -> None:
+    """Compile the passes of all sizes, or load them from disk."""
+    for m, p in itertools.product(range(1, LARGEST + 1), repeat=2):
+        address(m, p)
+
+
+def compiled(m: int, p: int):
+    """The pass for m states and p series, as machine code."""
+
+    def small(
+        sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar,
+        d_bar, T_bar, Z_bar, H_bar, W_bar,
+    ):  # fmt: skip
+        num = carray(sizes, 15)
+        n = num[0]
+        model = bundle(num, a0, P0, c, d, T, Z, H, W)
+        out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+        like = Like(identity(m), identity(p), zeros(p, m))
+        return run(
+            like, num, tol, carray(l, n), carray(l_bar, n), carray(y, (n, p)),
+            carray(y_bar, (n, p)), model, out, carray(report, 3),
+        )  # fmt: skip
+
+    return kept_on_disk(cfunc(SMALL, cache=True, error_model="numpy"))(small)
