@@ -66,6 +66,7 @@ def test_description():
         ("Durbin, J. and Koopman, S. J.", "Durbin and Koopman, 1960"),
         ("Bengio, Y. and Léonard, N. and Courville, A.", "Bengio et al., 1960"),
         ("de Jong, Piet", "de Jong, 1960"),
+        (r"Mor{\'e}, J. and S{\"a}rkk{\"a}, S.", "Moré and Särkkä, 1960"),
     ],
 )
 def test_labels_of_the_bibliography(authors, label):

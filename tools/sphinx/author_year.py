@@ -1,6 +1,7 @@
 """Sphinx: the labels of the bibliography are those of the text, "Durbin and Koopman, 2012"."""
 
 from pybtex.plugin import register_plugin
+from pybtex.richtext import Text
 from pybtex.style.formatting.unsrt import Style
 from pybtex.style.labels import BaseLabelStyle
 
@@ -9,7 +10,10 @@ class AuthorYear(BaseLabelStyle):
     def format_labels(self, entries):
         for entry in entries:
             people = entry.persons.get("author") or entry.persons.get("editor") or []
-            names = [" ".join([*who.prelast_names, *who.last_names]) for who in people]
+            names = [
+                str(Text.from_latex(" ".join([*who.prelast_names, *who.last_names])))
+                for who in people
+            ]
             if len(names) > 2:
                 names = [f"{names[0]} et al."]
             who = " and ".join(names) or entry.fields.get("organization", entry.key)
