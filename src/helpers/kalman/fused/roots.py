@@ -93,8 +93,8 @@ def start_in_roots(
     """Forwards from a vague P0: the first steps in roots, the whole pass over the others.
 
     ``sizes`` and ``report`` are those of `_pass`. For a `sweep` the pass leaves behind in w,
-    header, entries and indices what belongs to the other steps. Returns how it ended, the steps in roots, the root after
-    them and the mean there.
+    header, entries and indices what belongs to the other steps. Returns how it ended, the steps in
+    roots, the root after them and the mean there.
     """
     n, p, m = sizes[0], sizes[1], sizes[2]
     look_at(y, observed)
