@@ -234,6 +234,7 @@ case("Squeeze", normal(2, 1, 3, 1), ints(1, -1))
 case("Squeeze", normal(2, 1, 3, 1))
 case("Unsqueeze", normal(2, 3), ints(0, -1))
 case("Unsqueeze", normal(2, 3), ints(3, 1))
+case("Unsqueeze", normal(2, 3), np.int64(-1), modes=("static",), note="axis without axes")
 case("Expand", normal(3, 1), ints(2, 3, 4))
 case("Expand", normal(3, 4), ints(3, 1))
 case("Expand", normal(), ints(2, 3))
@@ -291,6 +292,10 @@ case("GatherElements", normal(3, 3), np.array([[0, 0], [2, 1], [-1, -1]]), axis=
 case("GatherND", normal(2, 3), np.array([[0, 1], [0, 1], [1, 2]]))
 case("GatherND", normal(2, 3, 2), np.array([[[0]], [[1]], [[0]]]))
 
+case("Compress", normal(3, 2), np.array([False, True, True]), axis=0)
+case("Compress", normal(2, 3, 2), np.array([True, False, True]), axis=-2)
+case("Compress", normal(2, 3), np.array([False, True, True, False, True]))
+
 batched = np.array([[[0], [2]], [[1], [1]]])
 case("GatherND", normal(2, 3, 2), batched, batch_dims=1)
 case("GatherND", normal(2, 2, 3), np.array([[[0], [2]], [[1], [1]]]), batch_dims=2)
@@ -303,6 +308,10 @@ for reduction in ("none", "add"):
     case("ScatterND", normal(4, 2), np.array([[0], [3]]), normal(2, 2), **kind)
     case("ScatterND", normal(2, 3), np.array([[0, 1], [1, 2]]), normal(2), **kind)
 case("ScatterElements", normal(3), ints(1, 1), normal(2), reduction="add", note="repeated")
+for reduction in ("max", "min"):
+    kind = {"reduction": reduction}
+    case("ScatterElements", normal(3), ints(1, 1, -1), normal(3), note="repeated", **kind)
+    case("ScatterElements", normal(2, 5), np.array([[1, -2, 1]]), normal(1, 3), axis=1, **kind)
 
 # Softmax, normalisation, losses
 for op in ("Softmax", "LogSoftmax", "Hardmax"):
@@ -452,7 +461,13 @@ case(
     "Resize", normal(2, 3), None, np.array([1, 1.6], np.float32), constants=["x2"], opset=13, **kind
 )
 
-# Linear models of scikit-learn
+case("Col2Im", normal(2, 8, 6), ints(3, 4), ints(2, 2), modes=("static", "named"))
+kind = {"pads": [1, 0, 0, 2], "strides": [2, 1], "dilations": [1, 2]}
+case("Col2Im", normal(1, 6, 6), ints(4, 3), ints(3, 2), modes=("static", "named"), **kind)
+
+# Of scikit-learn's converters
+for metric in ("euclidean", "sqeuclidean"):
+    case("CDist", normal(3, 2), normal(4, 2), domain="com.microsoft", metric=metric)
 case(
     "LinearRegressor",
     normal(2, 3).astype(np.float32),

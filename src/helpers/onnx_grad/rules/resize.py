@@ -3,6 +3,7 @@
 import numpy as np
 
 from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.tensor import same_dim
 
 
 @register_gradient(
@@ -14,14 +15,17 @@ from helpers.onnx_grad.rules.table import register_gradient
         "antialias": "0",
         "coordinate_transformation_mode": "not tf_crop_and_resize",
         "keep_aspect_ratio_policy": "stretch",
-        "scales": "a constant, or sizes is one",
+        "scales": "a constant, or sizes is one (but for axes that are not resized)",
     },
 )
 def resize(g, node, dy):
     """Y = X with each resized axis multiplied by a matrix A: dX = dY with each by A'."""
     x = node.x[0]
-    given = [t and t.value for t in (node.input(2), node.input(3))]
-    for axis, A in interpolations(node.attr, node.refuse, x.shape, *given):
+    scales, sizes = (t and t.value for t in (node.input(2), node.input(3)))
+    if sizes is None and node.input(3) is not None and node.y[0].shape is not None:
+        axes = node.attr("axes") or range(x.rank)
+        sizes = np.array([node.y[0].shape[a] for a in axes], dtype=object)
+    for axis, A in interpolations(node.attr, node.refuse, x.shape, scales, sizes):
         dy = along(g, dy, g.constant(A, x.dtype), axis, x.rank)
     return dy
 
@@ -38,7 +42,7 @@ def interpolations(attr, refuse, shape, scales, sizes):
     shape : tuple
         Of X; dimensions that are no int are open.
     scales, sizes : array or None
-        Inputs 2 and 3 where they are constants.
+        Inputs 2 and 3 where they are constants; sizes may be dimensions, like those of ``shape``.
 
     Yields
     ------
@@ -59,7 +63,9 @@ def interpolations(attr, refuse, shape, scales, sizes):
         if by_scale and given == 1:
             continue
         n = shape[axis]
-        if not isinstance(n, int):
+        if not by_scale and same_dim(given, n):
+            continue
+        if not isinstance(n, int) or given is None or isinstance(given, str):
             raise refuse(f"the length of axis {axis}, which is resized, is not static")
         m = int(np.floor(n * given)) if by_scale else given
         scale = given if by_scale else m / n
