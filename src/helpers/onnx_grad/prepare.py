@@ -28,6 +28,7 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
+    _correct_shapes(model)
     if model.functions:
         model = inline_local_functions(model)
     take_constant_branches(model)
@@ -37,7 +38,8 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
         model = _written_out(model, written_out)
-    fold_shapes(model)
+    while fold_shapes(model):  # what becomes known may make more known
+        pass
     return model, constants
 
 
@@ -113,6 +115,25 @@ def _check_opset(model: ModelProto) -> None:
                     f"and operator {node.op_type} (node {name}) has changed since"
                 )
     versions[0].version = NEWEST
+
+
+def _correct_shapes(model: ModelProto) -> None:
+    """Declared shapes inside the model that inference contradicts, as of the exporter that takes
+    each label's own loss for a scalar, are left out: a rule would sum over the wrong axes."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.value_info[:]
+    infos = tensor_infos(bare) if model.graph.value_info else {}
+    for value in model.graph.value_info:
+        declared, found = Info.of(value.type).shape, infos.get(value.name, Info(None, None)).shape
+        if declared is not None and found is not None and not _agree(declared, found):
+            value.type.tensor_type.ClearField("shape")
+
+
+def _agree(a, b) -> bool:
+    """Whether two shapes may be of one tensor."""
+    numbers = [{d for d in pair if isinstance(d, int)} for pair in zip(a, b, strict=False)]
+    return len(a) == len(b) and all(len(known) < 2 for known in numbers)
 
 
 def _declare_outputs(model: ModelProto) -> None:
