@@ -955,6 +955,16 @@ ERRORS = {
         {"weights": ["W"]},
         "weight 'W' is the value of a Constant node",
     ),
+    "probabilities in dictionaries": (
+        lambda: model_of(
+            """m (float[N, 2] X) => (seq(map(int64, float)) Y) { P = Softmax(X)
+            Y = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(P) }""",
+            opset=9,
+            domains=["ai.onnx.ml"],
+        ),
+        {},
+        "ZipMap makes dictionaries of 'P'.*options={'zipmap': False}",
+    ),
     "types that contradict each other": (
         lambda: model_of(
             """m (float[2] X) => (float[2] Y)

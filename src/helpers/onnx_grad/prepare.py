@@ -10,7 +10,7 @@ from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
-from helpers.onnx_grad.tensor import Info, NoGradientError, canonical
+from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
 
@@ -22,6 +22,7 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     model.CopyFrom(onx)
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
+    _check_dictionaries(model)
     _check_opset(model)
     _declare_outputs(model)
     try:
@@ -90,6 +91,16 @@ def _write_defaults(model: ModelProto, op_types: set[str]) -> None:
             for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
                 if name not in given and attribute.default_value.name:
                     node.attribute.append(attribute.default_value)
+
+
+def _check_dictionaries(model: ModelProto) -> None:
+    """By default, skl2onnx makes dictionaries of a classifier's probabilities."""
+    maps = [node for node in model.graph.node if node.op_type == "ZipMap"]
+    if maps and all(v.type.tensor_type.elem_type not in REAL for v in model.graph.output):
+        raise NoGradientError(
+            f"no gradient: ZipMap makes dictionaries of {maps[0].input[0]!r}, and no other output "
+            "is real; convert the classifier with options={'zipmap': False}"
+        )
 
 
 def _check_opset(model: ModelProto) -> None:
