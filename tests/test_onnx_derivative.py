@@ -886,6 +886,16 @@ def test_a_declared_shape_that_is_wrong_is_not_believed():
     np.testing.assert_allclose(found, known, rtol=1e-6)
 
 
+def test_an_output_that_is_declared_wrongly_has_the_inferred_shape():
+    model = model_of("""m (float[N, 3] X, int64[N] label) => (float L)
+        { L = SoftmaxCrossEntropyLoss<reduction = "none">(X, label) }""")
+    gradient = onnx_derivative(model)
+    (bar,) = (x for x in gradient.graph.input if x.name == "L_grad")
+    assert [d.dim_param for d in bar.type.tensor_type.shape.dim] == ["N"]
+    with pytest.raises(ValueError, match="loss 'L' is not a scalar"):
+        onnx_derivative(model, options=DerivativeOptions.Loss, loss="L", label="label")
+
+
 def test_control_flow_off_the_path_stays():
     """It uses tensors of the graph around it, one of which has a promised name."""
     model = model_of("""m (bool c, double[3] X, double[3] Z) => (double[3] Y)

@@ -129,16 +129,18 @@ def _check_opset(model: ModelProto) -> None:
 
 
 def _correct_shapes(model: ModelProto) -> None:
-    """Declared shapes inside the model that inference contradicts, as of the exporter that takes
-    each label's own loss for a scalar, are left out: a rule would sum over the wrong axes."""
+    """Declared shapes that inference contradicts, as of the exporter that takes each label's own
+    loss for a scalar, become the inferred ones: a rule would sum over the wrong axes."""
     bare = ModelProto()
     bare.CopyFrom(model)
     del bare.graph.value_info[:]
-    infos = tensor_infos(bare) if model.graph.value_info else {}
-    for value in model.graph.value_info:
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    infos = tensor_infos(bare)
+    for value in (*model.graph.value_info, *model.graph.output):
         declared, found = Info.of(value.type).shape, infos.get(value.name, Info(None, None)).shape
         if declared is not None and found is not None and not _agree(declared, found):
-            value.type.tensor_type.ClearField("shape")
+            value.type.CopyFrom(Info(value.type.tensor_type.elem_type, found).proto())
 
 
 def _agree(a, b) -> bool:
