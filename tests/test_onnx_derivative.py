@@ -17,7 +17,7 @@ from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradi
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import simplify
-from helpers.onnx_grad.tensor import NoGradientError
+from helpers.onnx_grad.tensor import Info, NoGradientError
 
 Zero, KeepYieldOp, KeepOutputs, FillGrad, Loss = (
     DerivativeOptions[n] for n in ("Zero", "KeepYieldOp", "KeepOutputs", "FillGrad", "Loss")
@@ -829,6 +829,73 @@ def test_a_branch_with_a_constant_condition_is_taken(condition, then):
         np.testing.assert_allclose(found["w_grad"], (dY * dw).sum(0), rtol=1e-12)
 
 
+def test_a_condition_that_takes_several_rounds_of_folding():
+    """The length of a Reshape is known after the shape that it is given is."""
+    model = model_of("""m (double[2, 3] X) => (double[n] Y) <int64[1] six = {6}> {
+        s = Shape(X) length = ReduceProd<keepdims = 1>(s) R = Reshape(X, length)
+        t = Shape(R) c = Equal(t, six)
+        Y = If (c) <then_branch = a () => (double[n] u) { u = Mul(R, R) },
+                    else_branch = b () => (double[n] v) { v = Neg(R) }> }""")
+    X, bar = np.arange(6.0).reshape(2, 3), np.ones(6)
+    (G,) = run_reference(onnx_derivative(model), {"X": X, "Y_grad": bar}).values()
+    np.testing.assert_allclose(G, 2 * X)
+
+
+RESIZED = {
+    "scales that are joined": """m (float[N, 1, 2, 2] X) => (float[N, 1, 4, 4] Y) {
+        one = Constant<value = float[2] {1, 1}>() two = Constant<value = float[2] {2, 2}>()
+        scales = Concat<axis = 0>(one, two) Y = Resize<mode = "nearest">(X, , scales) }""",
+    "sizes with an open batch": """m (float[N, 1, 2, 2] X) => (float[M, 1, 4, 4] Y)
+        <int64[1] start = {0}, int64[1] end = {2}, int64[2] size = {4, 4}> {
+        shape = Shape(X) head = Slice(shape, start, end) sizes = Concat<axis = 0>(head, size)
+        Y = Resize<mode = "nearest">(X, , , sizes) }""",
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_scales_and_sizes_as_exporters_write_them(name):
+    gradient = onnx_derivative(model_of(RESIZED[name], opset=17))
+    X = np.ones((3, 1, 2, 2), np.float32)
+    bar = np.random.default_rng(0).standard_normal((3, 1, 4, 4)).astype(np.float32)
+    (G,) = run_onnxruntime(gradient, {"X": X, "Y_grad": bar}).values()
+    np.testing.assert_allclose(G, bar.reshape(3, 1, 2, 2, 2, 2).sum((3, 5)), rtol=1e-5)
+
+
+def test_a_name_does_not_come_through_arithmetic_on_it():
+    model = model_of("""m (float[N, 1, 2] X) => (float[A, B, C] Y) <int64[1] first = {0},
+        int64[2] rest = {1, 2}, int64[1] two = {2}> {
+        shape = Shape(X) N = Gather(shape, first) double = Mul(N, two)
+        sizes = Concat<axis = 0>(double, rest) Y = Resize<mode = "nearest">(X, , , sizes) }""")
+    with pytest.raises(NoGradientError, match="the length of axis 0, which is resized"):
+        onnx_derivative(model)
+
+
+def test_a_declared_shape_that_is_wrong_is_not_believed():
+    """An exporter declares that each label's own loss is a scalar."""
+    model = model_of("""m (float[N, 3] X, int64[N] label) => (float L) <float two = {2.0}>
+        { each = SoftmaxCrossEntropyLoss<reduction = "none">(X, label)
+          square = Pow(each, two) L = ReduceMean<keepdims = 0>(square) }""")
+    expected = onnx_derivative(model, inputs=["X"])
+    model.graph.value_info.add(name="each", type=Info(1, ()).proto())
+    X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    feeds = {"X": X, "label": np.array([0, 2, 1, 0]), "L_grad": np.array(1, np.float32)}
+    found, known = (
+        run_onnxruntime(m, feeds)["X_grad"]
+        for m in (onnx_derivative(model, inputs=["X"]), expected)
+    )
+    np.testing.assert_allclose(found, known, rtol=1e-6)
+
+
+def test_an_output_that_is_declared_wrongly_has_the_inferred_shape():
+    model = model_of("""m (float[N, 3] X, int64[N] label) => (float L)
+        { L = SoftmaxCrossEntropyLoss<reduction = "none">(X, label) }""")
+    gradient = onnx_derivative(model)
+    (bar,) = (x for x in gradient.graph.input if x.name == "L_grad")
+    assert [d.dim_param for d in bar.type.tensor_type.shape.dim] == ["N"]
+    with pytest.raises(ValueError, match="loss 'L' is not a scalar"):
+        onnx_derivative(model, options=DerivativeOptions.Loss, loss="L", label="label")
+
+
 def test_control_flow_off_the_path_stays():
     """It uses tensors of the graph around it, one of which has a promised name."""
     model = model_of("""m (bool c, double[3] X, double[3] Z) => (double[3] Y)
@@ -897,6 +964,16 @@ ERRORS = {
         ),
         {"weights": ["W"]},
         "weight 'W' is the value of a Constant node",
+    ),
+    "probabilities in dictionaries": (
+        lambda: model_of(
+            """m (float[N, 2] X) => (seq(map(int64, float)) Y) { P = Softmax(X)
+            Y = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(P) }""",
+            opset=9,
+            domains=["ai.onnx.ml"],
+        ),
+        {},
+        "ZipMap makes dictionaries of 'P'.*options={'zipmap': False}",
     ),
     "types that contradict each other": (
         lambda: model_of(

@@ -11,7 +11,8 @@ ML = "ai.onnx.ml"
 # X is an image of known size, Z one of unknown size, R of unknown rank, T a sequence of known
 # length, U one of unknown length, M a matrix; S and F are known at run time only.
 MODEL = """m (float[2, 3, 4, 4] X, float[2, C, H, V] Z, float[3, 2, 2] T, float[L, 2, 2] U,
-    float[2, 3] M, int64[K] S, float[4] F, int64[2, D] J) => (float[a, b, c, d] Y)
+    float[2, 3] M, int64[K] S, float[4] F, int64[2, D] J, bool[2] B,
+    float[2, 5, 5, 2] V) => (float[a, b, c, d] Y)
     <float[6, 1, 2, 2] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9,1,2,3,4,5,6},
      float[2, 3, 2, 2] k = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9,1,2,3,4,5,6},
      float[3] s = {1, 2, 3}, float[4] ones = {1, 1, 2, 2}, float pad = {0}, int64[2] i = {0, 1},
@@ -31,6 +32,8 @@ REFUSALS = {
         "in training before opset 14",
         13,
     ),
+    ("CDist", "metric"): ('Y = com.microsoft.CDist<metric = "cosine">(M, M)', "metric 'cosine'"),
+    ("Col2Im", "block_shape"): ("Y = Col2Im(T, end, S)", "its block_shape must be a constant"),
     ("Conv", "auto_pad"): (
         'Y = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(Z, k)',
         "auto_pad=SAME_LOWER with stride 2 needs a static image size",
@@ -72,6 +75,14 @@ REFUSALS = {
     ("LinearRegressor", "post_transform"): (
         f'Y = {ML}.LinearRegressor<{LABELLED}, targets = 1, post_transform = "LOGISTIC">(M)',
         "post_transform 'LOGISTIC'",
+    ),
+    ("GridSample", "mode"): (
+        'Y = GridSample<mode = "cubic">(X, V)',
+        "mode='cubic', padding_mode='zeros'",
+    ),
+    ("GridSample", "padding_mode"): (
+        'Y = GridSample<padding_mode = "reflection">(X, V)',
+        "padding_mode='reflection'",
     ),
     ("LinearClassifier", "post_transform"): (
         f"l, Y = {ML}.LinearClassifier<{LABELLED}, classlabels_ints = [0], "
@@ -131,11 +142,14 @@ OF_RANK = {
     "ArrayFeatureExtractor": "(R, end)",
     "AveragePool": "<kernel_shape = [2]>(R)",
     "BatchNormalization": "(R, s, s, s, s)",
+    "CDist": '<metric = "euclidean">(R, R)',
+    "Compress": "(R, B)",
     "Conv": "(R, k)",
     "ConvTranspose": "(R, k)",
     "Einsum": '<equation = "ij->ji">(R)',
     "GRU": "<hidden_size = 2>(R, W4, W4)",
     "Gather": "(R, i)",
+    "GridSample": "(R, V)",
     "GatherND": "(R, J)",
     "GlobalAveragePool": "(R)",
     "GlobalMaxPool": "(R)",
@@ -150,7 +164,7 @@ OF_RANK = {
     "Tile": "(R, S)",
 }
 for name, arguments in OF_RANK.items():
-    domain = f"{ML}." if name == "ArrayFeatureExtractor" else ""
+    domain = {"ArrayFeatureExtractor": f"{ML}.", "CDist": "com.microsoft."}.get(name, "")
     message = "rank of its input 'R' is unknown; declare"
     REFUSALS[name, "rank"] = (f"Y = {domain}{name}{arguments}", message)
 
@@ -163,7 +177,7 @@ def test_every_limit_is_tested():
 @pytest.mark.parametrize("key", sorted(REFUSALS), ids="-".join)
 def test_refusal(key):
     nodes, message, opset = (*REFUSALS[key], 21)[:3]
-    model = model_of(f"{MODEL}{nodes} }}", opset, domains=[ML])
+    model = model_of(f"{MODEL}{nodes} }}", opset, domains=[ML, "com.microsoft"])
     with pytest.raises(NoGradientError, match=f"no gradient for operator {key[0]} of.*{message}"):
         onnx_derivative(model)
 

@@ -234,6 +234,7 @@ case("Squeeze", normal(2, 1, 3, 1), ints(1, -1))
 case("Squeeze", normal(2, 1, 3, 1))
 case("Unsqueeze", normal(2, 3), ints(0, -1))
 case("Unsqueeze", normal(2, 3), ints(3, 1))
+case("Unsqueeze", normal(2, 3), np.int64(-1), modes=("static",), note="axis without axes")
 case("Expand", normal(3, 1), ints(2, 3, 4))
 case("Expand", normal(3, 4), ints(3, 1))
 case("Expand", normal(), ints(2, 3))
@@ -291,6 +292,10 @@ case("GatherElements", normal(3, 3), np.array([[0, 0], [2, 1], [-1, -1]]), axis=
 case("GatherND", normal(2, 3), np.array([[0, 1], [0, 1], [1, 2]]))
 case("GatherND", normal(2, 3, 2), np.array([[[0]], [[1]], [[0]]]))
 
+case("Compress", normal(3, 2), np.array([False, True, True]), axis=0)
+case("Compress", normal(2, 3, 2), np.array([True, False, True]), axis=-2)
+case("Compress", normal(2, 3), np.array([False, True, True, False, True]))
+
 batched = np.array([[[0], [2]], [[1], [1]]])
 case("GatherND", normal(2, 3, 2), batched, batch_dims=1)
 case("GatherND", normal(2, 2, 3), np.array([[[0], [2]], [[1], [1]]]), batch_dims=2)
@@ -303,6 +308,10 @@ for reduction in ("none", "add"):
     case("ScatterND", normal(4, 2), np.array([[0], [3]]), normal(2, 2), **kind)
     case("ScatterND", normal(2, 3), np.array([[0, 1], [1, 2]]), normal(2), **kind)
 case("ScatterElements", normal(3), ints(1, 1), normal(2), reduction="add", note="repeated")
+for reduction in ("max", "min"):
+    kind = {"reduction": reduction}
+    case("ScatterElements", normal(3), ints(1, 1, -1), normal(3), note="repeated", **kind)
+    case("ScatterElements", normal(2, 5), np.array([[1, -2, 1]]), normal(1, 3), axis=1, **kind)
 
 # Softmax, normalisation, losses
 for op in ("Softmax", "LogSoftmax", "Hardmax"):
@@ -452,7 +461,31 @@ case(
     "Resize", normal(2, 3), None, np.array([1, 1.6], np.float32), constants=["x2"], opset=13, **kind
 )
 
-# Linear models of scikit-learn
+case("Col2Im", normal(2, 8, 6), ints(3, 4), ints(2, 2), modes=("static", "named"))
+kind = {"pads": [1, 0, 0, 2], "strides": [2, 1], "dilations": [1, 2]}
+case("Col2Im", normal(1, 6, 6), ints(4, 3), ints(3, 2), modes=("static", "named"), **kind)
+
+
+def places(lengths, shape, corners=0):
+    """Of GridSample, in the middle of a cell or of half a cell, some beyond the edge."""
+    n = np.array(lengths[::-1])
+    place = rng.integers(-1, n, (*shape, len(n))) + rng.uniform(0.2, 0.4, (*shape, len(n)))
+    return 2 * place / (n - 1) - 1 if corners else (2 * place + 1) / n - 1
+
+
+for attributes in (
+    {"mode": "linear"},
+    {"mode": "linear", "align_corners": 1, "padding_mode": "border"},
+    {"mode": "nearest"},
+    {"mode": "nearest", "align_corners": 1},
+):
+    points = places((3, 4), (2, 3, 2), attributes.get("align_corners", 0))
+    case("GridSample", normal(2, 2, 3, 4), points, opset=20, **attributes, **SINGLE)
+case("GridSample", normal(1, 1, 3, 2, 4), places((3, 2, 4), (1, 2, 1, 2)), opset=20, **SINGLE)
+
+# Of scikit-learn's converters
+for metric in ("euclidean", "sqeuclidean"):
+    case("CDist", normal(3, 2), normal(4, 2), domain="com.microsoft", metric=metric)
 case(
     "LinearRegressor",
     normal(2, 3).astype(np.float32),
@@ -499,6 +532,19 @@ def test_what_is_replaced_has_no_influence(missing):
     dY = np.ones((2, 3), np.float32)
     found = run_onnxruntime(onnx_derivative(model), {"X": X, "y0_grad": dY})
     assert found["X_grad"].tolist() == [[1, 0, 1], [1, 1, 0]]
+
+
+def test_the_older_name_of_linear():
+    """The reference evaluator does not know it."""
+    X, points = normal(1, 2, 4, 3).astype(np.float32), rng.uniform(-1, 1, (1, 2, 2, 2))
+    feeds = {"X": X, "points": points.astype(np.float32)}
+    model = node_model("GridSample", feeds, opset=20, mode="linear")
+    feeds["y0_grad"] = np.ones((1, 2, 2, 2), np.float32)
+    expected = run_onnxruntime(onnx_derivative(model), feeds)
+    model.graph.node[0].attribute[0].s = b"bilinear"
+    model.opset_import[0].version = 16
+    for name, G in run_onnxruntime(onnx_derivative(model), feeds).items():
+        np.testing.assert_allclose(G, expected[name], rtol=1e-6)
 
 
 def test_every_rule_has_a_case():

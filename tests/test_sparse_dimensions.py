@@ -326,7 +326,84 @@ def test_points_become_voxels():
     x = SparseValue.from_points(points, [[1.0], [5.0], [3.0]], cell=0.5, grid=(4, 4, 4))
     np.testing.assert_array_equal(x.sites, [[0, 0, 0], [3, 0, 0]])
     np.testing.assert_array_equal(x.values, [[2], [5]])
+    y = SparseValue.from_points(points, [[1.0], [5.0], [3.0]], (0.5, 0.5, 0.15), (4, 4, 4))
+    np.testing.assert_array_equal(y.sites, [[0, 0, 2], [3, 0, 0]])
     assert stack([x, x]).grid == (2, 4, 4, 4)
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_a_window_larger_than_the_grid_stays_on_its_sites(side):
+    x, W, b = random_layer(side, (side, side, side, 2), 5, 3, d=3)
+    y = sparse_conv(x, W, b, submanifold_rulebook(x.sites, x.grid, 5, d=3))
+    dense = dense_conv(x.to_dense(), W, b, 5, 1, 2, x.ground_state)
+    np.testing.assert_allclose(y.values, dense[tuple(x.sites.T)], rtol=1e-13)
+
+
+def unet(x, weights, fine, down, coarse, up):
+    """An encoder, a decoder back to the sites, and a way around: the classes of each site."""
+    first, lower, bottom, back, last = zip(weights[::2], weights[1::2], strict=True)
+    skip = graph.relu(graph.conv(x, *first, fine))
+    h = graph.relu(graph.conv(skip, *lower, down))
+    h = graph.relu(graph.conv(h, *bottom, coarse))
+    h = graph.relu(graph.conv(h, *back, up))
+    both = graph.SymbolicValue(*(pt.concatenate(v, axis=-1) for v in zip(skip, h, strict=True)))
+    return graph.conv(both, *last, fine)
+
+
+def dense_unet(X, weights, active, coarse):
+    """The same on dense volumes (*grid, 1) with ground state 0, masks of the active cells given."""
+    first, lower, bottom, back, last = zip(weights[::2], weights[1::2], strict=True)
+
+    def kept(X, t, W, b, active):
+        t_out = np.tile(t, 27) @ W + b
+        return np.where(active[..., None], dense_conv(X, W, b, 3, 1, 1, t), t_out), t_out
+
+    def relu(X, t):
+        return [np.where(v.real > 0, v, 0) for v in (X, t)]
+
+    skip, t_skip = relu(*kept(X, np.zeros(1), *first, active))
+    t = np.tile(t_skip, 8) @ lower[0] + lower[1]
+    h, t = relu(dense_conv(skip, *lower, 2, 2, 0, t_skip), t)
+    h, t = relu(*kept(h, t, *bottom, coarse))
+    h = np.where(active[..., None], dense_transposed(h - t, *back, 2, 2), back[1])
+    h, t = relu(h, back[1])
+    both = np.concatenate([skip, h], axis=-1), np.concatenate([t_skip, t])
+    return kept(*both, *last, active)[0]
+
+
+def test_a_u_net_of_point_clouds_and_its_gradients_are_those_of_the_dense_network():
+    rng = np.random.default_rng(8)
+    clouds = [
+        SparseValue.from_points(rng.uniform(0, 2, (9, 3)), rng.uniform(1, 2, (9, 1)), 0.5, (4,) * 3)
+        for _ in range(2)
+    ]
+    x = stack(clouds)
+    fine, down = submanifold_rulebook(x.sites, x.grid, 3, 3), rulebook(x.sites, x.grid, 2, 2, d=3)
+    coarse = submanifold_rulebook(down.sites, down.grid, 3, 3)
+    rules = fine, down, coarse, inverse_rulebook(down, x.sites, x.grid)
+    shapes = [(27, 2), 2, (16, 3), 3, (81, 3), 3, (24, 2), 2, (108, 2), 2]
+    at = [rng.standard_normal(shape) / 3 for shape in shapes]
+    weights = [pt.dmatrix() if np.ndim(w) == 2 else pt.dvector() for w in at]
+    logits = unet(graph.SymbolicValue(x.values, x.ground_state), weights, *rules)
+    C = rng.standard_normal((len(x.sites), 2))
+    gradients = pt.grad((C * logits.values).sum(), weights)
+    found, *gradients = pytensor.function(weights, [logits.values, *gradients], mode=PY)(*at)
+
+    def reference(weights):
+        images = []
+        for cloud in clouds:
+            X = cloud.to_dense()
+            active = X[..., 0] != 0
+            blocks = active.reshape(2, 2, 2, 2, 2, 2).any(axis=(1, 3, 5))
+            images.append(dense_unet(X, weights, active, blocks)[tuple(cloud.sites.T)])
+        return np.concatenate(images)
+
+    assert relative_error(found, reference(at)) < 1e-13
+    for k, gradient in enumerate(gradients):
+        direction = rng.standard_normal(np.shape(at[k]))
+        moved = [w + (1e-30j * direction if j == k else 0) for j, w in enumerate(at)]
+        slope = (C * reference(moved)).sum().imag / 1e-30
+        assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-12, abs=1e-13), k
 
 
 def test_a_volume_is_not_taken_for_a_batch():
@@ -390,6 +467,9 @@ X3, W3, B3 = image(3)
         (lambda: SparseValue.from_points([[0.0]], [[1.0]], 1.0, (4, 4)), r"expected \(m, d\)"),
         (lambda: SparseValue.from_points([[0.0]], [[1.0]] * 2, 1.0, (4,)), "2 features of 1"),
         (lambda: SparseValue.from_points([[0.0]], [[1.0]], 0.0, (4,)), "cell is 0.0"),
+        (lambda: SparseValue.from_points([[0.0]], [[1.0]], (1, 2), (4,)), r"cell is \(1, 2\)"),
+        (lambda: SparseValue.from_points([[0.0]], [1.0], 1.0, (4,)), r"features has shape \(1,\)"),
+        (lambda: SparseValue.from_points([[0.0]], [[1.0]], 1.0, 4), "grid is 4, expected"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(call, message):

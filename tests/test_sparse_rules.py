@@ -168,9 +168,11 @@ def test_bad_sites_are_refused_by_every_rulebook(make):
 
 
 def test_windows_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"f = 3 is larger than the grid: \(2, 5\)"):
+        rulebook([[0, 0]], (2, 5), 3)
+    with pytest.raises(ValueError, match=r"f is \(3, 1\), expected a positive integer"):
+        rulebook([[0, 0]], (5, 5), (3, 1))
     for make in (rulebook, submanifold_rulebook):
-        with pytest.raises(ValueError, match=r"f = 3 is larger than the grid: \(2, 5\)"):
-            make([[0, 0]], (2, 5), 3)
         with pytest.raises(ValueError, match="expected a positive integer"):
             make([[0, 0]], (2, 5), 0)
     with pytest.raises(ValueError, match="f = 2 is even"):

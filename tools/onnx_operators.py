@@ -40,6 +40,7 @@ SECTIONS = {
     ("", "rule"): "Operators with a rule",
     ("", "definition"): "Operators that are differentiated through their definition",
     ("ai.onnx.ml", "rule"): "Operators of the domain ai.onnx.ml",
+    ("com.microsoft", "rule"): "Operators of the domain com.microsoft",
     ("", "zero"): "Operators whose gradient is zero",
     ("ai.onnx.ml", "zero"): "Operators of the domain ai.onnx.ml whose gradient is zero",
 }

@@ -16,7 +16,8 @@ def take_constant_branches(model: ModelProto) -> None:
     whether an axis has length one.
     """
     while any(map(_is_if, model.graph.node)):
-        fold_shapes(model)
+        while fold_shapes(model):
+            pass
         constants = small_constants(model.graph)
         nodes, found, names = [], False, _names(model.graph)
         for node in model.graph.node:

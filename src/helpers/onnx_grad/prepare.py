@@ -10,7 +10,7 @@ from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
-from helpers.onnx_grad.tensor import Info, NoGradientError, canonical
+from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
 
@@ -22,12 +22,14 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     model.CopyFrom(onx)
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
+    _check_dictionaries(model)
     _check_opset(model)
     _declare_outputs(model)
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
+    _correct_shapes(model)
     if model.functions:
         model = inline_local_functions(model)
     take_constant_branches(model)
@@ -37,7 +39,8 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
         model = _written_out(model, written_out)
-    fold_shapes(model)
+    while fold_shapes(model):  # what becomes known may make more known
+        pass
     return model, constants
 
 
@@ -90,6 +93,16 @@ def _write_defaults(model: ModelProto, op_types: set[str]) -> None:
                     node.attribute.append(attribute.default_value)
 
 
+def _check_dictionaries(model: ModelProto) -> None:
+    """By default, skl2onnx makes dictionaries of a classifier's probabilities."""
+    maps = [node for node in model.graph.node if node.op_type == "ZipMap"]
+    if maps and all(v.type.tensor_type.elem_type not in REAL for v in model.graph.output):
+        raise NoGradientError(
+            f"no gradient: ZipMap makes dictionaries of {maps[0].input[0]!r}, and no other output "
+            "is real; convert the classifier with options={'zipmap': False}"
+        )
+
+
 def _check_opset(model: ModelProto) -> None:
     versions = [o for o in model.opset_import if not canonical(o.domain)]
     if not versions:
@@ -113,6 +126,27 @@ def _check_opset(model: ModelProto) -> None:
                     f"and operator {node.op_type} (node {name}) has changed since"
                 )
     versions[0].version = NEWEST
+
+
+def _correct_shapes(model: ModelProto) -> None:
+    """Declared shapes that inference contradicts, as of the exporter that takes each label's own
+    loss for a scalar, become the inferred ones: a rule would sum over the wrong axes."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    infos = tensor_infos(bare)
+    for value in (*model.graph.value_info, *model.graph.output):
+        declared, found = Info.of(value.type).shape, infos.get(value.name, Info(None, None)).shape
+        if declared is not None and found is not None and not _agree(declared, found):
+            value.type.CopyFrom(Info(value.type.tensor_type.elem_type, found).proto())
+
+
+def _agree(a, b) -> bool:
+    """Whether two shapes may be of one tensor."""
+    numbers = [{d for d in pair if isinstance(d, int)} for pair in zip(a, b, strict=False)]
+    return len(a) == len(b) and all(len(known) < 2 for known in numbers)
 
 
 def _declare_outputs(model: ModelProto) -> None:

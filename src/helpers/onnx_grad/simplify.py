@@ -11,7 +11,7 @@ from onnx.shape_inference import infer_shapes
 
 from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
 
-# What shape arithmetic is made of; evaluated where all inputs are small integer constants.
+# What shape arithmetic is made of; evaluated where all inputs are small constants.
 FOLDABLE = {
     *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Max", "Min", "Equal", "Where", "Cast"),
     *("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Range", "Expand"),
@@ -19,6 +19,7 @@ FOLDABLE = {
     *("Greater", "Less", "Not", "And", "Or", "Transpose", "Flatten", "Identity"),
 }
 INTEGER = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
+FOLDED = (*INTEGER, TensorProto.FLOAT)
 
 
 def tensor_infos(model: ModelProto) -> dict[str, Info]:
@@ -41,7 +42,31 @@ def tensor_infos(model: ModelProto) -> dict[str, Info]:
                     name += "_"
                 taken.add(name)
                 dim.dim_param = name
-    graph = infer_shapes(named, data_prop=True).graph
+    infos = _inferred(named)
+    if not any(node.op_type == "Resize" and len(node.input) > 3 for node in named.graph.node):
+        return infos
+    # Inference loses a name on its way through arithmetic on shapes to the sizes of a Resize, but
+    # no number: the names are tried as numbers that nothing else has; small ones, because inference
+    # writes out some tensors of these lengths.
+    numbers = {}
+    for value in named.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                k = len(numbers)
+                dim.dim_value = numbers.setdefault(dim.dim_param, 101 * (k + 1) + k * k)
+    names = {number: name for name, number in numbers.items()}
+    for tensor, (dtype, probe) in _inferred(named).items():
+        info = infos.get(tensor, Info(dtype, None))
+        if probe is not None:
+            shape = (None,) * len(probe) if info.shape is None else info.shape
+            pairs = zip(shape, probe, strict=False)
+            named_too = (d if isinstance(d, int) else names.get(n, d) for d, n in pairs)
+            infos[tensor] = Info(info.dtype, tuple(named_too))
+    return infos
+
+
+def _inferred(model: ModelProto) -> dict[str, Info]:
+    graph = infer_shapes(model, data_prop=True).graph
     infos = {t.name: Info(t.data_type, tuple(t.dims)) for t in graph.initializer}
     for value in (*graph.value_info, *graph.output, *graph.input):
         infos[value.name] = Info.of(value.type)
@@ -76,10 +101,14 @@ def small_constants(graph: GraphProto, real: bool = False) -> dict[str, np.ndarr
 def fold_shapes(model: ModelProto) -> int:
     """Replace shape arithmetic that is known now by constants, in place; how many nodes that was.
 
-    Outputs of the graph keep their nodes.
+    Outputs of the graph keep their nodes.  What is real, like the scales of a Resize, becomes a
+    Constant, and is not made of initializers: these may be weights.
     """
     graph, infos = model.graph, tensor_infos(model)
     constants, outputs = small_constants(graph), {value.name for value in graph.output}
+    weights = {t.name for t in graph.initializer}
+    reals = small_constants(graph, real=True).items()
+    constants |= {name: value for name, value in reals if name not in weights}
     imports = list(model.opset_import)
     kept, folded = [], 0
     for node in graph.node:
@@ -91,8 +120,11 @@ def fold_shapes(model: ModelProto) -> int:
             continue
         folded += 1
         for name, value in zip(node.output, values, strict=True):
-            constants[name] = value
-            graph.initializer.append(numpy_helper.from_array(value, name))
+            constants[name], made = value, numpy_helper.from_array(value, name)
+            if value.dtype.kind == "f":
+                kept.append(helper.make_node("Constant", [], [name], value=made))
+            else:
+                graph.initializer.append(made)
     if folded:
         del graph.node[:]
         graph.node.extend(kept)
@@ -100,7 +132,7 @@ def fold_shapes(model: ModelProto) -> int:
 
 
 def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndarray] | None:
-    """The outputs of a node, where they are small integer constants."""
+    """The outputs of a node, where they are small constants."""
     if node.op_type in ("Shape", "Size"):
         shape = infos.get(node.input[0], Info(None, None)).shape
         if not is_static(shape):
@@ -116,7 +148,7 @@ def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndar
     if node.op_type not in FOLDABLE or not all(x in constants for x in node.input if x):
         return None
     info = infos.get(node.output[0])
-    if info is None or info.dtype not in INTEGER:
+    if info is None or info.dtype not in FOLDED:
         return None
     if not is_static(info.shape) or np.prod(info.shape) > SMALL:
         return None

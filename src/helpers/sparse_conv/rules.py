@@ -109,7 +109,7 @@ def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook
     sites, shape, d
         As in :func:`rulebook`.
     f : int
-        Odd.
+        Odd; it may be larger than the grid, as in the depth of a network.
 
     Returns
     -------
@@ -129,7 +129,6 @@ def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook
     f = _integer("f", f, 1)
     if f % 2 == 0:
         raise ValueError(f"f = {f} is even, so its windows have no centre")
-    _check_fit(f, grid[-d:], 0)
     given = np.ravel_multi_index(tuple(sites.T), grid)
     return _search(sites, grid, grid, f, 1, f // 2, d, given=given)
 
@@ -319,7 +318,8 @@ def _check_fit(f: int, grid: tuple[int, ...], pad: int) -> None:
 
 
 def _integer(name: str, number, least: int) -> int:
-    if isinstance(number, bool) or int(number) != number or number < least:
+    whole = np.ndim(number) == 0 and np.asarray(number).dtype.kind in "iuf"
+    if not whole or number % 1 or number < least:
         expected = "a positive integer" if least else "an integer that is not negative"
         raise ValueError(f"{name} is {number!r}, expected {expected}")
     return int(number)

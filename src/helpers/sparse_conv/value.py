@@ -134,7 +134,7 @@ class SparseValue:
         return cls(sites, dense[tuple(sites.T)], shape, t, d)
 
     @classmethod
-    def from_points(cls, points, features, cell: float, grid) -> SparseValue:
+    def from_points(cls, points, features, cell, grid) -> SparseValue:
         """A point cloud in voxels: active is each voxel that holds a point; features are averaged.
 
         Parameters
@@ -142,8 +142,8 @@ class SparseValue:
         points : array (m, d)
             Coordinates, counted from the corner of voxel 0.
         features : array (m, n_in)
-        cell : float
-            Length of a voxel's edge.
+        cell : float, or array (d,)
+            Length of a voxel's edge, or its lengths along each axis.
         grid : tuple of d int
             Number of voxels along each axis.
 
@@ -158,17 +158,24 @@ class SparseValue:
             If shapes do not fit, a coordinate is not finite, or a point lies outside the grid.
         """
         points, features = _numbers("points", points), _numbers("features", features)
-        shape = check_shape((*grid, *features.shape[1:]))
+        if features.ndim != 2 or np.ndim(grid) != 1:
+            raise ValueError(
+                f"features has shape {features.shape} and grid is {grid!r}, expected (m, n_in) and "
+                "the number of voxels along each axis"
+            )
+        shape = check_shape((*grid, features.shape[1]))
         d = dimensions(len(grid), len(grid), shape)
         if points.ndim != 2 or points.shape[1] != d:
             raise ValueError(f"points has shape {points.shape}, expected (m, d) = (m, {d})")
         if len(features) != len(points):
             raise ValueError(f"there are {len(features)} features of {len(points)} points")
-        if not (cell > 0 and np.isfinite(cell)):
-            raise ValueError(f"cell is {cell!r}, expected a positive length")
+        cells = np.asarray(cell)
+        real = cells.shape in ((), (d,)) and cells.dtype.kind in "iuf"
+        if not (real and (cells > 0).all() and np.isfinite(cells).all()):
+            raise ValueError(f"cell is {cell!r}, expected a positive length, or one for each axis")
         if not np.isfinite(points).all():
             raise ValueError("a point has a coordinate that is not finite")
-        voxels = np.floor(points / cell).astype(np.int64)
+        voxels = np.floor(points / cells).astype(np.int64)
         voxels = check_sites(voxels, shape[:-1])
         sites, which = np.unique(voxels, axis=0, return_inverse=True)
         sums = np.zeros((len(sites), shape[-1]), features.dtype)

@@ -1,7 +1,10 @@
 r"""Convolution: its adjoint in the image is a transposed convolution, and its adjoint in the
 weights is a convolution of the image with the cotangent, where batch and channels swap roles."""
 
+from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import is_static
@@ -218,3 +221,17 @@ def _dims(g, head, dims):
     if dims.value is not None:
         return [*head, *map(int, dims.value)]
     return g.op("Concat", g.ints(*head), dims, axis=0)
+
+
+@register_gradient("Col2Im", limits={"block_shape": "a constant"})
+def col2im(g, node, dy):
+    """Y adds up overlapping blocks of C channels, in columns (N, C block, L): dX is the blocks of
+    dY, each entry of a block picked by a convolution of one channel."""
+    x, _, block = node.x
+    if block.value is None:
+        raise node.refuse("its block_shape must be a constant")
+    kernel, size = block.value.tolist(), prod(block.value.tolist())
+    pick = g.constant(np.eye(size).reshape(size, 1, *kernel), x.dtype)
+    settings = {name: node.attr(name) for name in ("strides", "dilations", "pads")}
+    image = g.op("Concat", g.ints(-1, 1), node.x[1], axis=0)
+    return g.reshape_like(g.op("Conv", g.op("Reshape", dy, image), pick, **settings), x)

@@ -3,7 +3,7 @@ where one was picked more than once."""
 
 import numpy as np
 
-from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.rules.table import register_gradient, written_out
 from helpers.onnx_grad.tensor import same_dim
 
 
@@ -123,6 +123,16 @@ def _scatter_by_product(g, x, axis, indices, dy):
     return g.transpose(summed, np.argsort(last))
 
 
+@register_gradient("Compress", ranked=[0])
+@written_out
+def compress(g, node):
+    """The entries where a condition holds, by a Gather: see there."""
+    (x, condition), axis = node.x, node.attr("axis")
+    x = g.op("Reshape", x, [-1]) if axis is None else x
+    places = g.op("Reshape", g.op("NonZero", condition), [-1])
+    return (g.op("Gather", x, places, axis=axis or 0),)
+
+
 @register_gradient("GatherElements", opset=16)
 def gather_elements(g, node, dy):
     """dX[.., indices[.., k, ..], ..] += dY[.., k, ..]."""
@@ -191,12 +201,19 @@ def top_k(g, node, dvalues, dindices=None):
     return g.op("ScatterElements", g.zeros_like(node.x[0]), node.y[1], dvalues, axis=axis)
 
 
-@register_gradient("ScatterElements", limits={"reduction": "none or add"})
+@register_gradient("ScatterElements", limits={"reduction": "none, add, max or min"})
 def scatter_elements(g, node, dy):
     """Y = X but Y[indices[k]] = U[k] (or += U[k]): dU[k] = dY[indices[k]], and dX = dY, which is
-    zero where X was overwritten."""
-    axis = node.attr("axis")
-    return _scatter(g, node, dy, "ScatterElements", "GatherElements", axis=axis)
+    zero where X was overwritten; with a maximum or minimum, those that tie share dY."""
+    axis, kind = node.attr("axis"), node.attr("reduction", "none")
+    if kind not in ("max", "min"):
+        return _scatter(g, node, dy, "ScatterElements", "GatherElements", axis=axis)
+    (x, indices, updates), (y,) = node.x, node.y
+    where = {"axis": axis}
+    kept = x.equals(y).cast(dy.dtype)
+    hits = updates.equals(_picked(g, y, x, indices, "GatherElements", where)).cast(dy.dtype)
+    share = dy / g.op("ScatterElements", kept, indices, hits, reduction="add", **where)
+    return share * kept, None, _picked(g, share, x, indices, "GatherElements", where) * hits
 
 
 @register_gradient("ScatterND", limits={"reduction": "none or add"})
@@ -213,13 +230,18 @@ def _scatter(g, node, dy, scatter: str, gather: str, **axis):
     dx = dy
     if reduction == "none":
         dx = g.op(scatter, dy, indices, g.zeros_like(updates), **axis)
+    return dx, None, _picked(g, dy, x, indices, gather, axis)
+
+
+def _picked(g, t, x, indices, gather: str, axis: dict):
+    """The entries of t, which has the shape of x, that the updates go to."""
     if axis and indices.rank is not None and x.shape is not None:
         # Only part of the other axes may be written to.
         others = [a for a in range(x.rank) if a != axis["axis"] % x.rank]
         others = [a for a in others if not same_dim(x.shape[a], indices.shape[a])]
         if others:
-            dy = g.op("Slice", dy, [0] * len(others), g.dims_of(indices, others), others)
-    return dx, None, g.op(gather, dy, indices, **axis)
+            t = g.op("Slice", t, [0] * len(others), g.dims_of(indices, others), others)
+    return g.op(gather, t, indices, **axis)
 
 
 @register_gradient("OneHot", settings=[2])

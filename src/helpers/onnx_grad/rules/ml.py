@@ -1,5 +1,5 @@
-r"""Operators of the domain ai.onnx.ml that scikit-learn's converters use for linear models, and for
-what prepares their columns."""
+r"""Operators that scikit-learn's converters use: of the domain ai.onnx.ml for linear models and
+what prepares their columns, and onnxruntime's CDist for Gaussian processes and neighbours."""
 
 import numpy as np
 
@@ -92,8 +92,27 @@ def imputer(g, node, dy):
     return g.where(g.op("IsNaN", x) if np.isnan(missing) else x.equals(missing), 0.0, dy)
 
 
+@register_gradient(
+    "CDist", domain="com.microsoft", limits={"metric": "euclidean or sqeuclidean"}, ranked=[0, 1]
+)
+def cdist(g, node, dy):
+    """D_ij = |a_i - b_j|^2: dA = 2 (sum_j dD_ij a_i - dD B), and dB likewise; for the distance
+    itself with dD / 2 D for dD, 0 where D = 0."""
+    (a, b), (d,), metric = node.x, node.y, node.attr("metric")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise node.refuse(f"metric {metric!r}")
+    zero = d.equals(0.0)
+    w = dy * 2.0 if metric == "sqeuclidean" else g.where(zero, 0.0, dy / g.where(zero, 1.0, d))
+    da = a * g.sum(w, [1]) - g.op("Gemm", w, b)
+    db = b * g.transpose(g.sum(w, [0]), [1, 0]) - g.op("Gemm", w, a, transA=1)
+    return da, db
+
+
 def known_shape(node, infos) -> tuple | None:
     """The shape of an output that ONNX's own inference leaves open."""
+    if node.op_type == "CDist":
+        shapes = [infos[x].shape if x in infos else None for x in node.input]
+        return tuple(shape[0] if shape else None for shape in shapes)
     if node.domain != ML or node.op_type not in ("Scaler", "Normalizer", "LinearRegressor"):
         return None
     shape = infos[node.input[0]].shape if node.input[0] in infos else None

@@ -1,8 +1,12 @@
-"""Resize: every axis by itself is a linear map, so the gradient multiplies with its transpose."""
+"""Resize: every axis by itself is a linear map, so the gradient multiplies with its transpose;
+and GridSample, whose places are data."""
+
+from itertools import product
 
 import numpy as np
 
-from helpers.onnx_grad.rules.table import register_gradient
+from helpers.onnx_grad.rules.table import register_gradient, written_out
+from helpers.onnx_grad.tensor import same_dim
 
 
 @register_gradient(
@@ -14,14 +18,17 @@ from helpers.onnx_grad.rules.table import register_gradient
         "antialias": "0",
         "coordinate_transformation_mode": "not tf_crop_and_resize",
         "keep_aspect_ratio_policy": "stretch",
-        "scales": "a constant, or sizes is one",
+        "scales": "a constant, or sizes is one (but for axes that are not resized)",
     },
 )
 def resize(g, node, dy):
     """Y = X with each resized axis multiplied by a matrix A: dX = dY with each by A'."""
     x = node.x[0]
-    given = [t and t.value for t in (node.input(2), node.input(3))]
-    for axis, A in interpolations(node.attr, node.refuse, x.shape, *given):
+    scales, sizes = (t and t.value for t in (node.input(2), node.input(3)))
+    if sizes is None and node.input(3) is not None and node.y[0].shape is not None:
+        axes = node.attr("axes") or range(x.rank)
+        sizes = np.array([node.y[0].shape[a] for a in axes], dtype=object)
+    for axis, A in interpolations(node.attr, node.refuse, x.shape, scales, sizes):
         dy = along(g, dy, g.constant(A, x.dtype), axis, x.rank)
     return dy
 
@@ -38,7 +45,7 @@ def interpolations(attr, refuse, shape, scales, sizes):
     shape : tuple
         Of X; dimensions that are no int are open.
     scales, sizes : array or None
-        Inputs 2 and 3 where they are constants.
+        Inputs 2 and 3 where they are constants; sizes may be dimensions, like those of ``shape``.
 
     Yields
     ------
@@ -59,7 +66,9 @@ def interpolations(attr, refuse, shape, scales, sizes):
         if by_scale and given == 1:
             continue
         n = shape[axis]
-        if not isinstance(n, int):
+        if not by_scale and same_dim(given, n):
+            continue
+        if not isinstance(n, int) or given is None or isinstance(given, str):
             raise refuse(f"the length of axis {axis}, which is resized, is not static")
         m = int(np.floor(n * given)) if by_scale else given
         scale = given if by_scale else m / n
@@ -139,3 +148,50 @@ def _cubic(t, a):
         return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
 
     return np.stack([far(1 + t), near(t), near(1 - t), far(2 - t)])
+
+
+@register_gradient(
+    "GridSample",
+    ranked=[0],
+    limits={"mode": "linear or nearest", "padding_mode": "zeros or border"},
+)
+@written_out
+def grid_sample(g, node):
+    """Y = sum over the corners of the cell round each place of (weight) X[corner], by a
+    GatherElements: see there. The weights are products of the place's distances."""
+    (x, grid), d = node.x, node.x[0].rank - 2
+    mode, padding = node.attr("mode"), node.attr("padding_mode")
+    if mode not in ("linear", "bilinear", "nearest") or padding not in ("zeros", "border"):
+        raise node.refuse(f"mode={mode!r}, padding_mode={padding!r}")
+    lengths = g.dims_of(x, range(2, x.rank)).cast(grid.dtype)
+    last = lengths - 1.0
+    place = (
+        g.op("Gather", grid, list(range(d))[::-1], axis=-1) + 1.0
+    )  # from the last axis to the first
+    place = place * last * 0.5 if node.attr("align_corners") else (place * lengths - 1.0) * 0.5
+    if padding == "border":
+        place = g.op("Max", g.op("Min", place, last), 0.0)
+    low = g.op("Round" if mode == "nearest" else "Floor", place)
+    above = place - low
+
+    def along(t, k):
+        return g.op("Gather", t, np.array(k, np.int64), axis=-1)
+
+    flat, y = g.reshape(x, g.op("Concat", g.dims_of(x, [0, 1]), g.ints(-1), axis=0)), None
+    for corner in product((0, 1), repeat=0 if mode == "nearest" else d):
+        at = low + g.constant(corner, grid.dtype) if corner else low
+        weight = g.op("And", at >= 0.0, at <= last).cast(x.dtype)
+        weight = g.reduce("ReduceMin", weight, [-1], keepdims=False)
+        inside = g.op("Max", g.op("Min", at, last), 0.0)
+        index = along(inside, 0)
+        for k in range(d):
+            index = index * along(lengths, k) + along(inside, k) if k else index
+            if corner:
+                weight = weight * (along(above, k) if corner[k] else 1.0 - along(above, k))
+        rows = g.op("Concat", g.dims_of(x, [0]), g.ints(1, -1), axis=0)
+        index, weight = (g.op("Reshape", t, rows) for t in (index.cast(7), weight))
+        wide = g.op("Concat", g.dims_of(x, [0, 1]), g.op("Shape", index, start=2), axis=0)
+        term = g.op("GatherElements", flat, g.op("Expand", index, wide), axis=2) * weight
+        y = term if y is None else y + term
+    places = g.op("Slice", g.op("Shape", grid), [1], [-1])
+    return (g.op("Reshape", y, g.op("Concat", g.dims_of(x, [0, 1]), places, axis=0)),)

@@ -19,7 +19,7 @@ def squeeze(g, node, dy):
     """dX = dY with the axes of length one back."""
     x, axes = node.x[0], node.input(1)
     if axes is not None and axes.value is not None:
-        return g.unsqueeze(dy, map(int, axes.value))
+        return g.unsqueeze(dy, map(int, axes.value.flat))
     return g.reshape_like(dy, x)
 
 
@@ -28,7 +28,7 @@ def unsqueeze(g, node, dy):
     """dX = dY without the inserted axes."""
     x, axes = node.x
     if axes.value is not None:
-        return g.squeeze(dy, map(int, axes.value))
+        return g.squeeze(dy, map(int, axes.value.flat))
     return g.reshape_like(dy, x)
 
 

@@ -143,9 +143,11 @@ def without_rule(node: Node) -> str:
     named = "" if not node.domain else f", domain={node.domain!r}"
     advice = f"it has no rule; register_gradient({node.op_type!r}, ...{named}) adds one"
     if node.subgraphs:
+        distances = "; scikit-learn's distances with options={'optim': 'cdist'}"
         return (
             "it has a subgraph, and control flow is not differentiated (but an If whose condition "
             "is a constant): export the model with the branch taken, or with the loop unrolled"
+            + (distances if node.op_type == "Scan" else "")
         )
     if not node.domain and "Sequence" in node.op_type:
         return (
