@@ -106,7 +106,7 @@ def scalar_backward(model, kept, l_bar, wanted, y_bar, out):
                 of_P = 2.0 * (F_bar * Z * P - Pi * Kf * P_filt)
                 at_step(out.Z, t)[0, 0] += of_P + of_gain + e * a
             Pi = F_bar * Z * Z + Pi * kept_share * kept_share + sv * Z * kept_share * F_inv
-            r += Z * e
+            r = kept_share * r + Z * g * u  # Z e + r, of which Z Kf r cancels where P is vague
     out.a0[0] = r
     if wanted.matrices:
         out.P0[0, 0] = Pi
