@@ -13,6 +13,7 @@ from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, smoothing, smoothing_op
 from helpers.kalman.smoothing_op import (
     CovarianceRoot,
+    NormalMarginals,
     covariance_root,
     kalman_draw,
     kalman_smooth,
@@ -385,8 +386,8 @@ def test_pymc_extras_draws_are_ours(extras):
     marginal = ours.ClosedFormMarginals.rv_op(
         *map(pt.as_tensor_variable, (mean, V, 0 * mean)), rng=rng
     )
-    normals = np.random.default_rng(4).standard_normal((N, M, 1))
-    expected = mean + (smoothing.roots(V) @ normals)[:, :, 0]
+    normals = np.random.default_rng(4).standard_normal((N, M))
+    expected = smoothing_op.marginals(mean, V, normals)
     assert relative_error(pytensor.function([], marginal, mode=PYTHON)(), expected) < 1e-12
 
 
@@ -445,3 +446,20 @@ def test_only_models_with_our_smoother_draw_in_our_way(extras, monkeypatch):
         register_filter("standard")
     with pytest.raises(ValueError, match="has a smoother 'rts' already: RTSSmoother"):
         register_filter("rts")
+
+
+@pytest.mark.parametrize("mode", ["NUMBA", PYTHON])
+def test_marginals_of_any_rank(mode):
+    """A draw is linear in its numbers: with unit vectors, its responses give the covariance."""
+    rng, m = np.random.default_rng(5), 4
+    roots = [rng.normal(size=(m, k)) for k in range(m + 1)]
+    nearly = np.diag([1.0, 1.0, 1e-13, 1.0])
+    P = np.array([*(B @ B.T for B in roots), nearly, 1e-20 * np.eye(m), np.diag([0, 2.0, 0, 1.0])])
+    mean = rng.normal(size=(len(P), m))
+    z = pt.matrix("z")
+    found = pytensor.function([z], NormalMarginals()(mean, P, z), mode=mode)
+    assert np.array_equal(found(np.zeros_like(mean)), mean)
+    centred = pytensor.function([z], NormalMarginals()(0 * mean, P, z), mode=mode)
+    B = np.array([centred(np.tile(x, (len(P), 1))) for x in np.eye(m)])
+    for V, expected in zip(np.einsum("kti,ktj->tij", B, B), P, strict=True):
+        assert np.abs(V - expected).max() <= 1e-14 * np.abs(expected).max()

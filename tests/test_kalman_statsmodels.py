@@ -5,11 +5,13 @@ The reference is a complex step through everything: the model's update, its init
 """
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
+from scipy.optimize import minimize_scalar
 from test_kalman_information import stacked
 
 from helpers.checks import relative_error
@@ -89,6 +91,10 @@ MODELS = {
     "exact diffuse SARIMA": lambda: sarimax.SARIMAX(
         co2(), order=(1, 1, 1), seasonal_order=(0, 1, 1, 4), use_exact_diffuse=True
     ),
+    "exact diffuse SARIMA, scale concentrated, gaps": lambda: sarimax.SARIMAX(
+        nile(gaps=True), order=(1, 1, 1), seasonal_order=(0, 1, 1, 4),
+        concentrate_scale=True, use_exact_diffuse=True,
+    ),
     "exact diffuse level and autoregression": lambda: structural.UnobservedComponents(
         nile(gaps=True), "llevel", autoregressive=2, use_exact_diffuse=True
     ),
@@ -165,19 +171,19 @@ def whole_likelihood(mod, params):
     """The log-likelihood for complex parameters, by the filter in NumPy."""
     y, model, flat = whole_model(mod, params)
     burn = mod.loglikelihood_burn
-    if flat:
-        return diffuse.loglike(y, model, np.eye(model.m)[:, flat])
-    filtered = reference.kalman_filter(y, model)
-    l = filtered.out.l[burn:]
+
+    def at(scale):
+        scaled = replace(model, **{x: scale * getattr(model, x) for x in ("P0", "H", "Q")})
+        if flat:
+            return diffuse.loglike(y, scaled, np.eye(model.m)[:, flat])
+        return reference.kalman_filter(y, scaled).out.l[burn:].sum()
+
     if not mod.ssm.filter_concentrated:
-        return l.sum()
-    seen = np.isfinite(y[burn:]).sum()
-    # One series: l = -(log 2 pi + log F + v^2 / F) / 2, and the scale is the mean of v^2 / F.
-    F = filtered.out.F[burn:, 0, 0][np.isfinite(y[burn:, 0])]
-    squares = -2 * l.sum() - seen * np.log(2 * np.pi) - np.log(F).sum()
-    return -0.5 * (
-        seen * np.log(2 * np.pi) + np.log(F).sum() + seen * np.log(squares / seen) + seen
-    )
+        return at(1.0)
+    # A scale s adds -(k log s + squares (1 / s - 1)) / 2, which is largest at s = squares / k.
+    k = np.isfinite(y[burn:]).sum() - len(flat)
+    squares = 4 * (at(2.0) - at(1.0)) + 2 * k * np.log(2)
+    return at(1.0) + (squares - k - k * np.log(squares / k)) / 2
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -275,6 +281,19 @@ def test_as_the_optimiser_sees_them(name):
     h = 1e-3
     expected = (8 * (along(h) - along(-h)) - along(2 * h) + along(-2 * h)) / (12 * h)
     assert abs(found @ direction - expected) < 1e-6 * np.abs(found * direction).sum()
+
+
+def test_a_concentrated_scale_with_gaps_among_the_first_observations():
+    """Where the value of statsmodels 0.15 is the log-likelihood at no scale at all."""
+    given = {"order": (1, 1, 1), "seasonal_order": (0, 1, 1, 4), "use_exact_diffuse": True}
+    params = np.array([0.6, 0.3, -0.6])
+    mod = sarimax.SARIMAX(co2(), **given)
+    assert np.isnan(mod.endog[:9]).any()
+    best = minimize_scalar(
+        lambda x: -mod.loglike(np.append(params, np.exp(x))), bounds=(-3, 3), method="bounded"
+    )
+    found = ours.loglike(sarimax.SARIMAX(co2(), concentrate_scale=True, **given), params)
+    assert relative_error(found, -best.fun) < 1e-9
 
 
 def second_derivative(f, radius, points=16):
@@ -485,6 +504,20 @@ def test_fit(name, method):
     assert type(results) is type(theirs)
 
 
+@pytest.mark.parametrize("method", ["lbfgs", "bfgs", "newton"])
+def test_fit_of_an_arima_model(method):
+    """Its own fit takes neither an optimiser nor what is for one."""
+    mod = ARIMA(nile(gaps=True), order=(1, 0, 1), exog=regressors(100))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = mod.fit(cov_type="none")
+        results = ours.fit(mod, method=method, maxiter=300, disp=False, cov_type="none")
+        bundled = {"method_kwargs": {"maxiter": 0, "disp": False}}
+        first = ours.fit(mod, **({} if method == "newton" else bundled), cov_type="none")
+    assert results.llf > theirs.llf - 1e-4 and type(results) is type(theirs)
+    assert method == "newton" or first.llf < results.llf
+
+
 def test_standard_errors_are_statsmodels_own():
     mod, _ = build("ARMA, differenced beforehand")
     with warnings.catch_warnings():
@@ -506,6 +539,17 @@ def full_harmonics():
     )
 
 
+class Penalised(sarimax.SARIMAX):
+    def loglike(self, params, *args, **kwargs):
+        return super().loglike(params, *args, **kwargs) - params[0] ** 2
+
+
+def too_short_for_a_scale():
+    return sarimax.SARIMAX(
+        [1.0, np.nan, 3.0], order=(0, 2, 0), concentrate_scale=True, use_exact_diffuse=True
+    )
+
+
 def half_started():
     mod = MLEModel(nile(), k_states=2)
     mod.ssm.initialization = Initialization(2)
@@ -518,12 +562,18 @@ def half_started():
     [
         (MODELS["VAR"], np.ones(3), r"params has shape \(3,\), expected \(k,\) = \(27,\)"),
         (MODELS["exponential smoothing"], [0.1, np.nan, 0.9, 1000, 0], "no number for "),
-        (diffuse_with_a_burn_in, np.ones(2), "the states 0 of this Unobserved.* or a burn-in"),
+        (diffuse_with_a_burn_in, np.ones(2), "the states 0 of this Unobserved.* with a burn-in"),
         (lambda: MLEModel(nile(), k_states=1), np.ones(0), "this MLEModel has no initial"),
         (lambda: RecursiveLS(nile(), regressors(100)), np.ones(0), "RecursiveLS has no parameters"),
         (lambda: ETSModel(nile()), np.ones(3), "ETSModel is no state space model of statsmodels"),
         (lambda: varmax.VARMAX(macro()[:, :2], order=(1, 0), trend="n"),
          [1.1, 0, 0, 0.5, 1, 0, 1], "outside the stationary region .* modulus 1.1, expected < 1"),
+        (lambda: Penalised(nile(), order=(1, 0, 0)), [0.5, 1.0],
+         "Penalised has a log-likelihood of its own, expected that of its state space"),
+        (lambda: exponential_smoothing.ExponentialSmoothing(
+            nile(), initialization_method="concentrated"), [0.5, 1.0],
+         "initialization_method='concentrated', expected 'estimated', where they are params"),
+        (too_short_for_a_scale, np.ones(0), "2 observations and 2 diffuse states leave none"),
         (full_harmonics, np.ones(4), "the data say nothing about the states 7 of this Unobserved"),
         (half_started, np.ones(0), "this MLEModel has an initial distribution for 1 of its 2"),
     ],
@@ -625,6 +675,27 @@ class Changing(MLEModel):
         late = params[1] if params[1].real > 2 else 0 * params[1]
         self.ssm["obs_cov", 0, 0] = params[0] + late
         self.ssm["state_cov", 0, 0] = params[1]
+
+
+class StartedByItsUpdate(Changing):
+    """Which has no initial distribution before it has parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.ssm.initialization = None
+
+    def update(self, params, **kwargs):
+        super().update(params, **kwargs)
+        self.ssm.initialize_known(np.array([params[0]]), np.array([[params[0] * params[1]]]))
+
+
+def test_a_start_that_the_update_makes():
+    params = np.array([1.5, 0.5])
+    found = ours.score(StartedByItsUpdate(), params)
+    theirs = StartedByItsUpdate().score(params, approx_complex_step=True)
+    assert relative_error(found, theirs) < 1e-8
+    with ours.using(StartedByItsUpdate()) as mod:
+        assert relative_error(mod.score(params), theirs) < 1e-8
 
 
 def test_an_update_that_starts_to_move_other_entries_is_noticed():

@@ -29,7 +29,7 @@ from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 from helpers.kalman.diffuse_op import posterior
 from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
 from helpers.kalman.products import product, sandwich
-from helpers.kalman.smoothing_op import covariance_root, draw_from_W, smooth_from_W
+from helpers.kalman.smoothing_op import NormalMarginals, draw_from_W, smooth_from_W
 
 SUPPORTED = "0.15"
 
@@ -160,9 +160,9 @@ class ClosedFormDraws(distributions.SimulationSmoother):
 
 
 class ClosedFormMarginals(distributions.SequenceMvNormal):
-    """pymc-extras' independent normal vectors of each step, by a Cholesky root with pivots.
+    """pymc-extras' independent normal vectors of each step, by one Op for all steps.
 
-    The root is that of a covariance of any rank, whatever ``method`` says.
+    By a Cholesky root of a covariance of any rank, whatever ``method`` says.
     """
 
     @classmethod
@@ -173,7 +173,7 @@ class ClosedFormMarginals(distributions.SequenceMvNormal):
         next_rng, normals = pt.random.normal(
             0.0, 1.0, size=inputs[0].shape, rng=rng, return_next_rng=True
         )
-        drawn = inputs[0] + (covariance_root(inputs[1]) @ normals[:, :, None])[:, :, 0]
+        drawn = NormalMarginals()(inputs[0], inputs[1], normals)
         op = distributions.KalmanFilterRV(
             inputs=[*inputs, rng], outputs=[next_rng, drawn], ndim_supp=2
         )

@@ -59,6 +59,10 @@ from helpers.kalman.smoothing import (
 )
 from helpers.kalman.square_root import root
 
+# The share of each variance that is left as a pivot where a Cholesky factor needs no exchanges: far
+# above rounding, and below what the jitter of pymc-extras leaves.
+FULL_RANK = 1e-10
+
 INPUTS = ("y", "start", "shocks", "noise", "P0", "T", "Z", "H", "W", "A")
 _NDIM = {"y": 2, "start": 2, "P0": 2, "A": 2}  # of the others 3
 
@@ -295,6 +299,42 @@ def pull_roots(P, B_bar):
     return out
 
 
+def factor_upper(U, P):
+    """C' with C C' = P in the upper triangle of U, which holds that of P; whether it is all there.
+
+    Without pivots, so not where a variance is lost but for FULL_RANK of it.
+    """
+    m = len(U)
+    for k in range(m):
+        if not U[k, k] > FULL_RANK * P[k, k]:
+            return False
+        U[k, k] = np.sqrt(U[k, k])
+        for j in range(k + 1, m):
+            U[k, j] /= U[k, k]
+        for i in range(k + 1, m):
+            x = U[k, i]
+            for j in range(i, m):
+                U[i, j] -= x * U[k, j]
+    return True
+
+
+def marginals(mean, P, z):
+    """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
+    (n, m), out = mean.shape, mean.copy()
+    U = np.empty((m, m))
+    for t in range(n):
+        U[:] = P[t]
+        if factor_upper(U, P[t]):
+            for k in range(m):
+                for j in range(k, m):
+                    out[t, j] += z[t, k] * U[k, j]
+        else:
+            B_t, _ = root(symmetric(P[t]))
+            for k in range(len(B_t)):
+                out[t] += z[t, k] * B_t[k]
+    return out
+
+
 class _SmoothingOp(Op):
     """An Op whose code is one of the functions above, in Python and in Numba."""
 
@@ -423,6 +463,25 @@ class CovarianceRootGrad(_SmoothingOp):
         raise NotImplementedError("second derivatives of a covariance's root are not there")
 
 
+class NormalMarginals(_SmoothingOp):
+    """Means (n, m), covariances (n, m, m) of any rank and standard normal numbers (n, m) -> draws
+    (n, m), each step by itself."""
+
+    __props__ = ()
+    function = "marginals"
+
+    def make_node(self, mean, P, z):  # noqa: N803
+        mean = pt.as_tensor_variable(mean)
+        P, z = (pt.as_tensor_variable(X).astype(mean.dtype) for X in (P, z))  # noqa: N806
+        return Apply(self, [mean, P, z], [mean.type()])
+
+    def infer_shape(self, node, shapes):
+        return shapes[:1]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError("take mean + covariance_root(P) @ z, which has derivatives")
+
+
 def covariance_root(P):  # noqa: N803
     """B with B B' = P (m, m) or (n, m, m), symmetric and possibly singular, symbolically."""
     P = (P + P.mT) / 2  # noqa: N806
@@ -431,9 +490,10 @@ def covariance_root(P):  # noqa: N803
 
 _PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
+    "marginals": marginals,
 }  # fmt: skip
 _TEXT = [path, pull_path, times, series_of, information_of, settle]
-_TEXT += [columns, is_identified, pull_root]
+_TEXT += [columns, is_identified, pull_root, factor_upper]
 
 
 def _digest() -> str:
@@ -482,5 +542,6 @@ _READY: dict = {}
 @register_funcify_and_cache_key(KalmanDrawGrad)
 @register_funcify_and_cache_key(CovarianceRoot)
 @register_funcify_and_cache_key(CovarianceRootGrad)
+@register_funcify_and_cache_key(NormalMarginals)
 def numba_funcify_smoothing(op, node, **kwargs):
     return op.numba_function(node)

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -50,7 +51,9 @@ from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 try:
     from statsmodels.regression.recursive_ls import RecursiveLS
+    from statsmodels.tsa.arima.model import ARIMA
     from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
+    from statsmodels.tsa.statespace.exponential_smoothing import ExponentialSmoothing
     from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
     from statsmodels.tsa.statespace.varmax import VARMAX
@@ -110,8 +113,8 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         If the number of parameters is wrong, or one of them is not a number; if they lie outside
         the stationary region of a model that starts from its stationary distribution; if the model
         is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
-        distribution, filtered timing, or an exact diffuse start together with a concentrated scale
-        or a burn-in, or of a state that the data do not reach.
+        distribution, filtered timing, a log-likelihood of its own, or an exact diffuse start
+        together with a burn-in, or of a state that the data do not reach.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -345,7 +348,14 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     with using(mod):
         if method in ("newton", "scoring"):
             return _climbed(mod, start_params, method, **kwargs)
-        return mod.fit(start_params, method=method, **({"optim_score": "approx"} | kwargs))
+        given = {"method": method, "optim_score": "approx"} | kwargs
+        if not isinstance(mod, ARIMA):
+            return mod.fit(start_params, **given)
+        # It takes what is for the optimiser in a bundle, and another method for itself.
+        own = signature(mod.fit).parameters.keys() - {"start_params", "method"}
+        own = {name: given.pop(name) for name in own & given.keys()}
+        bundle = own.pop("method_kwargs", None) or {}
+        return mod.fit(start_params, method="statespace", method_kwargs=given | bundle, **own)
 
 
 def _climbed(
@@ -447,8 +457,16 @@ def _check_supported(mod: MLEModel) -> None:
         raise ValueError(f"the data of this {name} are complex, expected real ones")
     if mod.ssm.filter_timing == TIMING_INIT_FILTERED:
         raise ValueError(f"this {name} starts from a filtered state, expected a predicted one")
-    if mod.ssm.initialization is None:
-        raise ValueError(f"this {name} has no initial distribution: give it one, mod.initialize")
+    if type(mod).loglike not in (MLEModel.loglike, ExponentialSmoothing.loglike):
+        raise ValueError(
+            f"this {name} has a log-likelihood of its own, expected that of its state space, "
+            "MLEModel.loglike"
+        )
+    if getattr(mod, "initialization_method", None) == "concentrated":
+        raise ValueError(
+            f"this {name} fits its initial states anew for all params, "
+            "initialization_method='concentrated', expected 'estimated', where they are params"
+        )
 
 
 def _arrays(mod: MLEModel, params: np.ndarray) -> dict:
@@ -482,6 +500,11 @@ class _Start:
 
     def __init__(self, mod: MLEModel, arrays: dict):
         m = mod.ssm.k_states
+        if mod.ssm.initialization is None:
+            raise ValueError(
+                f"this {type(mod).__name__} has no initial distribution: give it one, "
+                "mod.initialize"
+            )
         self.a0, self.P0, self.stationary = np.zeros(m), np.zeros((m, m)), []
         diffuse_states, covered = [], 0
         here = _first(arrays)
@@ -513,11 +536,11 @@ class _Start:
                 f"this {type(mod).__name__} has an initial distribution for {covered} of its {m} "
                 "states, expected all"
             )
-        if diffuse_states and (mod.ssm.filter_concentrated or mod.loglikelihood_burn):
+        if diffuse_states and mod.loglikelihood_burn:
             named = ", ".join(map(str, diffuse_states))
             raise ValueError(
                 f"the states {named} of this {type(mod).__name__} have an exact diffuse start, "
-                "which is not supported with a concentrated scale or a burn-in"
+                "which is not supported with a burn-in"
             )
         self.A = np.eye(m)[:, sorted(diffuse_states)]
 
@@ -596,23 +619,24 @@ class _Point:
         arrays |= {"a0": start.a0, "P0": start.P0}
         self.y = y = np.array(mod.ssm.endog.T, order="C")
         burn = mod.loglikelihood_burn
-        self.weights = weights = np.ones(len(y))
-        weights[:burn] = 0
+        self.weights = np.ones(len(y))
+        self.weights[:burn] = 0
         self.scale = 1.0
-        if self.A.size:
-            self.value, _, self.raw, _, estimate, *_ = diffuse.loglike_and_grad(
-                y, self.model, self.A
-            )
-            _refuse_unseen(mod, self.A, np.diag(estimate.covariance))
-        else:
-            self.value, self.raw = _pass(y, arrays, weights)
+        self.value, self.raw = self._evaluate()
         if mod.ssm.filter_concentrated:
             # The scale that maximises the likelihood: all covariances times 1 + x add
-            # x/2 (sum v' F^-1 v - number of observations) to it. There its own derivative is zero.
-            observed = np.isfinite(y[burn:]).sum()
+            # x/2 (sum v' F^-1 v - k) to it, k the number of observations less one for each diffuse
+            # state, which fits one. There its own derivative is zero.
+            k = np.isfinite(y[burn:]).sum() - self.A.shape[1]
+            if k < 1:
+                raise ValueError(
+                    f"the scale of this {type(mod).__name__} is concentrated out: "
+                    f"{k + self.A.shape[1]} observations and {self.A.shape[1]} diffuse states "
+                    "leave none to tell it by"
+                )
             twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
-            self.scale = (twice + observed) / observed
-            self.value, self.raw = _pass(y, self._scaled(), weights)
+            self.scale = (twice + k) / k
+            self.value, self.raw = self._evaluate()
         if mod.ssm.filter_concentrated or start.stationary:
             self.gradient = self.raw._replace(
                 **{x: self.scale * getattr(self.raw, x) for x in SCALED},
@@ -622,12 +646,21 @@ class _Point:
         else:
             self.gradient = self.raw
 
+    def _evaluate(self) -> tuple[float, Gradients]:
+        """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
+        if not self.A.size:
+            return _pass(self.y, self._scaled(), self.weights)
+        model = StateSpace(**self._scaled())
+        value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
+        _refuse_unseen(self.mod, self.A, np.diag(estimate.covariance))
+        return value, gradient
+
     def _scaled(self) -> dict:
         return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
 
     @cached_property
     def model(self) -> StateSpace:
-        return StateSpace(**self._scaled() if self.scale != 1 else self.arrays)
+        return StateSpace(**self._scaled())
 
     def moves(self) -> dict[str, np.ndarray]:
         """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
