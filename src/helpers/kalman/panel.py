@@ -66,7 +66,8 @@ __all__ = ["loglike", "loglike_and_grad"]
 MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covariances shared
 
 # States up to which series with own models fill the lanes of vectors. The products of larger
-# matrices fill vectors by themselves.
+# matrices fill vectors by themselves, and those of few states and series are made in registers
+# (:mod:`helpers.kalman.fused.small`), which takes no longer.
 LANES_UP_TO = 8
 # States times steps beyond which the pass for one series, which has a steady state, takes less time
 # than the lanes, which have none: measured at 1 to 8 states, between 1000 and 1600.
@@ -535,7 +536,8 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     wanted = np.arange(J)
     threads = threads or config.NUMBA_NUM_THREADS
     settles = tol > 0 and not given.varying and m * y.shape[1] > SETTLED
-    if m <= LANES_UP_TO and not settles:
+    in_registers = max(m, y.shape[2]) <= fused.building.load("entry").LARGEST
+    if m <= LANES_UP_TO and not settles and not in_registers:
         fixed = ends, y, model, gradient, l, vague, dY, out
         _in_pieces(threads, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
         wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
