@@ -6,7 +6,7 @@ one vector, row by row. With the operators below on it, :mod:`helpers.kalman.rec
 as it stands, and what comes out is arithmetic and shuffles alone.
 
 Called from Python, a matrix is an array of NumPy's and what is read and written a
-:class:`~helpers.kalman.fused.tiles.Memory`: the text is the same.
+``Memory`` of :mod:`~helpers.kalman.fused.tiles`: the text is the same.
 """
 
 import operator

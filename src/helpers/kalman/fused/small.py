@@ -4,8 +4,8 @@ For matrices of two to four rows what the big pass is made for, vectors of numbe
 tiles, takes longer to begin than to do. Here each size has machine code of its own, compiled when
 it is first met, in which a step of :mod:`helpers.kalman.recursions` is arithmetic and nothing else
 (:mod:`~helpers.kalman.fused.registers`). A steady state is looked for as in
-:func:`helpers.kalman.fused.forward.forward`; where P0 turns out to be vague, nobody has lost more
-than the time.
+:mod:`helpers.kalman.fused.forward`; where P0 turns out to be vague, no more is lost than the time
+until then.
 """
 
 import itertools

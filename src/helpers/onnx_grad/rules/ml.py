@@ -96,8 +96,10 @@ def imputer(g, node, dy):
     "CDist", domain="com.microsoft", limits={"metric": "euclidean or sqeuclidean"}, ranked=[0, 1]
 )
 def cdist(g, node, dy):
-    """D_ij = |a_i - b_j|^2: dA = 2 (sum_j dD_ij a_i - dD B), and dB likewise; for the distance
-    itself with dD / 2 D for dD, 0 where D = 0."""
+    """Of squared distances D: dA = 2 (rows of A times the row sums of dD - dD B), and dB likewise.
+
+    For the distances themselves with dD / 2 D for dD, 0 where D = 0.
+    """
     (a, b), (d,), metric = node.x, node.y, node.attr("metric")
     if metric not in ("euclidean", "sqeuclidean"):
         raise node.refuse(f"metric {metric!r}")
