@@ -96,7 +96,7 @@ def imputer(g, node, dy):
     "CDist", domain="com.microsoft", limits={"metric": "euclidean or sqeuclidean"}, ranked=[0, 1]
 )
 def cdist(g, node, dy):
-    """Of squared distances D: dA = 2 (rows of A times the row sums of dD - dD B), and dB likewise.
+    """Of squared distances D: dA = 2 (diag(dD 1) A - dD B), and dB likewise.
 
     For the distances themselves with dD / 2 D for dD, 0 where D = 0.
     """
