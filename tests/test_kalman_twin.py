@@ -24,7 +24,7 @@ from helpers.kalman.fused.inputs import (
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
-from helpers.kalman.fused.small import InTime, Kept, Like, small_pass
+from helpers.kalman.fused.small import InTime, Kept, Like, sizes_of_kept, small_pass
 from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.statespace import STATIC, StateSpace
@@ -46,7 +46,7 @@ def run_small(y, arrays, backwards, wanted, weight, tol, watch):
     start = [InTime(held(X), 1, X.size) for X in arrays[:2]]
     model = Arrays(*start, *(InTime(held(X), len(X), X[0].size) for X in arrays[2:]))
     out = Arrays(*(InTime(held(np.zeros(X.w.data.size)), X.steps, X.size) for X in model))
-    kept = Kept(Memory(n * (2 * p + m)), Memory(n * (p * p + 2 * p * m + 2 * m * m)))
+    kept = Kept(*(Memory(n * size) for size in sizes_of_kept(m, p)))
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
     report = np.zeros(3, np.int64)

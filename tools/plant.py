@@ -29,8 +29,8 @@ FAULTS = {
     ),
     "few states: the gain of every step kept at the place of the first": (
         "small.py",
-        "                place = t * (p * p + 2 * p * m + 2 * m * m)\n",
-        "                place = 0 * (p * p + 2 * p * m + 2 * m * m)\n",
+        "                place = t * of_gain\n",
+        "                place = 0 * of_gain\n",
     ),
     "few states: T's gradient though nobody wants it": (
         "small.py",

@@ -656,6 +656,8 @@ class _Point:
         return value, gradient
 
     def _scaled(self) -> dict:
+        if self.scale == 1:
+            return self.arrays
         return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
 
     @cached_property

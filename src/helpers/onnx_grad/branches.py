@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from helpers.onnx_grad.simplify import fold_shapes, small_constants
+from helpers.onnx_grad.simplify import fold_all_shapes, small_constants
 from helpers.onnx_grad.tensor import canonical
 
 
@@ -16,8 +16,7 @@ def take_constant_branches(model: ModelProto) -> None:
     whether an axis has length one.
     """
     while any(map(_is_if, model.graph.node)):
-        while fold_shapes(model):
-            pass
+        fold_all_shapes(model)
         constants = small_constants(model.graph)
         nodes, found, names = [], False, _names(model.graph)
         for node in model.graph.node:

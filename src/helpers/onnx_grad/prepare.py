@@ -9,7 +9,7 @@ from onnx.inliner import inline_local_functions, inline_selected_functions
 from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import COMPOSED, RULES
-from helpers.onnx_grad.simplify import fold_shapes, tensor_infos
+from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical
 
 OLDEST, NEWEST = 13, 26
@@ -39,8 +39,7 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
         model = _written_out(model, written_out)
-    while fold_shapes(model):  # what becomes known may make more known
-        pass
+    fold_all_shapes(model)
     return model, constants
 
 

@@ -101,7 +101,7 @@ def small_constants(graph: GraphProto, real: bool = False) -> dict[str, np.ndarr
 def fold_shapes(model: ModelProto) -> int:
     """Replace shape arithmetic that is known now by constants, in place; how many nodes that was.
 
-    Outputs of the graph keep their nodes.  What is real, like the scales of a Resize, becomes a
+    Outputs of the graph keep their nodes. What is real, like the scales of a Resize, becomes a
     Constant, and is not made of initializers: these may be weights.
     """
     graph, infos = model.graph, tensor_infos(model)
@@ -129,6 +129,12 @@ def fold_shapes(model: ModelProto) -> int:
         del graph.node[:]
         graph.node.extend(kept)
     return folded
+
+
+def fold_all_shapes(model: ModelProto) -> None:
+    """:func:`fold_shapes` until nothing is left: what becomes known may make more known."""
+    while fold_shapes(model):
+        pass
 
 
 def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndarray] | None:

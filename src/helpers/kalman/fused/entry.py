@@ -226,6 +226,20 @@ _address = ctypes.cast(_python_pass_from_roots, ctypes.c_void_p).value
 llvmlite.binding.add_symbol("helpers_kalman_pass_from_roots", _address)
 _call_pass_from_roots = types.ExternalFunction("helpers_kalman_pass_from_roots", PASS)
 
+
+@jitable
+def run(function, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
+    """Call `_pass` or its like on arrays; ``room`` is its w, header, entries and indices."""
+    w, header, entries, indices = room
+    return function(
+        w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
+        l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
+        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
+        model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
+        out.Z.ctypes, out.H.ctypes, out.W.ctypes,
+    )  # fmt: skip
+
+
 OUT_OF_MEMORY = "the Kalman filter ran out of memory; it needs about n (m + p) (m + 3 p) doubles"
 
 
@@ -314,22 +328,11 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    room = w, header, entries, indices
     if small == 0:
-        how = call_pass(
-            w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
-            l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
-            model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
-            model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
-            out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-        )  # fmt: skip
+        how = run(call_pass, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
-        how = _call_pass_from_roots(
-            w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
-            l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
-            model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
-            model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
-            out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-        )  # fmt: skip
+        how = run(_call_pass_from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     memory[0] = 0.0  # the address w was good until here
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)

@@ -240,6 +240,12 @@ def change(w, P, P_next):
 
 
 @jitable
+def is_time_to_look(waited, searched):
+    """At a change of P or N: `waited` steps after the last look, `searched` after the first."""
+    return waited >= max(FIRST_LOOK, searched // LOOK_LATER)
+
+
+@jitable
 def is_steady(now, before, steps, tol):
     """Whether what is still to come of the change, were it to shrink at this rate, is below tol.
 
@@ -318,7 +324,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         if (
             tol > 0.0
             and not varying
-            and t - looked >= max(FIRST_LOOK, (t - since) // LOOK_LATER)
+            and is_time_to_look(t - looked, t - since)
             and observed.same_until[t] - t > 2 * FIRST_LOOK
         ):
             now = change(w, P, P_next)

@@ -9,43 +9,29 @@ A number lies at a *place* of the workspace w, which counts vectors, and a matri
 :class:`~helpers.kalman.fused.tiles.Memory` and a number an array (LANES,): the text is the same.
 """
 
-import operator
 from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic
 
+from helpers.kalman.fused.registers import Fixed
 from helpers.kalman.fused.tiles import (
     DOUBLES,
     LANES,
     Mat,
     _spread,
     _vector,
-    _vector_type,
     compiled_as,
     get,
     jitable,
     put,
 )
 
-
-class Lanes(types.Type):
-    """LANES doubles, in Numba's types."""
-
-    def __init__(self):
-        super().__init__("Lanes")
-
-
-LANES_TYPE = Lanes()
-
-
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, _vector_type(LANES))
+# The operators on it are those of every matrix in registers.
+LANES_TYPE = Fixed((LANES,))
 
 
 @intrinsic
@@ -95,32 +81,6 @@ def broadcast(x):
     return np.full(LANES, x)
 
 
-def _binary(instruction):
-    @intrinsic
-    def machine(typing, x, y):
-        def generate(context, builder, signature, args):
-            return getattr(builder, instruction)(*args, flags=("contract",))
-
-        return LANES_TYPE(LANES_TYPE, LANES_TYPE), generate
-
-    return machine
-
-
-def _arithmetic(function, machine):
-    def typed(x, y):
-        if isinstance(x, Lanes) and isinstance(y, Lanes):
-            return lambda x, y: machine(x, y)
-
-    overload(function, jit_options={"forceinline": True})(typed)
-
-
-for _function, _name in (
-    (operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):  # fmt: skip
-    _arithmetic(_function, _binary(_name))
-
-
 @intrinsic
 def _root(typing, x):
     def generate(context, builder, signature, args):
@@ -136,20 +96,6 @@ def root(x):
     """The square root; NaN of what is below zero."""
     with np.errstate(invalid="ignore"):
         return np.sqrt(x)
-
-
-@intrinsic
-def _larger(typing, x, y):
-    def generate(context, builder, signature, args):
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return LANES_TYPE(LANES_TYPE, LANES_TYPE), generate
-
-
-@compiled_as(_larger)
-def larger(x, y):
-    """The larger one of two numbers; y if either is NaN."""
-    return np.where(x > y, x, y)
 
 
 @jitable

@@ -22,7 +22,6 @@ from helpers.kalman.fused.lanes import (
     clear,
     constant,
     gather,
-    larger,
     load,
     mat,
     product,
@@ -30,6 +29,7 @@ from helpers.kalman.fused.lanes import (
     scatter,
     store,
 )
+from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, get, jitable, put, transposed
 from helpers.kalman.recursions import LOG_2PI
 from helpers.kalman.square_root import LOST, WATCHED

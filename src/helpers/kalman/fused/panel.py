@@ -21,6 +21,7 @@ from helpers.kalman.fused.entry import (
     contiguous,
     copied,
     kept_on_disk,
+    run,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE, VAGUE
@@ -134,13 +135,9 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
          int(backwards and wanted.matrices), int(saved.filtered and wanted.T),
          int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
     )  # fmt: skip
-    how = call_pass(
-        w, header.ctypes, entries.ctypes, room.ctypes, num.ctypes, report.ctypes, tol, l.ctypes,
-        ones.ctypes, nothing.ctypes, unused.ctypes, model.a0.ctypes, model.P0.ctypes,
-        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
-        model.W.ctypes, covariances.a0.ctypes, covariances.P0.ctypes, covariances.c.ctypes,
-        covariances.d.ctypes, covariances.T.ctypes, covariances.Z.ctypes, covariances.H.ctypes,
-        covariances.W.ctypes,
+    how = run(
+        call_pass, (w, header, entries, room), num, report, tol, l, ones, nothing, unused, model,
+        covariances,
     )  # fmt: skip
     a = np.empty((m, J))
     for j in range(J):

@@ -19,6 +19,7 @@ from helpers.kalman.fused.entry import (
     call_pass,
     call_small,
     kept_on_disk,
+    run,
     small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
@@ -113,23 +114,16 @@ def start_in_roots(
                 rest[i] -= k
         filtered = sizes[9] == GRADIENT and (sizes[11] != 0 or sizes[12] != 0)
         saved = Saved(sizes[9] != VALUE, filtered)
-        from_k, out_k = model_later(model, k), model_later(out, k)
-        small = np.int64(0) if sweep else small_pass_for(rest, l_bar[k:])
+        x, out_k = model_later(model, k), model_later(out, k)
+        x = Arrays(a, P, x.c, x.d, x.T, x.Z, x.H, x.W)
+        l_k, l_bar_k, y_k, y_bar_k = l[k:], l_bar[k:], y[k:], y_bar[k:]
+        small = np.int64(0) if sweep else small_pass_for(rest, l_bar_k)
         if small != 0:
-            x = from_k
-            of_rest = Arrays(a, P, x.c, x.d, x.T, x.Z, x.H, x.W)
-            how = call_small(
-                small, rest, report, tol, l[k:], l_bar[k:], y[k:], y_bar[k:], of_rest, out_k
-            )
+            how = call_small(small, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         else:
             lay_out(Sizes(n - k, p, m), saved, header)
-            how = call_pass(
-                w, header.ctypes, entries.ctypes, indices.ctypes, rest.ctypes, report.ctypes, tol,
-                l[k:].ctypes, l_bar[k:].ctypes, y[k:].ctypes, y_bar[k:].ctypes, a.ctypes, P.ctypes,
-                from_k.c.ctypes, from_k.d.ctypes, from_k.T.ctypes, from_k.Z.ctypes, from_k.H.ctypes,
-                from_k.W.ctypes, out.a0.ctypes, out.P0.ctypes, out_k.c.ctypes, out_k.d.ctypes,
-                out_k.T.ctypes, out_k.Z.ctypes, out_k.H.ctypes, out_k.W.ctypes,
-            )  # fmt: skip
+            room = w, header, entries, indices
+            how = run(call_pass, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
 

@@ -23,10 +23,10 @@ from helpers.kalman.fused.entry import GRADIENT, LARGEST, SMALL, bundle, kept_on
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
-    LOOK_LATER,
     NOT_POSITIVE_DEFINITE,
     VAGUE,
     is_steady,
+    is_time_to_look,
 )
 from helpers.kalman.fused.inputs import Arrays, Observed, Wanted, look_at
 from helpers.kalman.fused.registers import (
@@ -63,8 +63,14 @@ class InTime(NamedTuple):
 class Kept(NamedTuple):
     """What the way back reads of each step, by address, in Python a Memory."""
 
-    mean: int  # w, u, a_filt: 2 p + m doubles a step
-    gain: int  # C^-1, S, Kf, J, P_filt: p p + 2 p m + 2 m m doubles a step
+    mean: int  # w, u, a_filt
+    gain: int  # C^-1, S, Kf, J, P_filt
+
+
+@jitable
+def sizes_of_kept(m, p):
+    """Doubles of a step in each of `Kept`."""
+    return 2 * p + m, p * p + 2 * p * m + 2 * m * m
 
 
 @jitable
@@ -110,6 +116,7 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
     """
     I_m, I_p = like.I_m, like.I_p
     n, m, p = len(gain_of), len(I_m), len(I_p)
+    of_mean, of_gain = sizes_of_kept(m, p)
     x, z = diagonal(I_m), diagonal(I_p)  # vectors of the states and of the series
     a, P = at_step(x, model.a0, 0), symmetric(at_step(I_m, model.P0, 0))
     P_next = P_filt = J = T = W = I_m
@@ -134,7 +141,7 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
                 return NOT_POSITIVE_DEFINITE, t, n
             gain = t
             if back:
-                place = t * (p * p + 2 * p * m + 2 * m * m)
+                place = t * of_gain
                 write(kept.gain, place, C_inv)
                 write(kept.gain, place + p * p, S)
                 write(kept.gain, place + p * p + p * m, Kf)
@@ -144,7 +151,7 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
         _, w, u, a_filt, l_t = recursions.update(filled(y_t), o, a, d_t, Z_t, logdet, C_inv, G)
         put(l, t, l_t)
         if back:
-            place = t * (2 * p + m)
+            place = t * of_mean
             write(kept.mean, place, w)
             write(kept.mean, place + p, u)
             write(kept.mean, place + 2 * p, a_filt)
@@ -164,7 +171,7 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
         if (
             tol > 0.0
             and not varying
-            and t - looked >= max(FIRST_LOOK, (t - since) // LOOK_LATER)
+            and is_time_to_look(t - looked, t - since)
             and observed.same_until[t] - t > 2 * FIRST_LOOK
         ):
             now = change(P, P_next)
@@ -182,6 +189,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     """
     I_m, I_p = like.I_m, like.I_p
     n, m, p = len(gain_of), len(I_m), len(I_p)
+    of_mean, of_gain = sizes_of_kept(m, p)
     x, z = diagonal(I_m), diagonal(I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * I_p
     r, N, T = no_x, no_m, I_m
@@ -194,13 +202,13 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             T = at_step(I_m, model.T, t)
         if gain_of[t] != gain:
             gain = gain_of[t]
-            place = gain * (p * p + 2 * p * m + 2 * m * m)
+            place = gain * of_gain
             C_inv, S = read(I_p, kept.gain, place), read(like.Z, kept.gain, place + p * p)
             Kf = read(like.Z.T, kept.gain, place + p * p + p * m)
             J = read(I_m, kept.gain, place + p * p + 2 * p * m)
             P_filt = read(I_m, kept.gain, place + p * p + 2 * p * m + m * m)
             settled, since, before, looked = False, t, -1.0, t
-        place = t * (2 * p + m)
+        place = t * of_mean
         w, u = read(z, kept.mean, place), read(z, kept.mean, place + p)
         a_filt = read(x, kept.mean, place + 2 * p)
         e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
@@ -211,7 +219,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
                 of_T, of_Z, D, N_before = recursions.smooth_covariance(
                     N, T, C_inv, S, Kf, J, P_filt
                 )
-                if tol > 0.0 and looked - t >= max(FIRST_LOOK, (since - t) // LOOK_LATER):
+                if tol > 0.0 and is_time_to_look(looked - t, since - t):
                     now = change(N, N_before)
                     settled = is_steady(now, before, looked - t, tol)
                     before, looked = now, t
@@ -279,8 +287,8 @@ def all_in_time(arrays, p, m):
 def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
     """`small_pass` on arrays, with memory of its own."""
     n, p, m, back = num[0], len(like.I_p), len(like.I_m), num[9] == GRADIENT
-    means = np.empty(n * (2 * p + m) if back else 0)
-    gains = np.empty(n * (p * p + 2 * p * m + 2 * m * m) if back else 0)
+    of_mean, of_gain = sizes_of_kept(m, p)
+    means, gains = np.empty(n * of_mean if back else 0), np.empty(n * of_gain if back else 0)
     gain_of = np.empty(n, np.int64)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)

@@ -165,9 +165,8 @@ def grid_sample(g, node):
         raise node.refuse(f"mode={mode!r}, padding_mode={padding!r}")
     lengths = g.dims_of(x, range(2, x.rank)).cast(grid.dtype)
     last = lengths - 1.0
-    place = (
-        g.op("Gather", grid, list(range(d))[::-1], axis=-1) + 1.0
-    )  # from the last axis to the first
+    # A place is given from the last axis to the first.
+    place = g.op("Gather", grid, list(range(d))[::-1], axis=-1) + 1.0
     place = place * last * 0.5 if node.attr("align_corners") else (place * lengths - 1.0) * 0.5
     if padding == "border":
         place = g.op("Max", g.op("Min", place, last), 0.0)
