@@ -3,6 +3,8 @@
 import importlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytensor
@@ -42,8 +44,13 @@ def values_of(y, model):
     return [jnp.asarray(X) for X in (y, *model.asdict().values())]
 
 
-def total(*arrays):
-    return loglike(*arrays).sum()
+@pytest.fixture(params=["fused", "scan"], name="total")
+def fixture_total(request):
+    """The log-likelihood of a series by each engine."""
+    return lambda *arrays: loglike(*arrays, method=request.param).sum()
+
+
+by_scans = pytest.mark.parametrize("total", ["scan"], indirect=True)
 
 
 def total_by_autodiff(*arrays):
@@ -61,14 +68,15 @@ def assert_close(found, dy, expected, bound):
         assert relative_error(np.asarray(G), X) < bound, name
 
 
+@pytest.mark.parametrize("method", ["fused", "scan"])
 @pytest.mark.parametrize("name", NAMES_OF_CASES)
-def test_value_and_gradient_for_any_weights(name):
+def test_value_and_gradient_for_any_weights(name, method):
     y, model = make(name)
-    # The Nile's start is vague, and the reference starts in square roots.
+    # The Nile's start is vague, and its gradients are small: it stands near its optimum.
     bound = 1e-11 if name == "Nile" else 1e-12
 
     def weighted(weights, *arrays):
-        return weights @ loglike(*arrays)
+        return weights @ loglike(*arrays, method=method, tol=0.0)
 
     evaluate = jax.jit(jax.value_and_grad(weighted, argnums=tuple(range(1, 11))))
     for weights in (None, np.random.default_rng(2).standard_normal(len(y))):
@@ -94,7 +102,8 @@ def test_all_outputs_and_cotangents_on_each(name):
 
 
 @pytest.mark.parametrize("p", [closed_form.WRITTEN_OUT, closed_form.WRITTEN_OUT + 1])
-def test_factorization_written_out_and_by_lapack(p):
+@by_scans
+def test_factorization_written_out_and_by_lapack(p, total):
     rng = np.random.default_rng(p)
     model = StateSpace(**random_model(3, p, 2, rng=rng))
     y, _ = simulate(5, rng, **model.asdict())
@@ -114,8 +123,9 @@ def test_factorization_of_arrays_that_are_not_traced(p):
     assert jnp.isnan(cholesky(jnp.asarray(A @ A.T) - 100 * jnp.eye(p))[1])  # NumPy would raise
 
 
+@by_scans
 @pytest.mark.parametrize("size", [(3, 2), (5, 2), (5, 3)])
-def test_a_vague_start_costs_no_more_than_autodiff(size):
+def test_a_vague_start_costs_no_more_than_autodiff(size, total):
     """Against 60 digits; a gain from a formed F^-1 would lose eps kappa^2, here all of T."""
     m, p = size
     arrays = random_model(m, p, 2, rng=np.random.default_rng(0))
@@ -131,7 +141,7 @@ def test_a_vague_start_costs_no_more_than_autodiff(size):
         assert error < 10 * theirs
 
 
-def test_many_series_and_many_models():
+def test_many_series_and_many_models(total):
     y, model = make("gaps")
     arrays = values_of(y, model)
     series = jnp.stack([arrays[0], arrays[0] + 1, 2 * arrays[0]])
@@ -158,7 +168,7 @@ def test_many_series_and_many_models():
         assert relative_error(np.asarray(G), np.asarray(X)) < 1e-12, name
 
 
-def test_parameters_that_reach_the_likelihood_through_a_stationary_start():
+def test_parameters_that_reach_the_likelihood_through_a_stationary_start(total):
     y, _ = make("one of each")
 
     def arrays_of(theta, np):
@@ -177,29 +187,129 @@ def test_parameters_that_reach_the_likelihood_through_a_stationary_start():
     assert relative_error(np.asarray(found), complex_step(exact, theta)) < 1e-12
 
 
-def names_of_calls(jaxpr):
-    """The primitives of a program and of all programs inside it."""
+def equations_of(jaxpr):
+    """The equations of a program and of all programs inside it."""
     for equation in jaxpr.eqns:
-        yield equation.primitive.name
+        yield equation
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from names_of_calls(inner)
+                    yield from equations_of(inner)
+
+
+def names_of_calls(jaxpr):
+    return (equation.primitive.name for equation in equations_of(jaxpr))
 
 
 def test_it_is_the_closed_form_that_jax_runs_backwards(monkeypatch):
     y, model = make("two shocks")
-    for f in (loglike, jax.jit(loglike), filter_outputs):
+    by_scans = partial(loglike, method="scan")
+    for f in (loglike, jax.jit(loglike), by_scans, filter_outputs):
         program = jax.make_jaxpr(f)(*values_of(y, model))
         assert any("custom_vjp" in name for name in names_of_calls(program.jaxpr))
     traced = []
     monkeypatch.setattr(closed_form, "_pull", _spy(closed_form._pull, traced))
-    jax.make_jaxpr(gradient(total, "T"))(*values_of(y, model))
-    jax.make_jaxpr(jax.jit(jax.vmap(jax.grad(total), (0, *[None] * 9))))(
+    f = jax.grad(lambda *arrays: by_scans(*arrays).sum())
+    jax.make_jaxpr(f)(*values_of(y, model))
+    jax.make_jaxpr(jax.jit(jax.vmap(f, (0, *[None] * 9))))(
         jnp.stack([y, y]), *values_of(y, model)[1:]
     )
     assert len(traced) == 2
+
+
+def test_on_a_cpu_the_compiled_pass_runs_and_no_scan():
+    y, model = make("two shocks")
+    arrays = values_of(y, model)
+
+    def total(*arrays):
+        return loglike(*arrays).sum()
+
+    of_one = jax.value_and_grad(total, argnums=(ALL.index("H"), ALL.index("Q")))
+    of_many = jax.vmap(of_one, (0, *[None] * 9))
+    for f, data in ((of_one, y), (of_many, jnp.stack([y, y]))):
+        program = jax.make_jaxpr(f)(data, *arrays[1:]).jaxpr
+        calls = list(names_of_calls(program))
+        assert calls.count("ffi_call") == 2 and "scan" not in calls
+
+
+def test_gradients_that_nobody_asks_for_are_left_out():
+    y, model = make("two shocks")
+    f = jax.grad(lambda Z: loglike(y, **(model.asdict() | {"Z": Z})).sum())
+    program = jax.make_jaxpr(f)(model.Z)
+    calls = [e for e in equations_of(program.jaxpr) if e.primitive.name == "ffi_call"]
+    (shapes,) = {tuple(X.shape for X in e.params["result_avals"][1:]) for e in calls}
+    sizes = dict(zip(closed_form.INPUTS, map(np.prod, shapes), strict=True))
+    assert {x for x, size in sizes.items() if size} == {"Z"}
+
+
+def test_weights_and_series_of_a_batch_within_a_batch():
+    """Equal weights multiply what is ready, others call the pass: both in one batch."""
+    y, model = make("gaps")
+    arrays = values_of(y, model)
+    n = len(y)
+    weights = jnp.stack([jnp.ones(n), 3 * jnp.ones(n), jnp.arange(n) / n])
+    scales = jnp.array([1.0, 2.0])
+
+    def weighted(weights, scale, method="fused"):
+        changed = [*arrays[:-1], scale * arrays[-1]]
+        return weights @ loglike(*changed, method=method, tol=0.0)
+
+    for axes in ((None, 0), (0, None)):
+        both = []
+        for method in ("fused", "scan"):
+            f = jax.value_and_grad(partial(weighted, method=method), argnums=(0, 1))
+            inner, outer = axes, axes[::-1]
+            both.append(jax.jit(jax.vmap(jax.vmap(f, inner), outer))(weights, scales))
+        for X, expected in zip(*map(jax.tree.leaves, both), strict=True):
+            assert relative_error(np.asarray(X), np.asarray(expected)) < 1e-12
+
+
+def test_several_threads_at_once():
+    y, model = make("two shocks")
+    f = jax.jit(jax.grad(lambda *arrays: loglike(*arrays).sum(), argnums=8))
+    expected = f(*values_of(y, model))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: f(*values_of(y, model)), range(40)))
+    assert all((G == expected).all() for G in found)
+
+
+@pytest.mark.parametrize("size", [(3, 2), (5, 2), (5, 3)])
+def test_a_vague_start_costs_the_compiled_pass_nothing(size):
+    m, p = size
+    arrays = random_model(m, p, 2, rng=np.random.default_rng(0)) | {"P0": 1e10 * np.eye(m)}
+    y, model = np.random.default_rng(100).standard_normal((5, p)), StateSpace(**arrays)
+    true = true_gradient(y, model, names=("T", "Z"), digits=60)
+    f = jax.grad(lambda *arrays: loglike(*arrays).sum(), argnums=(5, 6))
+    for x, G in zip("TZ", f(*values_of(y, model)), strict=True):
+        assert relative_error(np.asarray(G), true[x]) < 1e-12
+
+
+OUT_OF_MEMORY = """
+import resource
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+from helpers.kalman.jax import loglike
+m, n = 60, 200_000
+I, zero = jnp.eye(m), jnp.zeros(m)
+def total(T):
+    return loglike(jnp.zeros((n, 1)), zero, I, zero, zero[:1], T, I[:1], I, I[:1, :1], I).sum()
+f = jax.jit(jax.value_and_grad(total)).lower(I / 2).compile()
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30),) * 2)
+try:
+    jax.block_until_ready(f(I / 2))
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_memory_that_runs_out_is_an_error_of_jax():
+    command = [sys.executable, "-c", OUT_OF_MEMORY]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.stdout.startswith("RESOURCE_EXHAUSTED: the Kalman filter ran out of memory")
 
 
 def _spy(function, calls):
@@ -210,7 +320,7 @@ def _spy(function, calls):
     return spied
 
 
-def test_second_derivatives():
+def test_second_derivatives(total):
     """Of both modes of JAX, against complex steps of the closed form in NumPy."""
     y, model = make("only Z varies")  # and has gaps
     rng = np.random.default_rng(0)
@@ -237,14 +347,14 @@ def test_second_derivatives():
         assert relative_error(np.asarray(jax.jit(hessian)(theta)), expected) < 1e-11
 
 
-def test_forward_mode_is_refused_in_words():
+def test_forward_mode_is_refused_in_words(total):
     y, model = make("one step")
     arrays = values_of(y, model)
     with pytest.raises(TypeError, match="forward-mode autodiff .* custom_vjp"):
         jax.jvp(total, arrays, arrays)
 
 
-def test_float32():
+def test_float32(total):
     y, model = make("gaps")
     _, dy, expected = reference.loglike_and_grad(y, model)
     narrow = [X.astype(jnp.float32) for X in values_of(y, model)]
@@ -270,8 +380,9 @@ def test_no_half_precision():
     assert l.dtype == jnp.float32 and jnp.isfinite(l).all()
 
 
+@pytest.mark.parametrize("method", ["fused", "scan"])
 @pytest.mark.parametrize("p", [2, closed_form.WRITTEN_OUT + 1])
-def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(p):
+def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(p, method):
     rng = np.random.default_rng(p)
     n = 4
     arrays = random_model(2, p, rng=rng) | {"H": np.repeat(np.eye(p)[None], n, axis=0)}
@@ -279,9 +390,13 @@ def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(
     arrays["Z"][2] = 0
     y = rng.standard_normal((n, p))
 
+    def per_step(*arrays):
+        return loglike(*arrays, method=method)
+
     @jax.jit
     def evaluate(*arrays):
-        return loglike(*arrays), jax.grad(total, argnums=tuple(range(10)))(*arrays)
+        total = jax.grad(lambda *X: per_step(*X).sum(), argnums=tuple(range(10)))
+        return per_step(*arrays), total(*arrays)
 
     for variance in (0.0, -1.0):  # a pivot of zero would have an infinite logarithm
         arrays["H"][2] = variance * np.eye(p)
@@ -292,7 +407,7 @@ def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(
     assert all(jnp.isfinite(X).all() for X in jax.tree.leaves(evaluate(y, *arrays.values())))
 
 
-def test_covariances_count_by_their_symmetric_part():
+def test_covariances_count_by_their_symmetric_part(total):
     y, model = make("two shocks")
     straight = values_of(y, model)
     bent = list(straight)
@@ -307,7 +422,7 @@ def test_covariances_count_by_their_symmetric_part():
         assert (G == G.T).all()
 
 
-def test_gradient_of_a_covariance_is_symmetric_to_the_last_digit():
+def test_gradient_of_a_covariance_is_symmetric_to_the_last_digit(total):
     """With so many series a product X' X is not."""
     arrays = random_model(4, 40, 2, rng=np.random.default_rng(0))
     y = np.random.default_rng(1).standard_normal((6, 40))
@@ -334,6 +449,14 @@ def test_bad_arguments_when_the_function_is_traced(change, message):
     for f in (loglike, jax.jit(loglike), filter_outputs):
         with pytest.raises(ValueError, match=message):
             f(**arrays)
+
+
+def test_no_such_method_or_tolerance():
+    y, model = make("one step")
+    with pytest.raises(ValueError, match='method is \'parallel\', expected "fused" or "scan"'):
+        loglike(*values_of(y, model), method="parallel")
+    with pytest.raises(ValueError, match="tol is -1, expected a number that is not negative"):
+        loglike(*values_of(y, model), tol=-1)
 
 
 def test_complex_arguments():

@@ -9,7 +9,10 @@ import sys
 import time
 
 # Halves that take about as long: the second compiles the pass for many series, and small ones.
-HALVES = (("entry", "integrated", "outputs", "roots", "tangents", "own"), ("panel", "small"))
+HALVES = (
+    ("entry", "integrated", "outputs", "roots", "tangents", "own"),
+    ("panel", "small", "xla"),
+)
 LOAD = """
 import importlib
 for name in {}:

@@ -2,21 +2,26 @@ r"""The Kalman filter in JAX: a plain function whose gradient is the closed form
 
 :func:`loglike` is what a JAX model uses (NumPyro, BlackJAX, Optax): ``jax.grad``, ``jax.jit`` and
 ``jax.vmap`` work as they do everywhere, and the backward pass is the reverse recursion of the
-chapter "All ten gradients" instead of JAX's own derivative of the scan.  That recursion is again
-plain JAX, so ``jax.hessian`` works as well.  Forward mode over the function itself (``jax.jvp``,
-``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
+chapter "All ten gradients" instead of JAX's own derivative of a scan.  Forward mode over the
+function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
 
-The lines of a step stand in :mod:`helpers.kalman.recursions`, as for every engine; here are two
-scans over them.  PyTensor's JAX mode runs the same two scans (:func:`register_ops`).
+There are two engines.  On a CPU a program of JAX calls the compiled pass of
+:mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.fused.xla`).
+Everywhere else, and for second derivatives, there are two scans over the lines of a step, which
+stand in :mod:`helpers.kalman.recursions` as for every engine.  PyTensor's JAX mode runs the same
+functions (:func:`register_ops`).
 """
 
 from __future__ import annotations
 
-from functools import cache
+import ctypes
+from functools import cache, partial
 from types import SimpleNamespace
 
+from helpers.kalman.fused.building import load
 from helpers.kalman.recursions import (
     LEAST,
+    TOLERANCE,
     cholesky,
     factor,
     mask,
@@ -46,7 +51,7 @@ from jax.scipy.linalg import solve_triangular
 
 __all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
 
-DIMS = {"y": ("n", "p"), **SHAPES, "W": ("m", "m")}
+DIMS = {"y": ("n", "p"), **SHAPES, "W": ("m", "m"), "l_bar": ("n",)}
 # What the scans take, with W = R Q R' in place of R and Q.
 INPUTS = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
 
@@ -56,7 +61,7 @@ INPUTS = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")
 WRITTEN_OUT = 6
 
 
-def loglike(y, a0, P0, c, d, T, Z, R, H, Q):
+def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     r"""Log-likelihood of each step of a linear Gaussian state space model, as a JAX function.
 
     Parameters
@@ -67,6 +72,12 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q):
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
         leading time axis of length n.  P0, H and Q count by their symmetric part, and their
         gradients are symmetric.
+    method : {"fused", "scan"}
+        "fused" is the compiled pass where JAX's default device is a CPU, and "scan" elsewhere: the
+        filter and the reverse recursion as two scans of JAX.
+    tol : float
+        For the compiled pass: what a covariance that is taken to be in its steady state may miss,
+        by estimate, relative to its own size; 0 for no steady state.
 
     Returns
     -------
@@ -77,21 +88,29 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     Raises
     ------
     ValueError
-        If an argument has the wrong number of dimensions, or shapes do not fit each other: when
-        JAX traces the function.
+        If an argument has the wrong number of dimensions, or shapes do not fit each other, or
+        method or tol is none of the above: when JAX traces the function.
     TypeError
         If an argument is complex.
+    jax.errors.JaxRuntimeError
+        If the compiled pass runs out of memory: "RESOURCE_EXHAUSTED".
 
     Notes
     -----
-    The gradient is the reverse recursion of Parellier, Barrau and Bonnabel (2023),
-    doi:10.1109/TAC.2023.3297879, extended to all arrays.  It keeps m^2 + m numbers of each step,
-    the predicted mean and covariance, and computes the rest of the step again on the way back.
+    The compiled pass is :func:`helpers.kalman.loglike_and_grad`, square-root start and steady state
+    included; it computes in float64 whatever the type of the arrays.  Where JAX differentiates the
+    function, value and gradient come from one call, and gradients that nobody asks for are left
+    out.  ``jax.vmap`` makes it a loop over models, or over series.  Second derivatives come from
+    the scans: correct, and slow.
+
+    The scans run the reverse recursion of Parellier, Barrau and Bonnabel (2023),
+    doi:10.1109/TAC.2023.3297879, extended to all arrays.  They keep m^2 + m numbers of each step,
+    the predicted mean and covariance, and compute the rest of the step again on the way back.
+    There a vague start P0 = kappa I costs the gradients about eps kappa of their size, as it costs
+    JAX's own derivative of the filter.
 
     JAX computes in float32, whatever it is given, unless it is told otherwise before:
-    ``jax.config.update("jax_enable_x64", True)``.  A likelihood wants float64.  A vague start
-    P0 = kappa I costs the gradients about eps kappa of their size, as it costs JAX's own derivative
-    of the filter; :func:`helpers.kalman.loglike_and_grad` starts in square roots and loses nothing.
+    ``jax.config.update("jax_enable_x64", True)``.  A likelihood wants float64.
 
     Examples
     --------
@@ -106,7 +125,12 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q):
     >>> print(f"{value:.3f} {slope:.3f}")
     -3.061 -0.286
     """
-    return _loglike(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q))[0]
+    if method not in ("fused", "scan"):
+        raise ValueError(f'method is {method!r}, expected "fused" or "scan"')
+    if not tol >= 0:
+        raise ValueError(f"tol is {tol!r}, expected a number that is not negative")
+    inputs = _with_W(y, a0, P0, c, d, T, Z, R, H, Q)
+    return _per_step(method, float(tol))(*inputs)
 
 
 def filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
@@ -201,6 +225,124 @@ _outputs = _closed_form(FilterOutputs._fields)
 
 
 _observed = _closed_form(("y_hat", "F", "l"))
+
+
+def _gradient_by_scans(names, inputs, l_bar):
+    """l, and by name the gradients of these, of the sum of l weighted with l_bar."""
+    out = _filter(inputs, ("l", "a_pred", "P_pred"))
+    found = _pull(inputs, out["a_pred"], out["P_pred"], {"l": l_bar})
+    return out["l"], {x: found[x] for x in names}
+
+
+def _per_step(method: str, tol: float):
+    """The log-likelihood of each step as a function of INPUTS."""
+    if method == "fused" and _on_cpu():
+        return _fused(tol)
+    return lambda *inputs: _loglike(*inputs)[0]
+
+
+def _on_cpu() -> bool:
+    """Whether JAX computes there, unless it is told otherwise."""
+    return jax.default_backend() == "cpu"
+
+
+@cache
+def _fused(tol: float):
+    """The log-likelihood of each step as a function of INPUTS, by the compiled pass."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        l = jax.ShapeDtypeStruct(inputs[0].shape[:1], inputs[0].dtype)
+        return _call("value", tol, [l], inputs)[0]
+
+    def forward(*inputs):
+        names = tuple(x for x, X in zip(INPUTS, inputs, strict=True) if X.perturbed)
+        inputs = tuple(X.value for X in inputs)
+        l_bar = jnp.ones_like(inputs[0], shape=inputs[0].shape[:1])
+        l, ready = _gradient(names, tol, inputs, l_bar, None)
+        return l, (inputs, ready)
+
+    def backward(saved, l_bar):
+        inputs, ready = saved
+        found = _gradient(tuple(ready), tol, inputs, l_bar, ready)[1]
+        return tuple(found.get(x) for x in INPUTS)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gradient(names, tol, inputs, l_bar, ready):
+    """:func:`_gradient_by_scans` by the compiled pass, which JAX can differentiate.
+
+    ``ready`` are the gradients for weights of one, where they are known: then l is left out.
+    """
+    n, dtype = len(l_bar), l_bar.dtype
+    l = jax.ShapeDtypeStruct((n if ready is None else 0,), dtype)
+    arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
+    none = [jnp.zeros((0,) * X.ndim, dtype) for X in arrays]
+    results = [
+        X if x in names else nothing for x, X, nothing in zip(INPUTS, arrays, none, strict=True)
+    ]
+    more = (
+        []
+        if ready is None
+        else [
+            _over_time(x, ready[x]) if x in names else nothing
+            for x, nothing in zip(INPUTS, none, strict=True)
+        ]
+    )
+    l, *found = _call("gradient", tol, [l, *results], inputs, l_bar, *more)
+    found = zip(INPUTS, inputs, found, strict=True)
+    return l, {x: G.reshape(X.shape) for x, X, G in found if x in names}
+
+
+@_gradient.defjvp
+def _(names, tol, primals, tangents):
+    inputs, l_bar, ready = primals
+
+    def scanned(inputs, l_bar):
+        l, found = _gradient_by_scans(names, inputs, l_bar)
+        return (l if ready is None else l[:0]), found
+
+    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
+    return _gradient(names, tol, inputs, l_bar, ready), dots
+
+
+def _over_time(name: str, X):
+    """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
+    fixed = name in ("y", *STATIC) or X.ndim > len(DIMS[name])
+    return X if fixed else X[jnp.newaxis]
+
+
+def _call(work: str, tol: float, results: list, inputs, *more):
+    """A program's call of the compiled pass; results have a shape and a type."""
+    y, a0 = inputs[:2]
+    arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
+    results = [jax.ShapeDtypeStruct(X.shape, X.dtype) for X in results]
+    name = _targets()[work, y.dtype.name]
+    _compile(len(a0), y.shape[1])
+    call = jax.ffi.ffi_call(name, results, vmap_method="broadcast_all")
+    return call(*arrays, jnp.full(1, tol, y.dtype), *more)
+
+
+def _compile(m: int, p: int) -> None:
+    """Compile what a call may need now, and not when XLA calls it."""
+    load("roots")
+    entry = load("entry")
+    if max(m, p) <= entry.LARGEST:
+        entry.compile_small(m, p)
+
+
+@cache
+def _targets() -> dict:
+    """The names under which XLA knows the compiled pass, once it has been told."""
+    names = {}
+    for (work, dtype), code in load("xla").HANDLERS.items():
+        names[work, dtype] = f"{__package__}.{work}.{dtype}"
+        pointer = ctypes.cast(code.address, ctypes.c_void_p)
+        jax.ffi.register_ffi_target(names[work, dtype], jax.ffi.pycapsule(pointer), platform="cpu")
+    return names
 
 
 def integrated(y, starts, c, P0, T, Z, H, W, precision):
@@ -377,7 +519,7 @@ def register_ops() -> None:
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
-        return lambda *inputs: _loglike(*_as_arrays(INPUTS, inputs))[0]
+        return lambda *inputs: _per_step("fused", op.tol)(*_as_arrays(INPUTS, inputs))
 
     @jax_funcify.register(ops.KalmanFilter)
     def _(op, **kwargs):
@@ -387,16 +529,19 @@ def register_ops() -> None:
         """What an Op returns: the arrays of these names, or the only one."""
         return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
 
-    def pulled(inputs, bars, names):
-        """l and the gradients of these names."""
-        inputs = _as_arrays(INPUTS, inputs)
-        out = _filter(inputs, ("l", "a_pred", "P_pred"))
-        found = _pull(inputs, out["a_pred"], out["P_pred"], bars) | {"l": out["l"]}
-        return chosen(found, names)
-
     @jax_funcify.register(ops.KalmanLoglikeGrad)
     def _(op, **kwargs):
-        return lambda *inputs: pulled(inputs[:-1], {"l": inputs[-1]}, op.requested)
+        names = tuple(x for x in op.requested if x != "l")
+
+        def gradients(*inputs):
+            *inputs, l_bar = _as_arrays((*INPUTS, "l_bar"), inputs)
+            if _on_cpu():
+                l, found = _gradient(names, op.tol, tuple(inputs), l_bar, None)
+            else:
+                l, found = _gradient_by_scans(names, inputs, l_bar)
+            return chosen(found | {"l": l}, op.requested)
+
+        return gradients
 
     def tangent_of(op):
         def tangent(*inputs):
@@ -404,7 +549,9 @@ def register_ops() -> None:
             l_bar, *moves = inputs[len(INPUTS) :]
             moves = dict(zip(op.along, moves, strict=True))
             dots = [moves.get(x, jnp.zeros_like(X)) for x, X in zip(INPUTS, model, strict=True)]
-            return jax.jvp(lambda *X: pulled(X, {"l": l_bar}, op.requested), model, dots)[1]
+            names = tuple(x for x in op.requested if x != "l")
+            l, found = jax.jvp(lambda *X: _gradient_by_scans(names, X, l_bar), model, dots)[1]
+            return chosen(found | {"l": l}, op.requested)
 
         return tangent
 
@@ -421,7 +568,10 @@ def register_ops() -> None:
     def _(op, **kwargs):
         def gradients(*inputs):
             inputs, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
-            return pulled(inputs, dict(zip(op.given, bars, strict=True)), INPUTS)
+            inputs = _as_arrays(INPUTS, inputs)
+            out = _filter(inputs, ("l", "a_pred", "P_pred"))
+            bars = dict(zip(op.given, bars, strict=True))
+            return chosen(_pull(inputs, out["a_pred"], out["P_pred"], bars), INPUTS)
 
         return gradients
 

@@ -8,7 +8,8 @@ are not computed, and the log-likelihood comes with the gradient instead of from
 own.  :func:`kalman_filter_outputs` gives all seven outputs of the filter, with a pullback as well.
 
 The Ops take W = R Q R' in the place of R and Q, whose gradients are PyTensor's business.  They run
-in Numba, in C and Python modes (which call the same compiled code), and in JAX mode as pure JAX.
+in Numba, in C and Python modes (which call the same compiled code), and in JAX mode, which calls it
+on a CPU and is pure JAX elsewhere.
 Second derivatives of the log-likelihood are in closed form too (`KalmanLoglikeTangent`, the lines
 of :mod:`helpers.kalman.tangents`); those of the filter's other outputs fall back to the scan of
 :mod:`helpers.kalman.scan`.
@@ -67,8 +68,8 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     -------
     TensorVariable (n,)
         NaN throughout where some F is not positive definite.  In float32 if all arguments are,
-        else in float64; the computation is in float64 either way (in JAX mode: in the type of the
-        inputs).
+        else in float64; the computation is in float64 either way (in JAX mode on other devices than
+        a CPU: in the type of the inputs).
 
     Raises
     ------
@@ -85,7 +86,8 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     smoother" (de Jong 1988, doi:10.1093/biomet/75.3.594; Koopman and Shephard 1992,
     doi:10.1093/biomet/79.4.823; Parellier, Barrau and Bonnabel 2023,
     doi:10.1109/TAC.2023.3297879).  Where P0 is vague, the first steps are taken in square-root
-    coordinates, so that no digit is lost to it (not in JAX mode, which has no steady state either).
+    coordinates, so that no digit is lost to it (not in JAX mode on other devices than a CPU, which
+    has no steady state either).
 
     Memory grows linearly with n: a gradient keeps p m + p^2 + 2 m + 3 p numbers of each step, and
     where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to multiples of

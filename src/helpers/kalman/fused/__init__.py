@@ -130,8 +130,8 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
     progress : bool
         Say on stderr that it happens, and how long it took.
     everything : bool
-        Compile what second derivatives, diffuse starts, many series and each number of states and
-        series up to four need, too: some minutes.
+        Compile what second derivatives, diffuse starts, many series, JAX and each number of states
+        and series up to four need, too: some minutes.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
     model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
     loglike(one, model)
     loglike_and_grad(one, model)
-    more = ("tangents", "integrated", "panel", "own") if everything else ()
+    more = ("tangents", "integrated", "panel", "own", "xla") if everything else ()
     for name in ("roots", "outputs", *more):
         building.load(name, progress)
     if everything:

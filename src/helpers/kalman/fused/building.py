@@ -17,6 +17,7 @@ PURPOSE = {
     "integrated": "for diffuse starts",
     "panel": "for many series of one model",
     "own": "for many series, each with its model",
+    "xla": "for JAX",
 }
 
 

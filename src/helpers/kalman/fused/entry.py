@@ -135,16 +135,17 @@ _addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)  # by m and p; 0: no
 llvmlite.binding.add_symbol(_SMALL_PASSES, _addresses.ctypes.data)
 
 
-def _compile_small(m, p):
-    """Compile the pass for this size, or load it from disk; its address."""
+def compile_small(m, p):
+    """Compile the pass for this size, or load it from disk, if need be; its address."""
     from helpers.kalman.fused import building
 
-    _addresses[m, p] = building.load("small").address(m, p)
+    if not _addresses[m, p]:
+        _addresses[m, p] = building.load("small").address(m, p)
     return _addresses[m, p]
 
 
 _python_compile_small = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
-    _compile_small
+    compile_small
 )
 _address = ctypes.cast(_python_compile_small, ctypes.c_void_p).value
 llvmlite.binding.add_symbol("helpers_kalman_compile_small", _address)
@@ -168,7 +169,7 @@ def _kept_address(typing, m, p):
 
 
 @intrinsic
-def _call_at(typing, address, arguments):
+def call_at(typing, address, arguments):
     """Call the function at an address, with numbers and addresses; it returns an int64."""
 
     def generate(context, builder, signature, args):
@@ -198,7 +199,7 @@ def small_pass_for(sizes, l_bar):
 def call_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out):
     """Run a small pass; arguments and return value are those of `_pass`."""
     x, o = model, out
-    return _call_at(
+    return call_at(
         address,
         (
             sizes.ctypes.data, report.ctypes.data, tol, l.ctypes.data, l_bar.ctypes.data,

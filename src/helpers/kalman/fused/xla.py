@@ -1,0 +1,202 @@
+"""The pass as XLA calls it: what JAX runs on a CPU in the place of two scans.
+
+XLA hands a foreign function one structure with the addresses of its arguments and results, laid out
+as in ``xla/ffi/api/c_api.h``, a file that jaxlib carries. Here it is read as words of eight bytes.
+Each array comes with the same leading axes, those that `jax.vmap` added: so many models, and a
+series of each. A result that is not wanted has axes of length 0. The arrays may be float32; the
+computation is in float64.
+"""
+
+import numpy as np
+from numba import carray, cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from helpers.kalman.fused.entry import (
+    OUT_OF_MEMORY,
+    call_at,
+    kept_on_disk,
+    loglike,
+    loglike_and_grad,
+)
+from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.fused.one_pass import all_equal
+from helpers.kalman.fused.tiles import jitable
+
+# Places in XLA_FFI_CallFrame (a list is its length and, two words on, its address) ...
+EXTENSION, API, ARGUMENTS, RESULTS = 1, 2, 7, 12
+DATA, RANK, DIMENSIONS = 3, 4, 5  # ... in XLA_FFI_Buffer
+METADATA, VERSION = 3, 3  # ... in XLA_FFI_Metadata_Extension and XLA_FFI_Metadata
+API_VERSION, CREATE_ERROR = 4, 6  # ... and in XLA_FFI_Api
+RESOURCE_EXHAUSTED = 8  # an XLA_FFI_Error_Code
+MESSAGE = np.frombuffer(OUT_OF_MEMORY.encode() + b"\0", np.uint8)
+
+
+@intrinsic
+def _pointer(typing, address):
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+@jitable
+def words(address, count):
+    """So many words of eight bytes."""
+    return carray(_pointer(address), count, np.int64)
+
+
+@jitable
+def buffer(frame, where, k):
+    """The address and the shape of the k-th argument or result."""
+    found = words(words(frame[where + 2], frame[where])[k], DIMENSIONS + 1)
+    return _pointer(found[DATA]), words(found[DIMENSIONS], found[RANK])
+
+
+@jitable
+def vectors(frame, where, k, count, dtype):
+    """An argument or result as (count, length)."""
+    data, shape = buffer(frame, where, k)
+    return carray(data, (count, shape[-1]), dtype)
+
+
+@jitable
+def matrices(frame, where, k, count, dtype):
+    """An argument or result as (count, rows, columns)."""
+    data, shape = buffer(frame, where, k)
+    return carray(data, (count, shape[-2], shape[-1]), dtype)
+
+
+@jitable
+def stacks(frame, where, k, count, dtype):
+    """An argument or result as (count, steps, rows, columns)."""
+    data, shape = buffer(frame, where, k)
+    return carray(data, (count, shape[-3], shape[-2], shape[-1]), dtype)
+
+
+@jitable
+def models(frame, where, k, count, dtype):
+    """Eight arguments or results from the k-th on: the model's arrays, or their gradients."""
+    return Arrays(
+        vectors(frame, where, k, count, dtype), matrices(frame, where, k + 1, count, dtype),
+        matrices(frame, where, k + 2, count, dtype), matrices(frame, where, k + 3, count, dtype),
+        stacks(frame, where, k + 4, count, dtype), stacks(frame, where, k + 5, count, dtype),
+        stacks(frame, where, k + 6, count, dtype), stacks(frame, where, k + 7, count, dtype),
+    )  # fmt: skip
+
+
+@jitable
+def one_of(x, k):
+    """The k-th of `models`."""
+    return Arrays(x.a0[k], x.P0[k], x.c[k], x.d[k], x.T[k], x.Z[k], x.H[k], x.W[k])
+
+
+@jitable
+def count_of(frame):
+    """How many models there are: the leading axes of y together."""
+    _, shape = buffer(frame, ARGUMENTS, 0)
+    count = 1
+    for k in range(len(shape) - 2):
+        count *= shape[k]
+    return count
+
+
+@jitable
+def write(result, found, factor):
+    """What was found, times a factor, where it is wanted."""
+    if result.size > 0:
+        for i, value in np.ndenumerate(found):
+            result[i] = factor * value
+
+
+@jitable
+def write_all(result, found, factor):
+    """`write` for each of the model's gradients."""
+    write(result.a0, found.a0, factor)
+    write(result.P0, found.P0, factor)
+    write(result.c, found.c, factor)
+    write(result.d, found.d, factor)
+    write(result.T, found.T, factor)
+    write(result.Z, found.Z, factor)
+    write(result.H, found.H, factor)
+    write(result.W, found.W, factor)
+
+
+def value(frame, dtype):
+    """Arguments: y, the model and tol (1,). Result: l."""
+    count = count_of(frame)
+    y = matrices(frame, ARGUMENTS, 0, count, dtype)
+    given = models(frame, ARGUMENTS, 1, count, dtype)
+    tol = vectors(frame, ARGUMENTS, 9, count, dtype)
+    l_out = vectors(frame, RESULTS, 0, count, dtype)
+    for k in range(count):
+        x = one_of(given, k)
+        l = loglike(y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, tol[k, 0])
+        write(l_out[k], l, 1.0)
+
+
+def gradient(frame, dtype):
+    """Arguments: y, the model, tol (1,), l_bar; results: l and the gradients of y and of the model.
+
+    The gradients for weights of one may stand behind the arguments: then weights that are all the
+    same multiply them, and nothing else is done.
+    """
+    count = count_of(frame)
+    y = matrices(frame, ARGUMENTS, 0, count, dtype)
+    given = models(frame, ARGUMENTS, 1, count, dtype)
+    tol = vectors(frame, ARGUMENTS, 9, count, dtype)
+    l_bar = vectors(frame, ARGUMENTS, 10, count, dtype)
+    l_out = vectors(frame, RESULTS, 0, count, dtype)
+    y_out = matrices(frame, RESULTS, 1, count, dtype)
+    out = models(frame, RESULTS, 2, count, dtype)
+    want_T, want_Z, want_W = out.T.size > 0, out.Z.size > 0, out.W.size > 0
+    want = want_T or want_Z or want_W or out.P0.size > 0 or out.H.size > 0
+    are_known = frame[ARGUMENTS] > 11
+    first = 11 if are_known else 0  # any arguments of the same numbers of axes, if there are none
+    y_known = matrices(frame, ARGUMENTS, first, count, dtype)
+    known = models(frame, ARGUMENTS, first + 1, count, dtype)
+    for k in range(count):
+        if are_known and all_equal(l_bar[k]):
+            write(y_out[k], y_known[k], l_bar[k, 0])
+            write_all(one_of(out, k), one_of(known, k), l_bar[k, 0])
+            continue
+        x = one_of(given, k)
+        l, found, y_bar, _ = loglike_and_grad(
+            y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, l_bar[k], want, want_T, want_Z, want_W,
+            tol[k, 0],
+        )  # fmt: skip
+        write(l_out[k], l, 1.0)
+        write(y_out[k], y_bar, 1.0)
+        write_all(one_of(out, k), found, 1.0)
+
+
+def _handler(work, dtype):
+    """`work` as a foreign function of XLA, which returns 0 or an error."""
+    work = jitable(work)
+
+    def handle(address):
+        frame = words(address, RESULTS + 3)
+        api = words(frame[API], CREATE_ERROR + 1)
+        if frame[EXTENSION] != 0:  # XLA asks for which version of its interface this is made
+            metadata = words(words(frame[EXTENSION], METADATA + 1)[METADATA], VERSION + 1)
+            metadata[VERSION] = api[API_VERSION]
+            return 0
+        try:
+            work(frame, dtype)
+        except Exception:  # the arguments have been checked: what can fail is memory
+            error = np.zeros(4, np.int64)  # an XLA_FFI_Error_Create_Args
+            error[0], error[2], error[3] = 32, MESSAGE.ctypes.data, RESOURCE_EXHAUSTED
+            made = call_at(api[CREATE_ERROR], (error.ctypes.data,))
+            error[0] = 0  # its address was good until here
+            return made
+        return 0
+
+    handle.__qualname__ = f"{work.__name__}_{np.dtype(dtype).name}"
+    return kept_on_disk(cfunc(types.int64(types.int64), cache=True, error_model="numpy"))(handle)
+
+
+HANDLERS = {
+    (work.__name__, np.dtype(dtype).name): _handler(work, dtype)
+    for work in (value, gradient)
+    for dtype in (np.float32, np.float64)
+}
