@@ -1,4 +1,4 @@
-"""JAX: the filter as a lax.scan under value_and_grad, our closed form in it, and dynamax."""
+"""JAX: the filter as a lax.scan under value_and_grad, the closed form in it, and dynamax."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _update(a, P, y_t, o_t, d, Z, H, gaps):
     return a + M @ u, P - M @ cho_solve((C, True), M.T), l
 
 
-def closed_form_loglike(y, *model):
-    """The package's own: two scans, whose second is the closed-form pullback."""
+def closed_form_loglike(y, *model, method: str):
+    """The package's own: its compiled pass, or two scans, the second its closed-form pullback."""
     from helpers.kalman.jax import loglike
 
-    return loglike(y, *model).sum()
+    return loglike(y, *model, method=method).sum()
 
 
 def dynamax_loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, parallel: bool = False):
