@@ -152,13 +152,11 @@ def test_ratio_of_medians_lies_between_the_extremes(rounds):
 
 def test_table(timings):
     assert timings.table(reference="fast").splitlines() == [
-        "| contender | time relative to fast | range over 3 rounds |",
-        "| --- | ---: | ---: |",
-        "| slow | 4.00 | 2.00 to 4.00 |",
-        "| fast | 1.00 | 1.00 to 1.00 |",
+        "time relative to fast        range over 3 rounds",
+        "slow                   4.00  2.00 to 4.00",
+        "fast                   1.00  1.00 to 1.00",
     ]
     assert "relative to slow" in timings.table()
-    assert r"a\|b" in Timings({"a|b": (1.0,)}).table()
 
 
 @pytest.mark.parametrize(

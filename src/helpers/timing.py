@@ -89,17 +89,15 @@ class Timings:
         return Ratio(self.median(slow) / self.median(fast), min(per_round), max(per_round))
 
     def table(self, reference: str | None = None) -> str:
-        """Markdown table of times relative to `reference` (the first contender if None)."""
+        """Times relative to `reference` (the first contender if None), a line for each."""
         reference = next(iter(self.seconds)) if reference is None else reference
         rounds = len(self._times(reference))
-        header = ("contender", f"time relative to {reference}", f"range over {rounds} rounds")
-        rows = [header, ("---", "---:", "---:")]
+        rows = [(f"time relative to {reference}", "", f"range over {rounds} rounds")]
         for name in self.seconds:
-            middle, low, high = self.ratio(name, reference)
-            rows.append((name, _short(middle), f"{_short(low)} to {_short(high)}"))
-        return "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
-        )
+            middle, low, high = map(_short, self.ratio(name, reference))
+            rows.append((name, middle, f"{low} to {high}"))
+        names, middles = (max(len(row[k]) for row in rows) for k in (0, 1))
+        return "\n".join(f"{row[0]:{names}}  {row[1]:>{middles}}  {row[2]}" for row in rows)
 
     def to_json(self, path: str | os.PathLike) -> None:
         """Write the record to `path`: all of it or, if something fails, nothing."""
