@@ -1,10 +1,13 @@
 """The filter in JAX: under JAX's own transformations, and in PyTensor's JAX mode."""
 
+import ctypes
 import importlib
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytensor
@@ -16,7 +19,8 @@ from pytensor.graph.replace import vectorize_graph
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, kalman_loglike, reference
+from helpers.kalman import StateSpace, fused, kalman_loglike, reference
+from helpers.kalman.fused.building import load
 from helpers.kalman.recursions import cholesky, solve
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
 from helpers.kalman.scan import symbolic_model
@@ -26,8 +30,8 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-import helpers.kalman.jax as closed_form  # noqa: E402
-from helpers.kalman.jax import filter_outputs, loglike  # noqa: E402
+from helpers.kalman import jax_scans  # noqa: E402
+from helpers.kalman.jax import _with_W, filter_outputs, integrated, loglike  # noqa: E402
 
 ALL = ("y", *NAMES)
 
@@ -55,7 +59,7 @@ by_scans = pytest.mark.parametrize("total", ["scan"], indirect=True)
 
 def total_by_autodiff(*arrays):
     """The same filter, for JAX to differentiate."""
-    return closed_form._filter(closed_form._with_W(*arrays), ("l",))["l"].sum()
+    return jax_scans.filter_scan(_with_W(*arrays), ("l",))["l"].sum()
 
 
 def gradient(f, *names):
@@ -101,7 +105,7 @@ def test_all_outputs_and_cotangents_on_each(name):
     assert_close(found, *reverse(model, filtered, bar), 1e-12)
 
 
-@pytest.mark.parametrize("p", [closed_form.WRITTEN_OUT, closed_form.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [jax_scans.WRITTEN_OUT, jax_scans.WRITTEN_OUT + 1])
 @by_scans
 def test_factorization_written_out_and_by_lapack(p, total):
     rng = np.random.default_rng(p)
@@ -112,7 +116,7 @@ def test_factorization_written_out_and_by_lapack(p, total):
     assert_close(found, *smoother_form(model, kalman_filter(y, model)), 1e-12)
 
 
-@pytest.mark.parametrize("p", [2, closed_form.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [2, jax_scans.WRITTEN_OUT + 1])
 def test_factorization_of_arrays_that_are_not_traced(p):
     rng = np.random.default_rng(p)
     A, B = rng.standard_normal((p, p)), rng.standard_normal((p, 3))
@@ -209,7 +213,7 @@ def test_it_is_the_closed_form_that_jax_runs_backwards(monkeypatch):
         program = jax.make_jaxpr(f)(*values_of(y, model))
         assert any("custom_vjp" in name for name in names_of_calls(program.jaxpr))
     traced = []
-    monkeypatch.setattr(closed_form, "_pull", _spy(closed_form._pull, traced))
+    monkeypatch.setattr(jax_scans, "reverse_scan", _spy(jax_scans.reverse_scan, traced))
     f = jax.grad(lambda *arrays: by_scans(*arrays).sum())
     jax.make_jaxpr(f)(*values_of(y, model))
     jax.make_jaxpr(jax.jit(jax.vmap(f, (0, *[None] * 9))))(
@@ -239,7 +243,7 @@ def test_gradients_that_nobody_asks_for_are_left_out():
     program = jax.make_jaxpr(f)(model.Z)
     calls = [e for e in equations_of(program.jaxpr) if e.primitive.name == "ffi_call"]
     (shapes,) = {tuple(X.shape for X in e.params["result_avals"][1:]) for e in calls}
-    sizes = dict(zip(closed_form.INPUTS, map(np.prod, shapes), strict=True))
+    sizes = dict(zip(jax_scans.INPUTS, map(np.prod, shapes), strict=True))
     assert {x for x, size in sizes.items() if size} == {"Z"}
 
 
@@ -283,6 +287,165 @@ def test_a_vague_start_costs_the_compiled_pass_nothing(size):
     f = jax.grad(lambda *arrays: loglike(*arrays).sum(), argnums=(5, 6))
     for x, G in zip("TZ", f(*values_of(y, model)), strict=True):
         assert relative_error(np.asarray(G), true[x]) < 1e-12
+
+
+def test_what_is_asked_for_may_change_between_uses_of_one_program():
+    """JAX keeps one structure for what a forward pass saves, whatever is asked for."""
+    y, model = make("two shocks")
+    arrays = values_of(y, model)
+    f = jax.jit(lambda T, P0: loglike(*arrays[:2], P0, *arrays[3:5], T, *arrays[6:]).sum())
+    T, P0 = arrays[5], arrays[2]
+    _, by_T = jax.vjp(lambda T: f(T, P0), T)
+    _, by_P0 = jax.vjp(lambda P0: f(T, P0), P0)
+    expected = reference.loglike_and_grad(y, model)[2]
+    assert relative_error(np.asarray(by_T(1.0)[0]), expected.T) < 1e-12
+    assert relative_error(np.asarray(by_P0(1.0)[0]), expected.P0) < 1e-12
+
+
+def test_a_cotangent_that_is_no_array():
+    y, model = make("two shocks")
+
+    @jax.custom_vjp
+    def without_gradient(x):
+        return x
+
+    without_gradient.defvjp(lambda x: (x, None), lambda saved, bar: (None,))
+    f = jax.grad(lambda T: without_gradient(loglike(y, **(model.asdict() | {"T": T}))).sum())
+    assert not f(jnp.asarray(model.T)).any()
+
+
+def test_second_derivatives_of_a_batch(total):
+    y, model = make("gaps")
+    arrays = values_of(y, model)
+    moved = jnp.stack([arrays[-1], 2 * arrays[-1]])
+
+    def value(Q, scale):
+        return total(*arrays[:-1], scale * Q)
+
+    of_scale = jax.jit(jax.vmap(jax.grad(jax.grad(value, argnums=1), argnums=1), (0, None)))
+    for Q, found in zip(moved, of_scale(moved, 1.0), strict=True):
+        expected = complex_step(
+            lambda x, Q=Q: _slope_in_scale(y, model, np.asarray(Q), x[0]), [1.0]
+        )
+        assert abs(found - expected[0]) < 1e-11 * abs(expected[0])
+
+
+def _slope_in_scale(y, model, Q, scale):
+    scaled = StateSpace(**(model.asdict() | {"Q": scale * Q}))
+    return (smoother_form(scaled, kalman_filter(y, scaled))[1].Q * Q).sum()
+
+
+def test_a_tolerance_in_float32():
+    """It comes through: with a coarse one the pass does what it does in float64."""
+    model = StateSpace(**random_model(2, 1, rng=np.random.default_rng(4)))
+    y, _ = simulate(400, np.random.default_rng(5), **model.asdict())
+    narrow = [jnp.asarray(X, jnp.float32) for X in values_of(y, model)]
+    same = StateSpace(*(np.asarray(X, float) for X in narrow[1:]))
+    for tol in (0.0, 0.3):
+        expected = fused.loglike(np.asarray(narrow[0], float), same, tol)
+        found = float(loglike(*narrow, tol=tol).astype(jnp.float64).sum())
+        assert abs(found - expected) < 1e-6 * abs(expected)
+    steady, exact = (fused.loglike(y, model, tol) for tol in (0.3, 0.0))
+    assert abs(steady - exact) > 1e-5 * abs(exact)
+
+
+def test_a_sharded_batch():
+    y, model = make("two shocks")
+    arrays = values_of(y, model)
+    mesh = jax.make_mesh((1,), ("series",), axis_types=(jax.sharding.AxisType.Auto,))
+    one = jax.sharding.PartitionSpec("series")
+
+    def slopes(series, method):
+        f = jax.grad(lambda y, Q: loglike(y, *arrays[1:-1], Q, method=method).sum())
+        return jax.vmap(f, (0, None))(series, arrays[-1])
+
+    def sharded(method, **how):
+        f = partial(slopes, method=method)
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=one, out_specs=one, **how))(series)
+
+    series = jnp.stack([y, y + 1])
+    with pytest.raises(NotImplementedError, match='under shard_map take method="scan"'):
+        sharded("fused")
+    found = sharded("scan", check_vma=False)
+    assert relative_error(np.asarray(found), np.asarray(slopes(series, "fused"))) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("CallFrame", "struct_size extension_start api ctx stage args rets attrs"),
+        ("Args", "struct_size extension_start size types args"),
+        ("Rets", "struct_size extension_start size types rets"),
+        ("Buffer", "struct_size extension_start dtype data rank dims"),
+        ("Metadata", "struct_size api_version traits"),
+        ("Api", "struct_size extension_start api_version internal_api XLA_FFI_Error_Create"),
+        ("Error_Create_Args", "struct_size extension_start message errc"),
+    ],
+)
+def test_xlas_structures_are_what_the_handlers_read(name, fields):
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    (body,) = re.findall(rf"struct XLA_FFI_{name} {{(.*?)\n}}", header, re.S)
+    found = re.findall(r"(\w+)\)?;", re.sub("//.*", "", body))
+    assert found[: len(fields.split())] == fields.split()
+
+
+def test_a_handler_says_what_it_was_made_for():
+    """Version 0 of the interface, whose structures it reads, and XLA's own minor one."""
+    code = load("xla").HANDLERS["value", "float64"]
+    metadata, api = np.zeros(6, np.int64), np.zeros(7, np.int64)
+    api[4] = 5 << 32 | 1  # version 1.5
+    extension = np.array([32, 1, 0, metadata.ctypes.data])
+    frame = np.zeros(15, np.int64)
+    frame[1], frame[2] = extension.ctypes.data, api.ctypes.data
+    handle = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address)
+    assert handle(frame.ctypes.data) == 0
+    assert list(metadata) == [0, 0, 0, 5 << 32, 0, 0]
+
+
+def integral(rng):
+    """Arguments of `integrated`: two numbers, in the start and in the observations; gaps."""
+    m, p, n, q = 3, 2, 14, 2
+    model = StateSpace(**random_model(m, p, rng=rng))
+    y = rng.standard_normal((q + 1, n, p))
+    y[:, [0, 5]] = np.nan
+    y[:, 7, 1] = np.nan
+    W = model.R @ model.Q @ model.R.T
+    starts, c = rng.standard_normal((q + 1, m)), rng.standard_normal((q + 1, 1, m))
+    arrays = y, starts, c, model.P0, model.T[None], model.Z[None], model.H[None], W[None]
+    return [jnp.asarray(X) for X in (*arrays, np.diag([0.5, 0.0]))]
+
+
+def test_the_integral_by_both_engines():
+    arrays = integral(np.random.default_rng(1))
+    rng = np.random.default_rng(2)
+    weights = [jnp.asarray(rng.standard_normal(shape)) for shape in ((), (2,), (2, 2))]
+
+    def value(*arrays, method):
+        return integrated(*arrays, method=method, tol=0.0)[0]
+
+    def of_all(*arrays, method):  # mean and covariance, too: by scans, whatever the method
+        found = integrated(*arrays, method=method, tol=0.0)
+        return sum((w * X).sum() for w, X in zip(weights, found, strict=True))
+
+    for f in (value, of_all):
+        both = []
+        for method in ("fused", "scan"):
+            g = jax.jit(jax.value_and_grad(partial(f, method=method), argnums=tuple(range(9))))
+            both.append(g(*arrays))
+        for X, expected in zip(*map(jax.tree.leaves, both), strict=True):
+            assert relative_error(np.asarray(X), np.asarray(expected)) < 1e-11
+    twice = [jax.hessian(partial(value, method=x), argnums=8)(*arrays) for x in ("fused", "scan")]
+    assert relative_error(*map(np.asarray, twice)) < 1e-11
+    many = jnp.stack([arrays[4], 0.5 * arrays[4]])
+    of_many = jax.vmap(
+        jax.grad(partial(value, method="fused"), argnums=4), (*[None] * 4, 0, *[None] * 4)
+    )
+    found = of_many(*arrays[:4], many, *arrays[5:])
+    for T, G in zip(many, found, strict=True):
+        expected = jax.grad(partial(value, method="scan"), argnums=4)(*arrays[:4], T, *arrays[5:])
+        assert relative_error(np.asarray(G), np.asarray(expected)) < 1e-11
+    program = jax.make_jaxpr(jax.grad(partial(value, method="fused"), argnums=4))(*arrays)
+    assert "scan" not in set(names_of_calls(program.jaxpr))
 
 
 OUT_OF_MEMORY = """
@@ -381,7 +544,7 @@ def test_no_half_precision():
 
 
 @pytest.mark.parametrize("method", ["fused", "scan"])
-@pytest.mark.parametrize("p", [2, closed_form.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [2, jax_scans.WRITTEN_OUT + 1])
 def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(p, method):
     rng = np.random.default_rng(p)
     n = 4

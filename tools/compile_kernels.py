@@ -10,7 +10,7 @@ import time
 
 # Halves that take about as long: the second compiles the pass for many series, and small ones.
 HALVES = (
-    ("entry", "integrated", "outputs", "roots", "tangents", "own"),
+    ("entry", "integrated", "outputs", "roots", "tangents", "own", "xla_integrated"),
     ("panel", "small", "xla"),
 )
 LOAD = """

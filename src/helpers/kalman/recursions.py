@@ -2,8 +2,9 @@ r"""The Kalman filter's step and its pullback, once: what every engine of this p
 
 The lines below hold operators (``@ .T + *``) and two named functions, ``cholesky`` and
 ``solve``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`), PyTensor and JAX
-inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax`, which register the two
-functions for their own arrays), and Numba compiles them (:mod:`helpers.kalman.fused.steps`).
+inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax_scans`, which register
+the two functions for their own arrays), and Numba compiles them
+(:mod:`helpers.kalman.fused.steps`).
 The fast pass of :mod:`helpers.kalman.fused` is another text, held to this one by tests.
 
 Everything is in *factors*: with C the Cholesky factor of the innovation covariance F,

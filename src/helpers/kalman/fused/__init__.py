@@ -144,8 +144,7 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
     model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
     loglike(one, model)
     loglike_and_grad(one, model)
-    more = ("tangents", "integrated", "panel", "own", "xla") if everything else ()
-    for name in ("roots", "outputs", *more):
+    for name in ("roots", "outputs", *(building.PURPOSE if everything else ())):
         building.load(name, progress)
     if everything:
         building.load("small", progress).compile_all()

@@ -18,6 +18,7 @@ PURPOSE = {
     "panel": "for many series of one model",
     "own": "for many series, each with its model",
     "xla": "for JAX",
+    "xla_integrated": "for diffuse starts in JAX",
 }
 
 

@@ -130,27 +130,29 @@ call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
 LARGEST = 4
 SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
-_SMALL_PASSES = "helpers_kalman_small_passes"
-_addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)  # by m and p; 0: not compiled so far
-llvmlite.binding.add_symbol(_SMALL_PASSES, _addresses.ctypes.data)
+# Passes that are compiled when they are first needed, by their addresses, 0 before: by m and p
+# those in registers, at (0, 0) the one with its first steps in roots.
+_LATER = "helpers_kalman_later_passes"
+_addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)
+llvmlite.binding.add_symbol(_LATER, _addresses.ctypes.data)
 
 
-def compile_small(m, p):
-    """Compile the pass for this size, or load it from disk, if need be; its address."""
-    from helpers.kalman.fused import building
+def compile_later(m, p):
+    """Compile a pass of `_addresses`, or load it from disk, if need be; its address."""
+    from helpers.kalman.fused.building import load
 
     if not _addresses[m, p]:
-        _addresses[m, p] = building.load("small").address(m, p)
+        _addresses[m, p] = load("small").address(m, p) if m else load("roots").ADDRESS
     return _addresses[m, p]
 
 
-_python_compile_small = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
-    compile_small
+_python_compile_later = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
+    compile_later
 )
-_address = ctypes.cast(_python_compile_small, ctypes.c_void_p).value
-llvmlite.binding.add_symbol("helpers_kalman_compile_small", _address)
-_call_compile_small = types.ExternalFunction(
-    "helpers_kalman_compile_small", types.int64(types.int64, types.int64)
+_address = ctypes.cast(_python_compile_later, ctypes.c_void_p).value
+llvmlite.binding.add_symbol("helpers_kalman_compile_later", _address)
+_call_compile_later = types.ExternalFunction(
+    "helpers_kalman_compile_later", types.int64(types.int64, types.int64)
 )
 
 
@@ -160,12 +162,19 @@ def _kept_address(typing, m, p):
 
     def generate(context, builder, signature, args):
         row = ir.ArrayType(ir.IntType(64), LARGEST + 1)
-        table = builder.module.globals.get(_SMALL_PASSES) or ir.GlobalVariable(
-            builder.module, ir.ArrayType(row, LARGEST + 1), _SMALL_PASSES
+        table = builder.module.globals.get(_LATER) or ir.GlobalVariable(
+            builder.module, ir.ArrayType(row, LARGEST + 1), _LATER
         )
         return builder.load(builder.gep(table, [ir.IntType(64)(0), *args]))
 
     return types.int64(types.int64, types.int64), generate
+
+
+@jitable
+def address_of(m, p):
+    """The entry of `_addresses`, compiled if it was not before; 0 if that failed."""
+    address = _kept_address(m, p)
+    return address if address != 0 else _call_compile_later(m, p)
 
 
 @intrinsic
@@ -191,41 +200,24 @@ def small_pass_for(sizes, l_bar):
         return np.int64(0)
     if sizes[9] == GRADIENT and not all_equal(l_bar):
         return np.int64(0)
-    address = _kept_address(m, p)
-    return address if address != 0 else _call_compile_small(m, p)
+    return address_of(m, p)
 
 
 @jitable
-def call_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """Run a small pass; arguments and return value are those of `_pass`."""
+def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
+    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments, () in registers."""
     x, o = model, out
-    return call_at(
-        address,
-        (
-            sizes.ctypes.data, report.ctypes.data, tol, l.ctypes.data, l_bar.ctypes.data,
-            y.ctypes.data, y_bar.ctypes.data, x.a0.ctypes.data, x.P0.ctypes.data, x.c.ctypes.data,
-            x.d.ctypes.data, x.T.ctypes.data, x.Z.ctypes.data, x.H.ctypes.data, x.W.ctypes.data,
-            o.a0.ctypes.data, o.P0.ctypes.data, o.c.ctypes.data, o.d.ctypes.data, o.T.ctypes.data,
-            o.Z.ctypes.data, o.H.ctypes.data, o.W.ctypes.data,
-        ),
+    numbers = sizes.ctypes.data, report.ctypes.data, np.float64(tol)
+    steps = l.ctypes.data, l_bar.ctypes.data, y.ctypes.data, y_bar.ctypes.data
+    given = (
+        x.a0.ctypes.data, x.P0.ctypes.data, x.c.ctypes.data, x.d.ctypes.data, x.T.ctypes.data,
+        x.Z.ctypes.data, x.H.ctypes.data, x.W.ctypes.data,
     )  # fmt: skip
-
-
-def _pass_from_roots(*arguments):
-    """`_pass` with its first steps in roots, for a vague P0: compiled when it is first needed."""
-    from helpers.kalman.fused.building import load
-
-    return load("roots").pass_from_roots(*arguments)
-
-
-# PASS for Python.
-PYTHON_PASS = ctypes.CFUNCTYPE(
-    ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_double, *[ctypes.c_void_p] * 20
-)
-_python_pass_from_roots = PYTHON_PASS(_pass_from_roots)
-_address = ctypes.cast(_python_pass_from_roots, ctypes.c_void_p).value
-llvmlite.binding.add_symbol("helpers_kalman_pass_from_roots", _address)
-_call_pass_from_roots = types.ExternalFunction("helpers_kalman_pass_from_roots", PASS)
+    gradient = (
+        o.a0.ctypes.data, o.P0.ctypes.data, o.c.ctypes.data, o.d.ctypes.data, o.T.ctypes.data,
+        o.Z.ctypes.data, o.H.ctypes.data, o.W.ctypes.data,
+    )  # fmt: skip
+    return call_at(address, room + numbers + steps + given + gradient)
 
 
 @jitable
@@ -241,6 +233,7 @@ def run(function, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
     )  # fmt: skip
 
 
+NOT_COMPILED = "the pass for a vague P0 was not compiled; why not, a message above says"
 OUT_OF_MEMORY = "the Kalman filter ran out of memory; it needs about n (m + p) (m + 3 p) doubles"
 
 
@@ -317,7 +310,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     small = small_pass_for(sizes, l_bar)
     how = VAGUE
     if small != 0:
-        how = call_small(small, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = run_at(small, (), sizes, report, tol, l, l_bar, y, y_bar, model, out)
         if how == 0:
             raise MemoryError(OUT_OF_MEMORY)
         if how != VAGUE:
@@ -333,7 +326,11 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     if small == 0:
         how = run(call_pass, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
-        how = run(_call_pass_from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        from_roots = address_of(0, 0)
+        if from_roots == 0:
+            raise RuntimeError(NOT_COMPILED)
+        where = w, header.ctypes.data, entries.ctypes.data, indices.ctypes.data
+        how = run_at(from_roots, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     memory[0] = 0.0  # the address w was good until here
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)

@@ -13,13 +13,12 @@ from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the
 from helpers.kalman.fused.entry import (
     GRADIENT,
     PASS,
-    PYTHON_PASS,
     VALUE,
     bundle,
     call_pass,
-    call_small,
     kept_on_disk,
     run,
+    run_at,
     small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
@@ -119,7 +118,7 @@ def start_in_roots(
         l_k, l_bar_k, y_k, y_bar_k = l[k:], l_bar[k:], y[k:], y_bar[k:]
         small = np.int64(0) if sweep else small_pass_for(rest, l_bar_k)
         if small != 0:
-            how = call_small(small, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
+            how = run_at(small, (), rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         else:
             lay_out(Sizes(n - k, p, m), saved, header)
             room = w, header, entries, indices
@@ -151,4 +150,4 @@ def _pass_from_roots(
 
 
 _code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(_pass_from_roots)
-pass_from_roots = PYTHON_PASS(_code.address)
+ADDRESS = _code.address

@@ -26,9 +26,15 @@ from helpers.kalman.fused.tiles import jitable
 # Places in XLA_FFI_CallFrame (a list is its length and, two words on, its address) ...
 EXTENSION, API, ARGUMENTS, RESULTS = 1, 2, 7, 12
 DATA, RANK, DIMENSIONS = 3, 4, 5  # ... in XLA_FFI_Buffer
-METADATA, VERSION = 3, 3  # ... in XLA_FFI_Metadata_Extension and XLA_FFI_Metadata
+TYPE, METADATA, VERSION = 1, 3, 3  # ... in XLA_FFI_Metadata_Extension and XLA_FFI_Metadata
 API_VERSION, CREATE_ERROR = 4, 6  # ... and in XLA_FFI_Api
-RESOURCE_EXHAUSTED = 8  # an XLA_FFI_Error_Code
+IS_METADATA, RESOURCE_EXHAUSTED = 1, 8  # their numbers in the enumerations
+OLDEST = 1  # the minor version that releases of JAX have of which we know: 0.6 to 0.8
+LOW = 2**32 - 1  # a number of four bytes shares its word with nothing, or with another one
+
+# Places among the arguments of every function here: tol (1,), and of `gradient`: l_bar, and the
+# gradients for weights of one.
+TOL, WEIGHTS, KNOWN = 9, 10, 11
 MESSAGE = np.frombuffer(OUT_OF_MEMORY.encode() + b"\0", np.uint8)
 
 
@@ -93,10 +99,10 @@ def one_of(x, k):
 
 @jitable
 def count_of(frame):
-    """How many models there are: the leading axes of y together."""
-    _, shape = buffer(frame, ARGUMENTS, 0)
+    """How many models there are: the leading axes of tol together."""
+    _, shape = buffer(frame, ARGUMENTS, TOL)
     count = 1
-    for k in range(len(shape) - 2):
+    for k in range(len(shape) - 1):
         count *= shape[k]
     return count
 
@@ -127,11 +133,11 @@ def value(frame, dtype):
     count = count_of(frame)
     y = matrices(frame, ARGUMENTS, 0, count, dtype)
     given = models(frame, ARGUMENTS, 1, count, dtype)
-    tol = vectors(frame, ARGUMENTS, 9, count, dtype)
+    tol = vectors(frame, ARGUMENTS, TOL, count, dtype)
     l_out = vectors(frame, RESULTS, 0, count, dtype)
     for k in range(count):
         x = one_of(given, k)
-        l = loglike(y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, tol[k, 0])
+        l = loglike(y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, np.float64(tol[k, 0]))
         write(l_out[k], l, 1.0)
 
 
@@ -144,15 +150,15 @@ def gradient(frame, dtype):
     count = count_of(frame)
     y = matrices(frame, ARGUMENTS, 0, count, dtype)
     given = models(frame, ARGUMENTS, 1, count, dtype)
-    tol = vectors(frame, ARGUMENTS, 9, count, dtype)
-    l_bar = vectors(frame, ARGUMENTS, 10, count, dtype)
+    tol = vectors(frame, ARGUMENTS, TOL, count, dtype)
+    l_bar = vectors(frame, ARGUMENTS, WEIGHTS, count, dtype)
     l_out = vectors(frame, RESULTS, 0, count, dtype)
     y_out = matrices(frame, RESULTS, 1, count, dtype)
     out = models(frame, RESULTS, 2, count, dtype)
     want_T, want_Z, want_W = out.T.size > 0, out.Z.size > 0, out.W.size > 0
     want = want_T or want_Z or want_W or out.P0.size > 0 or out.H.size > 0
-    are_known = frame[ARGUMENTS] > 11
-    first = 11 if are_known else 0  # any arguments of the same numbers of axes, if there are none
+    are_known = frame[ARGUMENTS] > KNOWN
+    first = KNOWN if are_known else 0  # else any of as many axes, for the compiler
     y_known = matrices(frame, ARGUMENTS, first, count, dtype)
     known = models(frame, ARGUMENTS, first + 1, count, dtype)
     for k in range(count):
@@ -163,11 +169,17 @@ def gradient(frame, dtype):
         x = one_of(given, k)
         l, found, y_bar, _ = loglike_and_grad(
             y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, l_bar[k], want, want_T, want_Z, want_W,
-            tol[k, 0],
+            np.float64(tol[k, 0]),
         )  # fmt: skip
         write(l_out[k], l, 1.0)
         write(y_out[k], y_bar, 1.0)
         write_all(one_of(out, k), found, 1.0)
+
+
+def handlers(*functions):
+    """Machine code by the name of a function of a frame and by the type of its arrays."""
+    dtypes = np.float32, np.float64
+    return {(f.__name__, np.dtype(x).name): _handler(f, x) for f in functions for x in dtypes}
 
 
 def _handler(work, dtype):
@@ -176,27 +188,28 @@ def _handler(work, dtype):
 
     def handle(address):
         frame = words(address, RESULTS + 3)
-        api = words(frame[API], CREATE_ERROR + 1)
-        if frame[EXTENSION] != 0:  # XLA asks for which version of its interface this is made
-            metadata = words(words(frame[EXTENSION], METADATA + 1)[METADATA], VERSION + 1)
-            metadata[VERSION] = api[API_VERSION]
-            return 0
+        if frame[EXTENSION] != 0:
+            extension = words(frame[EXTENSION], METADATA + 1)
+            if extension[TYPE] & LOW == IS_METADATA:  # XLA asks what this was made for
+                metadata = words(extension[METADATA], VERSION + 1)
+                minor = OLDEST
+                if frame[API] != 0:  # older releases do not say which version they have
+                    minor = words(frame[API], API_VERSION + 1)[API_VERSION] >> 32
+                metadata[VERSION] = minor << 32  # version 0.minor: a major one is another layout
+                return 0
+        error = np.zeros(4, np.int64)  # an XLA_FFI_Error_Create_Args
+        error[0], error[2], error[3] = 28, MESSAGE.ctypes.data, RESOURCE_EXHAUSTED
+        made = 0
         try:
             work(frame, dtype)
         except Exception:  # the arguments have been checked: what can fail is memory
-            error = np.zeros(4, np.int64)  # an XLA_FFI_Error_Create_Args
-            error[0], error[2], error[3] = 32, MESSAGE.ctypes.data, RESOURCE_EXHAUSTED
-            made = call_at(api[CREATE_ERROR], (error.ctypes.data,))
-            error[0] = 0  # its address was good until here
-            return made
-        return 0
+            create = words(frame[API], CREATE_ERROR + 1)[CREATE_ERROR]
+            made = call_at(create, (error.ctypes.data,))
+        error[0] = 0  # its address was good until here
+        return made
 
     handle.__qualname__ = f"{work.__name__}_{np.dtype(dtype).name}"
     return kept_on_disk(cfunc(types.int64(types.int64), cache=True, error_model="numpy"))(handle)
 
 
-HANDLERS = {
-    (work.__name__, np.dtype(dtype).name): _handler(work, dtype)
-    for work in (value, gradient)
-    for dtype in (np.float32, np.float64)
-}
+HANDLERS = handlers(value, gradient)

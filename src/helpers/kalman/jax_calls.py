@@ -1,0 +1,184 @@
+"""The compiled pass as functions of JAX: what its programs call on a CPU.
+
+XLA, JAX's compiler, calls machine code by its address (:mod:`helpers.kalman.fused.xla`). The
+derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call. A
+second derivative is that of the scans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+from jax import vjp
+from jax.custom_derivatives import SymbolicZero
+
+from helpers.kalman import jax_scans
+from helpers.kalman.fused.building import load
+from helpers.kalman.jax_scans import DIMS, INPUTS
+from helpers.kalman.recursions import outer
+from helpers.statespace import STATIC
+
+INTEGRATED = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
+
+
+@cache
+def loglike(tol: float):
+    """The log-likelihood of each step as a function of INPUTS, by the compiled pass."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        l = jax.ShapeDtypeStruct(inputs[0].shape[:1], inputs[0].dtype)
+        return _call_pass("value", tol, [l], inputs)[0]
+
+    def forward(*inputs):
+        names = tuple(x for x, X in zip(INPUTS, inputs, strict=True) if X.perturbed)
+        inputs = tuple(X.value for X in inputs)
+        l_bar = jnp.ones_like(inputs[0], shape=inputs[0].shape[:1])
+        l, ready = gradient(names, tol, inputs, l_bar, None)
+        return l, (inputs, ready)
+
+    def backward(saved, l_bar):
+        if isinstance(l_bar, SymbolicZero):
+            return (None,) * len(INPUTS)
+        inputs, ready = saved
+        names = _there(ready)
+        found = gradient(names, tol, inputs, l_bar, ready)[1]
+        return tuple(found[x] if x in names else None for x in INPUTS)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def gradient(names, tol, inputs, l_bar, ready):
+    """l and the gradients of these names by the compiled pass, in a form that JAX differentiates.
+
+    The other gradients are there too, without entries: JAX wants one structure for all cases.
+    ``ready`` are the gradients for weights of one, where they are known: then l is left out.
+    """
+    l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0,), l_bar.dtype)
+    arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
+    results = _only(names, arrays)
+    more = {}
+    if ready is not None:
+        more = {x: _over_time(x, ready[x]) if x in names else X for x, X in results.items()}
+    l, *found = _call_pass("gradient", tol, [l, *results.values()], inputs, l_bar, *more.values())
+    found = {
+        x: G.reshape(X.shape) if x in names else G
+        for x, X, G in zip(INPUTS, inputs, found, strict=True)
+    }
+    return l, found
+
+
+@gradient.defjvp
+def _(names, tol, primals, tangents):
+    inputs, l_bar, ready = primals
+
+    def scanned(inputs, l_bar):
+        l, found = jax_scans.gradient(names, inputs, l_bar)
+        arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
+        return (l if ready is None else l[:0]), _only((), arrays) | found
+
+    # What is ready is a function of the inputs, whose tangents are all here already.
+    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
+    return gradient(names, tol, inputs, l_bar, ready), dots
+
+
+def _only(names, arrays: dict) -> dict:
+    """The arrays of these names, and for the others arrays with axes of length 0."""
+    return {x: X if x in names else jnp.zeros((0,) * X.ndim, X.dtype) for x, X in arrays.items()}
+
+
+def _there(arrays: dict) -> tuple[str, ...]:
+    """The names of those that have entries."""
+    return tuple(x for x, X in arrays.items() if X.size)
+
+
+def _over_time(name: str, X):
+    """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
+    fixed = name in ("y", *STATIC) or X.ndim > len(DIMS[name])
+    return X if fixed else X[jnp.newaxis]
+
+
+def _call_pass(work: str, tol: float, results: list, inputs, *more):
+    """A program's call of the pass for one series; results have a shape and a type."""
+    m, p = inputs[1].shape[0], inputs[0].shape[1]
+    entry = load("entry")
+    entry.compile_later(0, 0)  # what a call may need is compiled now, and not when XLA calls it
+    if max(m, p) <= entry.LARGEST:
+        entry.compile_later(m, p)
+    arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
+    return _call("xla", work, tol, results, arrays, *more)
+
+
+def _call(module: str, work: str, tol: float, results: list, arrays, *more):
+    """A program's call of compiled code."""
+    dtype = arrays[0].dtype
+    results = [jax.ShapeDtypeStruct(X.shape, X.dtype) for X in results]
+    name = _targets(module)[work, dtype.name]
+    call = jax.ffi.ffi_call(name, results, vmap_method="broadcast_all")
+    return call(*arrays, jnp.full(1, tol, dtype), *more)
+
+
+@cache
+def _targets(module: str) -> dict:
+    """The names under which XLA knows the machine code of a module, once it has been told."""
+    names, digest = {}, load("entry").DIGEST
+    for (work, dtype), code in load(module).HANDLERS.items():
+        names[work, dtype] = f"{__package__}.{work}.{dtype}.{digest}"
+        pointer = ctypes.cast(code.address, ctypes.c_void_p)
+        jax.ffi.register_ffi_target(names[work, dtype], jax.ffi.pycapsule(pointer), platform="cpu")
+    return names
+
+
+@cache
+def integrated(tol: float):
+    """What :func:`helpers.kalman.jax.integrated` returns, as a function of INTEGRATED."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        return integrated_gradient((), tol, inputs)[0]
+
+    def forward(*inputs):
+        names = tuple(x for x, X in zip(INTEGRATED, inputs, strict=True) if X.perturbed)
+        inputs = tuple(X.value for X in inputs)
+        found, gradients = integrated_gradient(names, tol, inputs)
+        return found, (inputs, gradients)
+
+    def backward(saved, bars):
+        inputs, ready = saved
+        given = [not isinstance(X, SymbolicZero) for X in bars]
+        names = _there(ready) if any(given) else ()
+        if not any(given[1:]):
+            return tuple(bars[0] * ready[x] if x in names else None for x in INTEGRATED)
+        bars = [jnp.zeros(X.shape, X.dtype) if isinstance(X, SymbolicZero) else X for X in bars]
+        found = vjp(jax_scans.integrated, *inputs)[1](tuple(bars))
+        return tuple(G if x in names else None for x, G in zip(INTEGRATED, found, strict=True))
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def integrated_gradient(names, tol, inputs):
+    """What :func:`integrated` returns, and the value's gradients as :func:`gradient` has them."""
+    q, dtype = inputs[-1].shape[0], inputs[0].dtype
+    wanted = _only(names, dict(zip(INTEGRATED, inputs, strict=True)))
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((1,), (q,), (q, q))]
+    results += [X for x, X in wanted.items() if x != "precision"]
+    value, mean, covariance, *found = _call("xla_integrated", "integrated", tol, results, inputs)
+    slope = -(covariance + outer(mean, mean)) / 2 if "precision" in names else wanted["precision"]
+    return (value[0], mean, covariance), dict(zip(INTEGRATED, [*found, slope], strict=True))
+
+
+@integrated_gradient.defjvp
+def _(names, tol, primals, tangents):
+    def scanned(inputs):
+        found, pull = vjp(jax_scans.integrated, *inputs)
+        one = jnp.ones_like(found[0]), *(jnp.zeros_like(X) for X in found[1:])
+        return found, _only(names, dict(zip(INTEGRATED, pull(one), strict=True)))
+
+    return integrated_gradient(names, tol, *primals), jax.jvp(scanned, primals, tangents)[1]

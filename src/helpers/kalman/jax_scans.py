@@ -1,0 +1,223 @@
+"""The Kalman filter and its reverse recursion as two scans of JAX.
+
+The lines of a step stand in :mod:`helpers.kalman.recursions`, as for every engine.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+from jax import lax, vmap
+from jax.scipy.linalg import solve_triangular
+
+from helpers.kalman.recursions import (
+    LEAST,
+    cholesky,
+    factor,
+    mask,
+    outer,
+    predict,
+    pull_observed,
+    pull_predict,
+    pull_update,
+    solve,
+    symmetric,
+    update,
+)
+from helpers.kalman.reference import FilterOutputs
+from helpers.statespace import SHAPES
+
+# What the scans take, with W = R Q R' in place of R and Q, and its dimensions without time.
+DIMS = {
+    "y": ("n", "p"),
+    **{x: dims for x, dims in SHAPES.items() if x not in "RQ"},
+    "W": ("m", "m"),
+}
+INPUTS = tuple(DIMS)
+
+# Up to this many series a factorization is written out, entry by entry, when JAX traces the step:
+# calls of LAPACK for such matrices take longer than all else in a step (at 6 series three times as
+# long). At 8 the compiler takes twice as long over the text, and the gain is gone.
+WRITTEN_OUT = 6
+
+
+def closed_form(names: tuple[str, ...]):
+    """The function of INPUTS that returns these outputs, with the closed-form pullback."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        out = filter_scan(inputs, names)
+        return tuple(out[x] for x in names)
+
+    def forward(*inputs):
+        out = filter_scan(inputs, (*names, "a_pred", "P_pred"))
+        return tuple(out[x] for x in names), (inputs, out["a_pred"], out["P_pred"])
+
+    def backward(saved, bars):
+        gradients = reverse_scan(*saved, dict(zip(names, bars, strict=True)))
+        return tuple(gradients[x] for x in INPUTS)
+
+    run.defvjp(forward, backward)
+    return run
+
+
+loglike = closed_form(("l",))
+outputs = closed_form(FilterOutputs._fields)
+_observed = closed_form(("y_hat", "F", "l"))
+
+
+def gradient(names, inputs, l_bar):
+    """l, and by name the gradients of these, of the sum of l weighted with l_bar."""
+    out = filter_scan(inputs, ("l", "a_pred", "P_pred"))
+    found = reverse_scan(inputs, out["a_pred"], out["P_pred"], {"l": l_bar})
+    return out["l"], {x: found[x] for x in names}
+
+
+def integrated(y, starts, c, P0, T, Z, H, W, precision):
+    """:func:`integrated` as JAX alone computes it."""
+    missing = jnp.isnan(y[0])
+    d = jnp.zeros(y.shape[2], y.dtype)
+    T, Z, H, W = (X if len(X) > 1 else X[0] for X in (T, Z, H, W))  # noqa: N806
+
+    def seen(y, starts, c):
+        """C^-1 v (n, p, q + 1), and the log-likelihood of the first."""
+        c = c if c.shape[1] > 1 else c[:, 0]
+        y_hat, F, l = vmap(lambda y, a0, c: _observed(y, a0, P0, c, d, T, Z, H, W))(y, starts, c)
+        C = vmap(lambda F, o: cholesky(F + jnp.diag(o))[0])(F[0], missing.astype(y.dtype))
+        v = jnp.where(missing, 0, y - y_hat)
+        return vmap(solve)(C, jnp.moveaxis(v, 0, -1)), l[0].sum()
+
+    def step(w, delta):
+        """S = V'F^-1 V + precision, and the slope at delta."""
+        S = precision + jnp.einsum("npi,npj->ij", w[..., 1:], w[..., 1:])  # noqa: N806
+        return S, -jnp.einsum("npi,np->i", w[..., 1:], w[..., 0]) - precision @ delta
+
+    # The series moves to where delta is most likely: from afar, its squares would hide the rest.
+    S, s = step(seen(y, starts, c)[0], jnp.zeros(len(precision), y.dtype))
+    delta = lax.stop_gradient(jnp.linalg.solve(S, s))
+    y, starts, c = (
+        jnp.concatenate([X[:1] + jnp.tensordot(delta, X[1:], 1)[None], X[1:]])
+        for X in (y, starts, c)
+    )
+    w, l = seen(y, starts, c)
+    S, s = step(w, delta)
+    size = jnp.sqrt(jnp.diag(S))
+    C = jnp.linalg.cholesky(S / outer(size, size))
+    known = (jnp.diag(C) ** 2 > len(S) * LEAST).all()
+    x = solve_triangular(C, s / size, lower=True)
+    logdet = 2 * (jnp.log(jnp.diag(C)) + jnp.log(size)).sum()
+    value = l + (x @ x - logdet - delta @ precision @ delta) / 2
+    root = solve_triangular(C, jnp.diag(1 / size), lower=True).T
+    return jnp.where(known, value, jnp.nan), delta + root @ x, root @ root.T
+
+
+class _Scanned:
+    """What both scans run over: y with zeros in its gaps, what varies with time, what does not."""
+
+    def __init__(self, inputs):
+        arrays = dict(zip(INPUTS, inputs, strict=True))
+        y, self.a0, self.P0 = (arrays.pop(x) for x in INPUTS[:3])
+        missing = jnp.isnan(y)
+        y, o = jnp.where(missing, 0, y), (1 - missing).astype(y.dtype)
+        self.moving = {x: X for x, X in arrays.items() if X.ndim > len(DIMS[x])}
+        self.fixed = {x: X for x, X in arrays.items() if x not in self.moving}
+        self.sequences = y, o, self.moving
+        self.I_p, self.I_m = (jnp.eye(k, dtype=y.dtype) for k in (y.shape[1], len(self.a0)))
+
+    def update(self, now, a, P) -> SimpleNamespace:
+        """A step's arrays, and all that its update computes from the predicted mean and covariance.
+
+        d, Z and H have zeros where a component is missing.
+        """
+        y, o, moving = now
+        x = SimpleNamespace(**self.fixed | moving)
+        x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)
+        x.F, logdet, x.C_inv, x.S, x.Kf, x.J, x.P_filt, G = factor(
+            o, P, x.Z, x.H, self.I_p, self.I_m
+        )
+        x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, G)
+        return x
+
+
+def filter_scan(inputs, names: tuple[str, ...]) -> dict:
+    """The filter's outputs of these names, by name; l is NaN throughout where one F fails."""
+    model = _Scanned(inputs)
+
+    def step(state, now):
+        x = model.update(now, *state)
+        x.a_pred, x.P_pred = state
+        after = predict(x.a_filt, x.P_filt, x.c, x.T, x.W)
+        return after, {name: getattr(x, name) for name in names}
+
+    _, out = lax.scan(step, (model.a0, symmetric(model.P0)), model.sequences)
+    return out | {"l": jnp.where(jnp.isnan(out["l"]).any(), jnp.nan, out["l"])}
+
+
+def reverse_scan(inputs, a_pred, P_pred, bars: dict) -> dict:
+    """The gradients of INPUTS, by name, from cotangents (by name) of some of the outputs.
+
+    Those of arrays that do not vary with time are summed on the way: no stack of them is made.
+    """
+    model = _Scanned(inputs)
+    m, p = len(model.I_m), len(model.I_p)
+    shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
+    zeros = FilterOutputs(*(jnp.zeros(shape, a_pred.dtype) for shape in shapes))
+
+    def step(after, slices):
+        now, a, P, given = slices
+        a_bar, P_bar, sums = after
+        o, bar = now[1], zeros._replace(**given)
+        x = model.update(now, a, P)
+        found = {"c": a_bar, "W": P_bar}
+        found["T"], s, Pt = pull_predict(a_bar, P_bar, x.T, x.a_filt, P_bar @ x.T @ x.P_filt)
+        s, Pt = s + bar.a_filt, Pt + symmetric(bar.P_filt)
+        e, Z_bar, H_bar, a_bar, P_bar = pull_update(
+            s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.J, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
+        )
+        d_bar = e
+        if "y_hat" in given or "F" in given:
+            more = pull_observed(bar.y_hat, symmetric(bar.F), a, P, x.Z)
+            d_bar, Z_bar, H_bar = d_bar + more[0], Z_bar + more[1], H_bar + more[2]
+            a_bar, P_bar = a_bar + more[3], P_bar + more[4]
+        found |= {"d": d_bar * o, "Z": Z_bar * o[:, None], "H": symmetric(H_bar) * outer(o, o)}
+        sums = {name: X_bar + found[name] for name, X_bar in sums.items()}
+        before = a_bar + bar.a_pred, P_bar + symmetric(bar.P_pred), sums
+        return before, (-e * o, {name: found[name] for name in model.moving})
+
+    start = zeros.a_pred, zeros.P_pred, {x: jnp.zeros_like(X) for x, X in model.fixed.items()}
+    (a_bar, P_bar, sums), (y_bar, stacked) = lax.scan(
+        step, start, (model.sequences, a_pred, P_pred, bars), reverse=True
+    )
+    return {"y": y_bar, "a0": a_bar, "P0": P_bar} | sums | stacked
+
+
+def _cholesky(F):
+    """The lower factor of F and log|F|; NaN where F is not positive definite."""
+    p = len(F)
+    if p > WRITTEN_OUT:
+        C = jnp.linalg.cholesky(F, symmetrize_input=False)
+        return C, 2 * jnp.log(jnp.diag(C)).sum()
+    C = [[jnp.zeros((), F.dtype)] * p for _ in range(p)]
+    for j in range(p):
+        C[j][j] = jnp.sqrt(F[j, j] - sum(C[j][k] ** 2 for k in range(j)))
+        for i in range(j + 1, p):
+            C[i][j] = (F[i, j] - sum(C[i][k] * C[j][k] for k in range(j))) / C[j][j]
+    return jnp.array(C), 2 * sum(jnp.log(C[j][j]) for j in range(p))
+
+
+def _solve(C, B):
+    """C^-1 B by forward substitution."""
+    p = len(C)
+    if p > WRITTEN_OUT:
+        return solve_triangular(C, B, lower=True)
+    X = []
+    for i in range(p):
+        X.append((B[i] - sum(C[i, k] * X[k] for k in range(i))) / C[i, i])
+    return jnp.stack(X)
+
+
+for kind in (jax.Array, jax.core.Tracer):  # a tracer is no jax.Array to functools.singledispatch
+    cholesky.register(kind, _cholesky)
+    solve.register(kind, _solve)
