@@ -421,31 +421,54 @@ def test_the_integral_by_both_engines():
     weights = [jnp.asarray(rng.standard_normal(shape)) for shape in ((), (2,), (2, 2))]
 
     def value(*arrays, method):
-        return integrated(*arrays, method=method, tol=0.0)[0]
+        return 3 * integrated(*arrays, method=method, tol=0.0)[0]
 
     def of_all(*arrays, method):  # mean and covariance, too: by scans, whatever the method
         found = integrated(*arrays, method=method, tol=0.0)
         return sum((w * X).sum() for w, X in zip(weights, found, strict=True))
 
-    for f in (value, of_all):
+    for f, places in ((value, tuple(range(9))), (of_all, (4, 8))):
         both = []
         for method in ("fused", "scan"):
-            g = jax.jit(jax.value_and_grad(partial(f, method=method), argnums=tuple(range(9))))
+            g = jax.jit(jax.value_and_grad(partial(f, method=method), argnums=places))
             both.append(g(*arrays))
         for X, expected in zip(*map(jax.tree.leaves, both), strict=True):
             assert relative_error(np.asarray(X), np.asarray(expected)) < 1e-11
-    twice = [jax.hessian(partial(value, method=x), argnums=8)(*arrays) for x in ("fused", "scan")]
+    twice = [
+        jax.jit(jax.hessian(partial(value, method=x), argnums=8))(*arrays)
+        for x in ("fused", "scan")
+    ]
     assert relative_error(*map(np.asarray, twice)) < 1e-11
+
+
+def test_an_integral_for_each_of_many_models():
+    arrays = integral(np.random.default_rng(1))
+    slope = jax.grad(lambda T: 3 * integrated(*arrays[:4], T, *arrays[5:])[0])
     many = jnp.stack([arrays[4], 0.5 * arrays[4]])
-    of_many = jax.vmap(
-        jax.grad(partial(value, method="fused"), argnums=4), (*[None] * 4, 0, *[None] * 4)
-    )
-    found = of_many(*arrays[:4], many, *arrays[5:])
-    for T, G in zip(many, found, strict=True):
-        expected = jax.grad(partial(value, method="scan"), argnums=4)(*arrays[:4], T, *arrays[5:])
-        assert relative_error(np.asarray(G), np.asarray(expected)) < 1e-11
-    program = jax.make_jaxpr(jax.grad(partial(value, method="fused"), argnums=4))(*arrays)
+    for T, G in zip(many, jax.vmap(slope)(many), strict=True):
+        assert (G == slope(T)).all()
+    program = jax.make_jaxpr(slope)(arrays[4])
     assert "scan" not in set(names_of_calls(program.jaxpr))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("y", lambda y: y[0], r"y has shape \(14, 2\), expected \(q \+ 1, n, p\) with q = 2"),
+        ("starts", lambda x: x[1:], r"starts has shape \(2, 3\), expected \(q \+ 1, m\) with"),
+        ("T", lambda T: T[0], r"T has shape \(3, 3\), expected \(n or 1, m, m\) with"),
+        ("Z", lambda Z: Z[..., :2], r"Z has shape \(1, 2, 2\), .* with .* m = 3"),
+        ("H", lambda H: jnp.concatenate([H, H]), r"H has shape \(2, 2, 2\), expected"),
+        ("precision", lambda X: X[:1], r"precision has shape \(1, 2\), .* q = 1"),
+    ],
+)  # fmt: skip
+def test_shapes_of_an_integral(name, change, message):
+    names = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
+    arrays = dict(zip(names, integral(np.random.default_rng(1)), strict=True))
+    if name == "precision":
+        arrays |= {"y": arrays["y"][:2], "starts": arrays["starts"][:2], "c": arrays["c"][:2]}
+    with pytest.raises(ValueError, match=message):
+        integrated(**(arrays | {name: change(arrays[name])}))
 
 
 OUT_OF_MEMORY = """

@@ -23,7 +23,9 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PROJECT = "packaging/kalman"
 README = (ROOT / PROJECT / "README.md").read_text(encoding="utf-8")
-WITH_PYMC, WITH_NUMPY, WITH_STATSMODELS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+WITH_PYMC, WITH_NUMPY, WITH_JAX, WITH_STATSMODELS = re.findall(
+    r"```python\n(.*?)```", README, re.DOTALL
+)
 NO_NETWORK = re.compile(
     "NewConnectionError|ConnectTimeoutError|ProxyError|name resolution|dns error"
     "|error sending request"
@@ -325,6 +327,16 @@ def test_the_lines_for_statsmodels():
     scope = {"mod": sm.tsa.SARIMAX(y, order=(1, 0, 1))}
     exec(WITH_STATSMODELS.replace("kalman_by_hand", "helpers.kalman"), scope)
     assert scope["exact"].shape == (3,) and scope["results"].mle_retvals["converged"]
+
+
+def test_the_lines_for_jax():
+    pytest.importorskip("jax")
+    scope = {}
+    exec(WITH_NUMPY.replace("kalman_by_hand", "helpers.kalman"), scope)
+    here = scope | scope["walk"].asdict()
+    exec(WITH_JAX.replace("kalman_by_hand", "helpers.kalman"), here)
+    assert abs(here["value"] - scope["value"]) < 1e-13
+    assert abs(here["gradient"] - scope["gradients"].T).max() < 1e-13
 
 
 def versions_here():

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax import vjp, vmap
 
 from helpers.kalman import jax_calls, jax_scans
+from helpers.kalman.jax_calls import INTEGRATED
 from helpers.kalman.jax_scans import INPUTS
 
 __all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
@@ -82,7 +83,8 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     function, value and gradient come from one call, and gradients that nobody asks for are left
     out.  Second derivatives come from the scans: correct, and slow.
 
-    ``jax.vmap`` makes the compiled pass a loop over models, or over series.  The scans take all of
+    ``jax.vmap`` makes the compiled pass a loop over models, or over series, with a copy of all
+    arrays for each.  The scans take all of
     a batch through each step at once, which is faster for hundreds of series of a single state, and
     about as fast with two; with thirteen states the loop wins.
 
@@ -133,26 +135,72 @@ def filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
     return FilterOutputs(*jax_scans.outputs(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q)))
 
 
-def integrated(*inputs, method="fused", tol=TOLERANCE):
+def integrated(
+    y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=TOLERANCE
+):  # fmt: skip
     """The log-likelihood with delta integrated out, and delta's mean and covariance.
 
-    The arrays are those of :mod:`helpers.kalman.diffuse_op`: y (q + 1, n, p), starts (q + 1, m) and
-    c (q + 1, n or 1, m) of the series and of a column for each number, P0 (m, m), T, Z, H and W
-    with an axis of length n or 1 for time, and precision (q, q). As there, the value is without the
-    determinant of the precision, and NaN where the data leave a direction open. ``method`` and
-    ``tol`` are those of :func:`loglike`.
+    Parameters
+    ----------
+    y : array (q + 1, n, p)
+        The series with d taken off, and for each number what it adds to d, with the opposite sign
+        and the same gaps.
+    starts, c : array (q + 1, m), (q + 1, n or 1, m)
+        a0 and c, and what each number adds to them.
+    P0 : array (m, m)
+    T, Z, H, W : array
+        With an axis of length n or 1 for time; W = R Q R'.
+    precision : array (q, q)
+        Of the prior of delta; zeros for a flat one.
+    method, tol
+        As :func:`loglike`.
 
-    The gradient of the value comes with it from the compiled pass. By scans, and where a gradient
-    of mean or covariance or a second one is asked for, the filter is differentiated in closed form
-    and the algebra by JAX; and every column goes through the covariances for itself, which the
-    compiled pass spares.
+    Returns
+    -------
+    value : jax.Array ()
+        Without the determinant of the precision; NaN where the data leave a direction open.
+    mean, covariance : jax.Array (q,), (q, q)
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit each other, or method or tol is none of the above.
+    jax.errors.JaxRuntimeError
+        If the compiled pass runs out of memory.
+
+    Notes
+    -----
+    :mod:`helpers.kalman.diffuse_op` makes these arrays of a model and its columns.  The gradient of
+    the value comes with it from the compiled pass.  By scans, and where a gradient of mean or
+    covariance or a second one is asked for, the filter is differentiated in closed form and the
+    algebra by JAX; and every column goes through the covariances for itself, which the compiled
+    pass spares.
     """
-    inputs = tuple(map(jnp.asarray, inputs))
+    inputs = tuple(map(jnp.asarray, (y, starts, c, P0, T, Z, H, W, precision)))
     dtype = jnp.result_type(jnp.float32, *inputs)
     inputs = tuple(X.astype(dtype) for X in inputs)
+    _check_integrated({x: X.shape for x, X in zip(INTEGRATED, inputs, strict=True)})
     if _is_compiled(_checked(method, tol), inputs):
         return jax_calls.integrated(float(tol))(*inputs)
     return jax_scans.integrated(*inputs)
+
+
+def _check_integrated(shapes: dict) -> None:
+    """Raise if the shapes do not fit each other; precision gives q, y n and p, and starts m."""
+    sizes = {}
+    for name in ("precision", "y", "starts"):
+        for dim, length in zip(INTEGRATED[name], shapes[name], strict=False):
+            sizes.setdefault(dim, length)
+    sizes["q + 1"] = sizes.get("q", 0) + 1
+    for name, shape in shapes.items():
+        dims = INTEGRATED[name]
+        fits = len(shape) == len(dims) and all(
+            length in (1, sizes.get("n")) if dim == "n or 1" else length == sizes.get(dim)
+            for dim, length in zip(dims, shape, strict=True)
+        )
+        if not fits:
+            known = ", ".join(f"{x} = {n}" for x, n in sizes.items() if len(x) == 1)
+            raise ValueError(f"{name} has shape {shape}, expected ({', '.join(dims)}) with {known}")
 
 
 def _checked(method: str, tol: float) -> str:

@@ -21,7 +21,12 @@ from helpers.kalman.jax_scans import DIMS, INPUTS
 from helpers.kalman.recursions import outer
 from helpers.statespace import STATIC
 
-INTEGRATED = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
+# What the pass with numbers integrated out takes, and its dimensions.
+INTEGRATED = {
+    "y": ("q + 1", "n", "p"), "starts": ("q + 1", "m"), "c": ("q + 1", "n or 1", "m"),
+    "P0": ("m", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
+    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"), "precision": ("q", "q"),
+}  # fmt: skip
 
 
 @cache
