@@ -73,8 +73,8 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
         If an argument is complex.
     NotImplementedError
         Under ``jax.shard_map``, whose programs take method="scan" (and check_vma=False).
-    jax.errors.JaxRuntimeError
-        If the compiled pass runs out of memory: "RESOURCE_EXHAUSTED".
+    RuntimeError
+        If the compiled pass runs out of memory: JAX's own, which begins with "RESOURCE_EXHAUSTED".
 
     Notes
     -----
@@ -165,8 +165,8 @@ def integrated(
     ------
     ValueError
         If shapes do not fit each other, or method or tol is none of the above.
-    jax.errors.JaxRuntimeError
-        If the compiled pass runs out of memory.
+    RuntimeError
+        If the compiled pass runs out of memory, as :func:`loglike`.
 
     Notes
     -----

@@ -1,9 +1,9 @@
 """The pass with unknown numbers integrated out, as XLA calls it.
 
 It is what :mod:`helpers.kalman.fused.xla` is for the pass without. The arguments are y, starts, c,
-P0, T, Z, H, W and precision, as :func:`helpers.kalman.fused.integrated.integrated` takes them, and
-tol (1,); the results the value (1,), the mean and the covariance of delta, and the gradients of the
-first eight arguments.
+P0, T, Z, H, W and precision, as :mod:`helpers.kalman.fused.integrated` takes them, and tol (1,);
+the results the value (1,), the mean and the covariance of delta, and the gradients of the first
+eight arguments.
 """
 
 import numpy as np
