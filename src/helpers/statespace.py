@@ -19,7 +19,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["NAMES", "SHAPES", "STATIC", "SYMMETRIC", "Gradients", "StateSpace", "check_data"]
+__all__ = [
+    "DIMENSIONS",
+    "NAMES",
+    "SHAPES",
+    "STATIC",
+    "SYMMETRIC",
+    "Gradients",
+    "StateSpace",
+    "check_data",
+]
 
 # The dimensions of each array, without a leading time axis.
 SHAPES = {
@@ -34,6 +43,11 @@ SHAPES = {
     "Q": ("r", "r"),
 }
 NAMES = tuple(SHAPES)
+
+# The same for what an engine takes: the data, and W = R Q R' in the place of R and Q.
+DIMENSIONS = {
+    "y": ("n", "p"), **{x: dims for x, dims in SHAPES.items() if x not in "RQ"}, "W": ("m", "m")
+}  # fmt: skip
 STATIC = ("a0", "P0")
 SYMMETRIC = ("P0", "H", "Q")
 

@@ -18,7 +18,7 @@ from functools import cache, partial
 
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
-from helpers.statespace import NAMES, SHAPES, STATIC
+from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC
 
 try:
     import jax
@@ -37,7 +37,7 @@ from helpers.kalman.jax_scans import INPUTS
 
 __all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
 
-DIMS = jax_scans.DIMS | SHAPES | {"l_bar": ("n",)}
+DIMS = DIMENSIONS | SHAPES | {"l_bar": ("n",)}
 
 
 def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
@@ -324,12 +324,13 @@ def register_ops() -> None:
         return gradients
 
     def tangent_of(op):
+        names = tuple(x for x in op.requested if x != "l")
+
         def tangent(*inputs):
             model = _as_arrays(INPUTS, inputs[: len(INPUTS)])
             l_bar, *moves = inputs[len(INPUTS) :]
             moves = dict(zip(op.along, moves, strict=True))
             dots = [moves.get(x, jnp.zeros_like(X)) for x, X in zip(INPUTS, model, strict=True)]
-            names = tuple(x for x in op.requested if x != "l")
             l, found = jax.jvp(lambda *X: jax_scans.gradient(names, X, l_bar), model, dots)[1]
             return chosen(found | {"l": l}, op.requested)
 
@@ -389,8 +390,10 @@ def register_ops() -> None:
     @jax_funcify.register(diffuse_op.KalmanIntegratedGrad)
     def _(op, **kwargs):
         def gradients(*inputs):
-            value, pull = vjp(lambda *X: integrated(*X, tol=op.tol)[0], *inputs)
-            found = dict(zip(diffuse_op.INPUTS, pull(jnp.ones_like(value)), strict=True))
+            arrays = dict(zip(INTEGRATED, inputs, strict=True))
+            wanted = {x: arrays[x] for x in op.requested if x != "value"}
+            value, pull = vjp(lambda X: integrated(**arrays | X, tol=op.tol)[0], wanted)
+            (found,) = pull(jnp.ones_like(value))
             return chosen(found | {"value": value}, op.requested)
 
         return gradients

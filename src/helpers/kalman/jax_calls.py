@@ -17,9 +17,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from helpers.kalman import jax_scans
 from helpers.kalman.fused.building import load
-from helpers.kalman.jax_scans import DIMS, INPUTS
+from helpers.kalman.jax_scans import INPUTS
 from helpers.kalman.recursions import outer
-from helpers.statespace import STATIC
+from helpers.statespace import DIMENSIONS, STATIC
 
 # What the pass with numbers integrated out takes, and its dimensions.
 INTEGRATED = {
@@ -104,7 +104,7 @@ def _there(arrays: dict) -> tuple[str, ...]:
 
 def _over_time(name: str, X):
     """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
-    fixed = name in ("y", *STATIC) or X.ndim > len(DIMS[name])
+    fixed = name in ("y", *STATIC) or X.ndim > len(DIMENSIONS[name])
     return X if fixed else X[jnp.newaxis]
 
 

@@ -27,15 +27,9 @@ from helpers.kalman.recursions import (
     update,
 )
 from helpers.kalman.reference import FilterOutputs
-from helpers.statespace import SHAPES
+from helpers.statespace import DIMENSIONS
 
-# What the scans take, with W = R Q R' in place of R and Q, and its dimensions without time.
-DIMS = {
-    "y": ("n", "p"),
-    **{x: dims for x, dims in SHAPES.items() if x not in "RQ"},
-    "W": ("m", "m"),
-}
-INPUTS = tuple(DIMS)
+INPUTS = tuple(DIMENSIONS)
 
 # Up to this many series a factorization is written out, entry by entry, when JAX traces the step:
 # calls of LAPACK for such matrices take longer than all else in a step (at 6 series three times as
@@ -121,7 +115,7 @@ class _Scanned:
         y, self.a0, self.P0 = (arrays.pop(x) for x in INPUTS[:3])
         missing = jnp.isnan(y)
         y, o = jnp.where(missing, 0, y), (1 - missing).astype(y.dtype)
-        self.moving = {x: X for x, X in arrays.items() if X.ndim > len(DIMS[x])}
+        self.moving = {x: X for x, X in arrays.items() if X.ndim > len(DIMENSIONS[x])}
         self.fixed = {x: X for x, X in arrays.items() if x not in self.moving}
         self.sequences = y, o, self.moving
         self.I_p, self.I_m = (jnp.eye(k, dtype=y.dtype) for k in (y.shape[1], len(self.a0)))

@@ -39,10 +39,8 @@ from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
-from helpers.statespace import NAMES, SHAPES, STATIC
+from helpers.statespace import DIMENSIONS, SHAPES, STATIC
 
-# The Ops' inputs and their dimensions, without a leading time axis; W = R Q R'.
-DIMENSIONS = {"y": ("n", "p")} | {x: SHAPES[x] for x in NAMES if x not in "RQ"} | {"W": ("m", "m")}
 INPUTS = tuple(DIMENSIONS)
 OUTPUTS = {
     "a_filt": "nm", "a_pred": "nm", "y_hat": "np",
