@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PYTHON
 
-.PHONY: help book test unit web pdf notebooks serve bench links lock clean
+.PHONY: help book kernels test unit web pdf notebooks serve bench links lock clean
 
 help:
 	@echo "make book        build the book, strictly, into _build/html"
@@ -37,13 +37,14 @@ book: $(ENV)
 	@echo
 	@echo "The book is built. Open _build/html/index.html, or run make serve."
 
-# Two workers; loadscope keeps the cells of one notebook, and the tests of one module, on one worker.
-test: $(ENV)
+kernels: $(ENV)
 	@$(PY) -m tools.compile_kernels
+
+# Two workers; loadscope keeps the cells of one notebook, and the tests of one module, on one worker.
+test: kernels
 	@$(PY) -m pytest --nbval -n 2 --dist loadscope
 
-unit: $(ENV)
-	@$(PY) -m tools.compile_kernels
+unit: kernels
 	@$(PY) -m pytest tests src -n 2 --dist loadscope
 
 # playwright is not pinned: it is needed for these tests alone, and they are skipped without it.

@@ -7,6 +7,11 @@ from importlib.util import find_spec
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
+# What is not compiled by Numba runs in Python: compiling it in C takes far longer than running it.
+flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if flag]
+if not any(flag.startswith("cxx=") for flag in flags):
+    os.environ["PYTENSOR_FLAGS"] = ",".join([*flags, "cxx="])
+
 # The examples of the one run only where JAX is; the other's scripts made what the tests read.
 collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]
 collect_ignore += ["tests/data"]

@@ -28,22 +28,27 @@ def loaded(everything):
     return set(found.stdout.split())
 
 
+def passes():
+    return [compile_kernels.FIRST, *compile_kernels.THEN, *compile_kernels.AND_THEN]
+
+
 def test_warmup_loads_what_it_says():
     """All that `make test` compiles beforehand, or only what a fit needs."""
-    every = {name for half in compile_kernels.HALVES for name in half}
+    every = {name.split()[0] for name in passes()}
     assert every <= loaded(True)
     assert {"entry", "outputs", "roots"} <= (some := loaded(False))
     assert not {"tangents", "integrated", "panel", "own"} & some
 
 
 def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
-    names = [name for half in compile_kernels.HALVES for name in half]
     folder = fused.__path__[0]
-    assert len(names) == len({*names})
-    assert all((Path(folder) / f"{name}.py").exists() for name in names)
+    assert len(passes()) == len({*passes()})
+    assert all((Path(folder) / f"{name.split()[0]}.py").exists() for name in passes())
+    sizes = {int(name.split()[1]) for name in passes() if name.startswith("small")}
+    assert sizes == {*range(1, fused._entry().LARGEST + 1)}
     compile_kernels.main()
     assert capsys.readouterr().out.startswith("The Kalman passes are compiled: ")
-    monkeypatch.setattr(compile_kernels, "HALVES", (("building",), ("no_such_pass",)))
+    monkeypatch.setattr(compile_kernels, "THEN", ("building", "no_such_pass"))
     monkeypatch.setattr(
         compile_kernels, "LOAD", f"import sys; sys.stderr = None; {compile_kernels.LOAD}"
     )
