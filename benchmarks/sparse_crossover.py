@@ -17,7 +17,8 @@ the search, all gathers and scatters without a product, and all products without
 
 It takes about ten minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
 and spconv are optional: what is missing is named, and left out. With two threads the frameworks and
-BLAS have two; the package's loops have one in any case.
+BLAS have two; the package's loops have one in any case. ``results/sparse_stages.json`` is the
+record of a second machine, made by ``--seconds 5`` while other work ran there.
 """
 
 from __future__ import annotations

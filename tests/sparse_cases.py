@@ -12,12 +12,17 @@ settings.register_profile("sparse", deadline=None)
 settings.load_profile("sparse")
 
 
+def per_axis(number, d):
+    return (number,) * d if np.ndim(number) == 0 else tuple(number)
+
+
 def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0):
     """Cross-correlation of an image (*grid, n_in), padded with the ground state: (*out, n_out)."""
     d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
-    filters = W.reshape((f,) * d + (n_in, n_out))
-    dense = np.pad(dense - ground_state, [(pad, pad)] * d + [(0, 0)]) + ground_state
-    every = (slice(None, None, stride),) * d
+    filters = W.reshape((*per_axis(f, d), n_in, n_out))
+    rim = [(p, p) for p in per_axis(pad, d)]
+    dense = np.pad(dense - ground_state, [*rim, (0, 0)]) + ground_state
+    every = tuple(slice(None, None, s) for s in per_axis(stride, d))
     return np.stack(
         [
             sum(
@@ -35,13 +40,16 @@ def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0):
 def dense_transposed(dense, W, b, f, stride=1, pad=0):
     """Transposed convolution of an image (*grid, n_in): every cell adds its window in its turn."""
     d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
-    blocks = W.reshape((f,) * d + (n_in, n_out))
-    shape = (*((h - 1) * stride + f for h in dense.shape[:-1]), n_out)
+    f, stride, pad = (per_axis(x, d) for x in (f, stride, pad))
+    blocks = W.reshape((*f, n_in, n_out))
+    sides = zip(dense.shape[:-1], stride, f, strict=True)
+    shape = (*((h - 1) * s + w for h, s, w in sides), n_out)
     full = np.zeros(shape, np.result_type(dense, W))
     for cell in np.ndindex(dense.shape[:-1]):
-        window = tuple(slice(i * stride, i * stride + f) for i in cell)
+        window = tuple(slice(i * s, i * s + w) for i, s, w in zip(cell, stride, f, strict=True))
         full[window] += np.tensordot(blocks, dense[cell], axes=([d], [0]))
-    return full[tuple(slice(pad, size - pad) for size in full.shape[:-1])] + b
+    sides = zip(pad, full.shape[:-1], strict=True)
+    return full[tuple(slice(p, size - p) for p, size in sides)] + b
 
 
 @st.composite

@@ -653,6 +653,68 @@ def test_a_row_of_nan_that_is_used_is_not_hidden():
     assert np.isnan(X_grad[0]).all() and np.isfinite(X_grad[1]).all()
 
 
+POLES = {  # where X is not positive, or large, or the second entry of an axis: nothing to be had
+    "Sqrt": "R = Sqrt(X)",
+    "Log": "R = Log(X)",
+    "Reciprocal": "P = Relu(X) R = Reciprocal(P)",
+    "Exp": "e = Mul(X, big) m = Neg(e) R = Exp(m)",
+    "Div": "P = Relu(X) R = Div(w, P)",
+    "Pow": "R = Pow(X, w)",
+    "Pow by a number": "h = Constant<value_float = 0.5>() c = CastLike(h, X) R = Pow(X, c)",
+    "Mul": "L = Log(X) M = Neg(L) R = Mul(M, w)",
+    "the square": "L = Log(X) R = Mul(L, L)",
+    "behind factors and a sum": "L = Log(X) S = Sqrt(L) T = Add(S, w) R = Mul(T, w)",
+    "Acosh": "R = Acosh(X)",
+    **{f: f"I = Div(one, X) R = {f}(I)" for f in ("Asin", "Acos", "Atanh")},
+    **{f: f"n = Neg(X) P = Relu(n) e = Mul(P, big) R = {f}(e)" for f in ("Sinh", "Cosh")},
+    "broadcast": "E = Unsqueeze(X, k) L = Log(E) R = Squeeze(L, k)",
+}
+
+
+@pytest.mark.parametrize("name", POLES)
+def test_what_a_where_does_not_choose_has_no_influence(name):
+    """Its slope is infinite or NaN, and the cotangent 0; twice differentiated too."""
+    model = model_of(f"""m (double[3, 2] X) => (double[3, 2] Y)
+        <double[2] w = {{1.5, 2.5}}, double one = {{1.0}}, double big = {{1000.0}},
+         int64[1] k = {{0}}>
+        {{ C = Greater(X, one) {POLES[name]} Y = Where(C, R, X) }}""")
+    X = np.array([[-2.0, 1.2], [0, 3], [1.7, -1]])
+    feeds = {"X": X, "w": np.array([1.5, 2.5])}
+    cotangents = {"Y": np.array([[0.3, -0.7], [0.9, 2], [0, 0.1]])}
+    gradient = onnx_derivative(model, weights=["w"] if " w)" in POLES[name] else None)
+    wrt = [y.name.removesuffix("_grad") for y in gradient.graph.output]
+    found = run_reference(gradient, gradient_feeds(gradient, feeds, cotangents))
+    expected = numeric_gradients(run_reference, model_by_w(model), feeds, wrt, cotangents)
+    for n in wrt:
+        np.testing.assert_allclose(found[f"{n}_grad"], expected[n], rtol=1e-7, atol=1e-9)
+
+    # J dX, from the gradient by its cotangent, does not depend on the cotangent: not at 0 either.
+    forward = onnx_derivative(gradient, weights=[], inputs=["Y_grad"])
+    feeds |= {f"{n}_grad_grad": np.ones_like(feeds[n]) for n in wrt}
+    feeds["Y_grad"] = np.zeros((3, 2))
+    pushed = run_reference(forward, {x.name: feeds[x.name] for x in forward.graph.input})
+    total = sum(G.sum() for G in expected.values())
+    assert (pushed["Y_grad_grad"] * cotangents["Y"]).sum() == pytest.approx(total, rel=1e-7)
+
+
+def test_a_nan_that_is_chosen_is_not_hidden():
+    model = model_of("""m (double[3] X, bool[3] C) => (double[3] Y)
+        { L = Log(X) R = Sqrt(L) Y = Where(C, R, X) }""")
+    feeds = {"X": np.array([-1.0, 0.5, -1]), "C": np.array([True, True, False])}
+    X_grad = run_reference(onnx_derivative(model), feeds | {"Y_grad": np.ones(3)})["X_grad"]
+    assert np.isnan(X_grad).tolist() == [True, True, False]
+
+
+def model_by_w(model):
+    """The same with w as an input."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    kept = [t for t in model.graph.initializer if t.name != "w"]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    model.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.DOUBLE, [2]))
+    return model
+
+
 TRAINING = {"constant": "<bool t = {1}>", "at run time": ""}
 
 

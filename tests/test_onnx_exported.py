@@ -124,3 +124,17 @@ def test_exported_columns():
             np.testing.assert_allclose(found[bar_name[:-5]], record["y"], atol=1e-14)
             np.testing.assert_allclose(found["X_grad"], record["slopes"][:, k], atol=1e-10)
             assert not found["X_grad"][:, 2].any()
+
+
+def test_exported_powers():
+    """Of both branches that are computed one is NaN, replaced, and has no influence."""
+    model, record = load("powers-sklearn")
+    gradient = onnx_derivative(model, options=DerivativeOptions.KeepOutputs)
+    y = model.graph.output[0].name
+    known = {model.graph.input[0].name: record["x"], f"{y}_grad": np.ones((3, 3), np.float32)}
+    known |= weights_of(model)
+    for run in (run_onnxruntime, run_reference):
+        found = run(gradient, {x.name: known[x.name] for x in gradient.graph.input})
+        np.testing.assert_allclose(found[y], record["y"], rtol=1e-5)
+        np.testing.assert_allclose(found["X_grad"], record["slopes"], rtol=1e-5)
+        assert all(np.isfinite(G).all() for G in found.values())

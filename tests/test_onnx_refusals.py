@@ -1,9 +1,12 @@
 """Every limit that the table of rules states is refused, by name."""
 
+import numpy as np
 import pytest
+from onnx_checks import run_onnxruntime
 from test_onnx_derivative import model_of
 
-from helpers.onnx_grad import onnx_derivative
+from helpers.onnx_grad import onnx_derivative, register_gradient
+from helpers.onnx_grad.rules import ABOUT, RULES
 from helpers.onnx_grad.rules.coverage import coverage
 from helpers.onnx_grad.tensor import NoGradientError
 
@@ -191,6 +194,27 @@ def test_sequences_are_refused_with_what_to_do():
     )
     with pytest.raises(NoGradientError, match="ConcatFromSequence .* with Concat, Split and Gath"):
         onnx_derivative(model)
+
+
+QUANTISED = """m (float[2, 3] X) => (float[2, 3] Y) <float s = {0.5}, uint8 z = {3}> {
+    Q = QuantizeLinear(X, s, z) Y = DequantizeLinear(Q, s, z) }"""
+
+
+def test_a_quantised_model_has_no_gradient_of_zeros():
+    with pytest.raises(NoGradientError, match="DequantizeLinear .* before it is quantised; or"):
+        onnx_derivative(model_of(QUANTISED))
+
+
+def test_a_quantised_model_may_be_taken_straight_through(monkeypatch):
+    for op in ("QuantizeLinear", "DequantizeLinear"):  # as the message says
+        monkeypatch.setitem(RULES, ("", op), None)
+        monkeypatch.setitem(ABOUT, ("", op), None)
+        register_gradient(op, lambda g, node, dy, *_: dy)
+    gradient = onnx_derivative(model_of(QUANTISED))
+    X, Y_bar = np.float32([[1, -2, 3], [4, 0, 0.3]]), np.float32([[1, 2, 3], [4, 5, 6]])
+    known = {"X": X, "Y_grad": Y_bar}
+    found = run_onnxruntime(gradient, {x.name: known[x.name] for x in gradient.graph.input})
+    np.testing.assert_array_equal(found["X_grad"], Y_bar)
 
 
 def test_an_index_of_unknown_rank_is_named():

@@ -195,6 +195,45 @@ def test_any_stride_and_padding_of_a_batch_of_volumes(layer, stride, pad):
     np.testing.assert_allclose(sparse_conv(x, W, b, up).to_dense(), expected, atol=1e-12)
 
 
+def test_windows_of_another_length_along_each_axis():
+    """As for a scanner whose resolution in height is another one than across."""
+    x = random_layer(9, (5, 4, 6, 2), 1, 3, d=3)[0]
+    f, stride, pad = (1, 2, 3), (1, 2, 2), (0, 0, 1)
+    b, rng, t = np.ones(3), np.random.default_rng(9), x.ground_state
+    W = rng.standard_normal((6 * 2, 3))
+    rules = {
+        "strided": rulebook(x.sites, x.grid, f, stride, pad, d=3),
+        "submanifold": submanifold_rulebook(x.sites, x.grid, (1, 3, 1), d=3),
+        "transposed": transposed_rulebook(x.sites, x.grid, f, stride, pad, d=3),
+    }
+
+    def references(X, t, W):
+        same = dense_conv(X, W[:6], b, (1, 3, 1), 1, (0, 1, 0), t)
+        at = tuple(x.sites.T)
+        kept = np.zeros_like(same) + np.tile(t, 3) @ W[:6] + b
+        kept[at] = same[at]
+        strided = dense_conv(X, W, b, f, stride, pad, t)
+        up = dense_transposed(X - t, W, b, f, stride, pad)
+        return {"strided": strided, "submanifold": kept, "transposed": up}
+
+    for kind, expected in references(x.to_dense(), t, W).items():
+        W_kind = W[:6] if kind == "submanifold" else W
+        y = sparse_conv(x, W_kind, b, rules[kind])
+        assert relative_error(y.to_dense(), expected) < 1e-14, kind
+        C = rng.standard_normal(expected.shape)
+        dM, dt, dW, _ = sparse_conv_grad(x, W_kind, rules[kind], *at_sites(C, y.sites))
+
+        def loss(M=x.values, t=t, W=W, kind=kind, C=C):
+            return (C * references(dense_form(M, t, x), t, W)[kind]).sum()
+
+        assert relative_error(dM, complex_step(lambda M: loss(M=M), x.values)) < 1e-12, kind
+        assert relative_error(dt, complex_step(lambda u: loss(t=u), t)) < 1e-12, kind
+        step = complex_step(lambda V: loss(W=V), W)[: len(W_kind)]
+        assert relative_error(dW, step) < 1e-12, kind
+    back = inverse_rulebook(rules["strided"], x.sites, x.grid)
+    np.testing.assert_array_equal(back.src, rules["strided"].dst)
+
+
 def test_stride_and_padding_of_a_picture():
     x, W, b = image(2)
     y = sparse_conv_2d(x, W, b, 3, stride=2, pad=1)
@@ -433,6 +472,19 @@ X3, W3, B3 = image(3)
         (lambda: rulebook(X3.sites, X3.grid, 3, pad=-1, d=3), "pad is -1, expected an integer"),
         (lambda: rulebook(X3.sites, X3.grid, 7, pad=1, d=3), r"f = 7 .* \(5, 4, 5\) padded by 1"),
         (lambda: rulebook(X3.sites, (5, 4), 2, d=3), "sites of 3 columns need 3 entries"),
+        (
+            lambda: rulebook(X3.sites, X3.grid, (3, 3), d=3),
+            r"f is \(3, 3\), expected an integer, or one for each of 3 axes",
+        ),
+        (lambda: rulebook(X3.sites, X3.grid, 3, (2, 0, 1), d=3), "stride is 0, expected a pos"),
+        (
+            lambda: rulebook(X3.sites, X3.grid, (3, 7, 1), pad=(0, 1, 0), d=3),
+            r"f = \(3, 7, 1\) is larger than the grid: \(5, 4, 5\) padded by \(0, 1, 0\)",
+        ),
+        (
+            lambda: submanifold_rulebook(X3.sites, X3.grid, (3, 2, 3), d=3),
+            r"f = \(3, 2, 3\) is even",
+        ),
         (lambda: transposed_rulebook([[0]], (1,), 2, pad=1), "pad = 1 leaves no cell"),
         (lambda: transposed_rulebook([[0], [0]], (3,), 2), r"site \(0,\) occurs more than once"),
         (lambda: submanifold_rulebook([[1], [1]], (3,), 3), r"site \(1,\) occurs more than once"),

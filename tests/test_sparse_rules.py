@@ -170,8 +170,8 @@ def test_bad_sites_are_refused_by_every_rulebook(make):
 def test_windows_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"f = 3 is larger than the grid: \(2, 5\)"):
         rulebook([[0, 0]], (2, 5), 3)
-    with pytest.raises(ValueError, match=r"f is \(3, 1\), expected a positive integer"):
-        rulebook([[0, 0]], (5, 5), (3, 1))
+    with pytest.raises(ValueError, match=r"f is \(3, 1, 1\), expected an integer, or one"):
+        rulebook([[0, 0]], (5, 5), (3, 1, 1))
     for make in (rulebook, submanifold_rulebook):
         with pytest.raises(ValueError, match="expected a positive integer"):
             make([[0, 0]], (2, 5), 0)

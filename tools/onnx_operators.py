@@ -29,6 +29,11 @@ older forms are accepted too. *Limits* say what an attribute or an input has to 
 else is refused with the name of the node; the other attributes are supported as they are. An
 initializer that is used as a *setting* alone is a constant unless `weights` names it.
 
+What a Where, or an Imputer, does not choose has no influence on a gradient, also where its slope is
+infinite or NaN: the branches of an exported PowerTransformer, for example, or a row of attention
+whose mask allows nothing. Quantised models are refused, since rounding has a gradient of zero:
+differentiate a model before it is quantised.
+
 A runtime needs kernels for the operators of the gradient, in the type of the model. onnxruntime's
 CPU provider has none in float64 for {no_float64}: networks with these are run in float32 there.
 """

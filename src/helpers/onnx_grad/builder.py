@@ -22,6 +22,12 @@ from helpers.onnx_grad.tensor import (
     same_shape,
 )
 
+# Zeros of a cotangent go through these: see Graph.has_chosen_zeros.
+KEEPS_ZEROS = {
+    *("Add", "Cast", "CastLike", "Div", "Expand", "Identity", "Mul", "Neg", "ReduceSum"),
+    *("Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"),
+}
+
 
 class Graph:
     """The graph under construction: what is known of each tensor, and the nodes emitted so far.
@@ -47,6 +53,7 @@ class Graph:
         self.replaced: dict[str, str] = {}
         self._cache: dict[tuple, list[str]] = {}
         self._expanded: dict[str, Tensor] = {}
+        self._chosen: set[str] = set()
 
     # What is known
 
@@ -148,6 +155,8 @@ class Graph:
             node = helper.make_node(op_type, names, made, made[0], domain=domain, **attributes)
             self.nodes.append(node)
             self.infer(node)
+            if op_type in KEEPS_ZEROS and not self._chosen.isdisjoint(names):
+                self._chosen.update(made)
             self._cache[key] = made
         made = self._cache[key]
         if shape is not None:
@@ -282,6 +291,26 @@ class Graph:
 
     def where(self, condition: Tensor, a, b) -> Tensor:
         """``a`` where the condition holds, else ``b``."""
+        zero = any(not isinstance(t, Tensor) and t == 0 for t in (a, b))
+        chosen = self._where(condition, a, b)
+        if zero:
+            self._chosen.add(chosen.name)
+        return chosen
+
+    def has_chosen_zeros(self, dy: Tensor) -> bool:
+        """Whether a Where may have put zeros into a cotangent, for what it did not choose."""
+        return dy.name in self._chosen
+
+    def unless_hidden(self, dy: Tensor, product: Tensor) -> Tensor:
+        """``product``, of dy and a slope entry by entry; 0 where a Where has made dy 0 and the
+        slope has no finite value: what was not chosen has no influence, whatever it is."""
+        if not self.has_chosen_zeros(dy):
+            return product
+        # Not wherever dy is 0: the product may be differentiated by dy again, at 0 too.
+        hidden = self.op("And", dy.equals(0.0), self.op("IsNaN", product))
+        return self.where(hidden, 0.0, product)
+
+    def _where(self, condition: Tensor, a, b) -> Tensor:
         dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
         a, b = (t if isinstance(t, Tensor) else self.constant(t, dtype) for t in (a, b))
         tensors = [condition, a, b]

@@ -25,6 +25,9 @@ __all__ = [
 ]
 
 
+PerAxis = int | tuple[int, ...]
+
+
 class Rulebook(NamedTuple):
     """The active output sites of a layer, and what they see of the active input sites.
 
@@ -54,7 +57,9 @@ class Rulebook(NamedTuple):
     transposed: bool = False
 
 
-def rulebook(sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None = None) -> Rulebook:
+def rulebook(
+    sites, shape, f: PerAxis, stride: PerAxis = 1, pad: PerAxis = 0, d: int | None = None
+) -> Rulebook:
     """Rulebook of a convolution or a pooling: active is what sees an active site.
 
     Parameters
@@ -63,11 +68,12 @@ def rulebook(sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None 
         Coordinates of each active input site, in a batch the image first.
     shape : tuple (h, w) or (images, h, w), and so on, with or without a last entry n_in
         The input's grid.
-    f : int
-        The window is f by f, in d = 3 dimensions f by f by f.
-    stride : int
+    f : int, or tuple of d int
+        The window is f by f, in d = 3 dimensions f by f by f; or as long along each axis as the
+        tuple says, and W then has a block for each of its cells.
+    stride : int, or tuple of d int
         From one window to the next.
-    pad : int
+    pad : int, or tuple of d int
         So many cells of ground state are put around each image. Default: 0, a valid convolution.
     d : int, optional
         Dimensions of one image. Sites of three columns need it: 3 for a volume, 2 for a batch of
@@ -92,14 +98,15 @@ def rulebook(sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None 
     (array([[0, 0]]), array([[0, 1, 1, 1]], dtype=int32))
     """
     sites, grid, d = _arguments(sites, shape, d)
-    f, stride, pad = _integer("f", f, 1), _integer("stride", stride, 1), _integer("pad", pad, 0)
+    f, stride, pad = _windows(f, stride, pad, d)
     _check_fit(f, grid[-d:], pad)
-    out = tuple((h + 2 * pad - f) // stride + 1 for h in grid[-d:])
-    complete = stride <= f and not any((h + 2 * pad - f) % stride for h in grid[-d:])
+    ways = [h + 2 * p - w for h, w, p in zip(grid[-d:], f, pad, strict=True)]
+    out = tuple(way // s + 1 for way, s in zip(ways, stride, strict=True))
+    complete = all(s <= w and way % s == 0 for way, w, s in zip(ways, f, stride, strict=True))
     return _search(sites, grid, (*grid[:-d], *out), f, stride, pad, d, complete=complete)
 
 
-def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook:
+def submanifold_rulebook(sites, shape, f: PerAxis, d: int | None = None) -> Rulebook:
     """Rulebook of a submanifold convolution: active is what was active, the grid stays.
 
     Windows are centred on the sites; beyond the edge of the grid they see the ground state.
@@ -108,7 +115,7 @@ def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook
     ----------
     sites, shape, d
         As in :func:`rulebook`.
-    f : int
+    f : int, or tuple of d int
         Odd; it may be larger than the grid, as in the depth of a network.
 
     Returns
@@ -126,15 +133,16 @@ def submanifold_rulebook(sites, shape, f: int, d: int | None = None) -> Rulebook
     convolutional networks, doi:10.1109/CVPR.2018.00961.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    f = _integer("f", f, 1)
-    if f % 2 == 0:
+    window = _per_axis("f", f, 1, d)
+    if not all(w % 2 for w in window):
         raise ValueError(f"f = {f} is even, so its windows have no centre")
     given = np.ravel_multi_index(tuple(sites.T), grid)
-    return _search(sites, grid, grid, f, 1, f // 2, d, given=given)
+    half = tuple(w // 2 for w in window)
+    return _search(sites, grid, grid, window, (1,) * d, half, d, given=given)
 
 
 def transposed_rulebook(
-    sites, shape, f: int, stride: int = 1, pad: int = 0, d: int | None = None
+    sites, shape, f: PerAxis, stride: PerAxis = 1, pad: PerAxis = 0, d: int | None = None
 ) -> Rulebook:
     """Rulebook of a transposed convolution: active is every cell that a site's window covers.
 
@@ -156,12 +164,15 @@ def transposed_rulebook(
         As :func:`rulebook`; or if pad leaves no cell.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    f, stride, pad = _integer("f", f, 1), _integer("stride", stride, 1), _integer("pad", pad, 0)
-    out = tuple((h - 1) * stride + f - 2 * pad for h in grid[-d:])
+    window, strides, pads = _windows(f, stride, pad, d)
+    out = tuple(
+        (h - 1) * s + w - 2 * p for h, w, s, p in zip(grid[-d:], window, strides, pads, strict=True)
+    )
     if min(out) < 1:
         raise ValueError(f"pad = {pad} leaves no cell of a transposed convolution of {grid[-d:]}")
+    whole = (*grid[:-d], *out)
     return _search(
-        sites, grid, (*grid[:-d], *out), f, stride, pad, d, transposed=True, complete=pad == 0
+        sites, grid, whole, window, strides, pads, d, transposed=True, complete=not any(pads)
     )
 
 
@@ -271,9 +282,7 @@ def _search(
     size = (out[0] if batched else 1, *(1,) * (3 - d), *out[-d:])
     if np.prod(size, dtype=object) >= 2**62:
         raise ValueError(f"the grid {out} has too many cells to be numbered")
-    window, strides, pads = (
-        (fill,) * (3 - d) + (x,) * d for x, fill in ((f, 1), (stride, 1), (pad, 0))
-    )
+    window, strides, pads = ((fill,) * (3 - d) + x for x, fill in ((f, 1), (stride, 1), (pad, 0)))
     given = np.empty(0, np.int64) if given is None else given
     keys, dst, twice = search.find_outputs(four, size, window, strides, pads, transposed, given)
     found, src, dst, repeated = search.invert(keys, dst, np.array(out), sites)
@@ -311,10 +320,28 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
     return check_sites(sites, grid), grid, dimensions(columns, d, grid)
 
 
-def _check_fit(f: int, grid: tuple[int, ...], pad: int) -> None:
-    if f > min(grid) + 2 * pad:
-        padded = f" padded by {pad}" if pad else ""
-        raise ValueError(f"f = {f} is larger than the grid: {grid}{padded}")
+def _check_fit(f: tuple[int, ...], grid: tuple[int, ...], pad: tuple[int, ...]) -> None:
+    if any(w > h + 2 * p for w, h, p in zip(f, grid, pad, strict=True)):
+        padded = f" padded by {_shown(pad)}" if any(pad) else ""
+        raise ValueError(f"f = {_shown(f)} is larger than the grid: {grid}{padded}")
+
+
+def _shown(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _windows(f, stride, pad, d: int) -> list[tuple[int, ...]]:
+    arguments = (("f", f, 1), ("stride", stride, 1), ("pad", pad, 0))
+    return [_per_axis(name, numbers, least, d) for name, numbers, least in arguments]
+
+
+def _per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
+    """One integer for each of d axes; a single one serves them all."""
+    if np.ndim(numbers) == 0:
+        return (_integer(name, numbers, least),) * d
+    if np.shape(numbers) != (d,):
+        raise ValueError(f"{name} is {numbers!r}, expected an integer, or one for each of {d} axes")
+    return tuple(_integer(name, number, least) for number in numbers)
 
 
 def _integer(name: str, number, least: int) -> int:

@@ -16,7 +16,9 @@ causal attention, and gets them written out.
 ``pipeline-sklearn.onnx`` is a scaler and a perceptron of scikit-learn, in single precision, with
 the gradients that its own training takes.  ``columns-sklearn.onnx`` scales some columns, takes the
 products of others and classifies, in double precision, with the derivatives of the probabilities
-along each column by differences of scikit-learn's own.
+along each column by differences of scikit-learn's own.  ``powers-sklearn.onnx`` is a
+PowerTransformer, in single precision: it computes both branches for every entry, and what does not
+apply is NaN and replaced; with the derivatives of its columns, by differences too.
 """
 
 from __future__ import annotations
@@ -301,6 +303,23 @@ def columns_from_sklearn() -> None:
     np.savez_compressed(HERE / "columns.npz", x=X, y=model.predict_proba(X), slopes=slopes)
 
 
+def powers_from_sklearn() -> None:
+    from skl2onnx import to_onnx
+    from sklearn.preprocessing import PowerTransformer
+
+    rng = np.random.default_rng(6)
+    X = np.exp(rng.standard_normal((50, 3))) * [1, -1, rng.choice([-1, 1])]
+    X[::2, 2] *= -1
+    model = PowerTransformer().fit(X)
+    plain = to_onnx(model, X[:1].astype(np.float32), target_opset=18)
+    path = HERE / "powers-sklearn.onnx"
+    path.write_bytes(without_places(plain).SerializeToString(deterministic=True))
+    X, h = np.float32([[0.5, 1.5, -0.5], [-3, -1.5, 3], [2, -0.25, -1.5]]), 1e-4
+    wide = X.astype(float)
+    slopes = (model.transform(wide + h) - model.transform(wide - h)) / (2 * h)
+    np.savez_compressed(HERE / "powers.npz", x=X, y=model.transform(wide), slopes=slopes)
+
+
 def main() -> None:
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
@@ -327,6 +346,7 @@ def main() -> None:
         np.savez_compressed(HERE / f"{name}.npz", **gradients(name, module, x))
     from_sklearn()
     columns_from_sklearn()
+    powers_from_sklearn()
 
 
 if __name__ == "__main__":

@@ -145,24 +145,11 @@ def gelu(g, node, dy):
 def softmax(g, node, dy):
     """dX = Y (dY - sum(dY Y)), the sum along the axis; zero for a row of NaN that nothing uses."""
     (y,) = node.y
-    if _chosen_by_where(g, dy):
+    if g.has_chosen_zeros(dy):
         # Where all is masked, Y is NaN; attention puts zeros there, and 0 * NaN would not be 0.
         y = g.where(g.op("And", g.op("IsNaN", y), dy.equals(0.0)), 0.0, y)
     weighted = dy * y
     return weighted - y * g.sum(weighted, [node.attr("axis")])
-
-
-def _chosen_by_where(g, dy) -> bool:
-    """Whether a Where has chosen among the entries whose cotangent this is."""
-    made = {y: node for node in g.nodes for y in node.output}
-    names = [dy.name]
-    while names:
-        node = made.get(names.pop())
-        if node is not None and node.op_type == "Where":
-            return True
-        if node is not None and node.op_type in ("Add", "Sum", "Cast", "CastLike", "Identity"):
-            names += node.input
-    return False
 
 
 @register_gradient("LogSoftmax")

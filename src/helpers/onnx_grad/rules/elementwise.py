@@ -1,12 +1,26 @@
 r"""Elementwise operators: :math:`\bar X = \bar Y \odot f'(X)`, summed over the broadcast axes."""
 
+import functools
 import math
+
+import numpy as np
 
 from helpers.onnx_grad.rules.table import no_gradient, register_gradient
 from helpers.onnx_grad.tensor import REAL
 
 for name in ("Floor", "Ceil", "Round", "Sign", "EyeLike", "RandomNormalLike", "RandomUniformLike"):
     register_gradient(name, no_gradient)
+
+
+def with_pole(rule):
+    """The rule of an operator whose slope is not finite at some X: zero where a Where has chosen
+    something else there."""
+
+    @functools.wraps(rule)
+    def guarded(g, node, dy):
+        return g.unless_hidden(dy, rule(g, node, dy))
+
+    return guarded
 
 
 @register_gradient("Identity")
@@ -42,8 +56,9 @@ def mul(g, node, dy):
     """dA = dY B, dB = dY A, each un-broadcast."""
     a, b = node.x
     if a.name == b.name:
-        return dy * (a + a), None
-    return g.reduce_to(dy * b, a), g.reduce_to(dy * a, b)
+        return g.unless_hidden(dy, dy * (a + a)), None
+    da, db = (dy * t if _is_finite(t) else g.unless_hidden(dy, dy * t) for t in (b, a))
+    return g.reduce_to(da, a), g.reduce_to(db, b)
 
 
 @register_gradient("Div")
@@ -51,7 +66,14 @@ def div(g, node, dy):
     """dA = dY / B, dB = -dY Y / B, each un-broadcast."""
     (a, b), (y,) = node.x, node.y
     da = dy / b
-    return g.reduce_to(da, a), -g.reduce_to(da * y, b)
+    if not (_is_finite(b) and b.value.all()):
+        da = g.unless_hidden(dy, da)
+    return g.reduce_to(da, a), -g.reduce_to(g.unless_hidden(da, da * y), b)
+
+
+def _is_finite(t) -> bool:
+    """Whether it is a constant of finite numbers."""
+    return t.value is not None and bool(np.isfinite(t.value).all())
 
 
 @register_gradient("Mod", settings=[1])
@@ -71,10 +93,12 @@ def power(g, node, dy):
         p_real = p.cast(x.dtype)
         slope = g.op("Pow", x, p_real - 1.0)
         dx = dy * g.where(p_real.equals(0.0), 0.0, p_real * slope)
+    dx = g.unless_hidden(dy, dx)
     if p.dtype not in REAL:
         return g.reduce_to(dx, x), None
     log_x = g.op("Log", g.where(x.equals(0.0), 1.0, x))
-    return g.reduce_to(dx, x), g.reduce_to((dy * y * log_x).cast(p.dtype), p)
+    dp = g.unless_hidden(dy, dy * y * log_x)
+    return g.reduce_to(dx, x), g.reduce_to(dp.cast(p.dtype), p)
 
 
 def _power_derivative(g, x, p: float):
@@ -100,6 +124,7 @@ def absolute(g, node, dy):
 
 
 @register_gradient("Reciprocal")
+@with_pole
 def reciprocal(g, node, dy):
     """Y = 1 / X: dX = -dY Y^2."""
     (y,) = node.y
@@ -107,6 +132,7 @@ def reciprocal(g, node, dy):
 
 
 @register_gradient("Sqrt")
+@with_pole
 def sqrt(g, node, dy):
     """dX = dY / (2 Y)."""
     (y,) = node.y
@@ -114,12 +140,14 @@ def sqrt(g, node, dy):
 
 
 @register_gradient("Exp")
+@with_pole
 def exp(g, node, dy):
     """dX = dY Y."""
     return dy * node.y[0]
 
 
 @register_gradient("Log")
+@with_pole
 def log(g, node, dy):
     """dX = dY / X."""
     return dy / node.x[0]
@@ -145,18 +173,21 @@ def tan(g, node, dy):
 
 
 @register_gradient("Sinh")
+@with_pole
 def sinh(g, node, dy):
     """dX = dY cosh X."""
     return dy * g.op("Cosh", node.x[0])
 
 
 @register_gradient("Cosh")
+@with_pole
 def cosh(g, node, dy):
     """dX = dY sinh X."""
     return dy * g.op("Sinh", node.x[0])
 
 
 @register_gradient("Asin")
+@with_pole
 def asin(g, node, dy):
     """dX = dY / sqrt(1 - X^2)."""
     (x,) = node.x
@@ -164,6 +195,7 @@ def asin(g, node, dy):
 
 
 @register_gradient("Acos")
+@with_pole
 def acos(g, node, dy):
     """dX = -dY / sqrt(1 - X^2)."""
     (x,) = node.x
@@ -185,6 +217,7 @@ def asinh(g, node, dy):
 
 
 @register_gradient("Acosh")
+@with_pole
 def acosh(g, node, dy):
     """dX = dY / sqrt(X^2 - 1)."""
     (x,) = node.x
@@ -192,6 +225,7 @@ def acosh(g, node, dy):
 
 
 @register_gradient("Atanh")
+@with_pole
 def atanh(g, node, dy):
     """dX = dY / (1 - X^2)."""
     (x,) = node.x

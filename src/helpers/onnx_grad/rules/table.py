@@ -46,6 +46,15 @@ COMPOSED: dict[str, tuple[int, ...]] = {
     "GroupNormalization": (),
     "RotaryEmbedding": (1, 2),
 }
+# Their integers stand for real numbers. A gradient of zero would be right and of no use to anyone.
+QUANTIZE = {"QuantizeLinear", "DynamicQuantizeLinear"}
+TAKES_QUANTIZED = {
+    "ConvInteger",
+    "DequantizeLinear",
+    "MatMulInteger",
+    "QLinearConv",
+    "QLinearMatMul",
+}
 
 
 def register_gradient(
@@ -149,6 +158,12 @@ def without_rule(node: Node) -> str:
             "is a constant): export the model with the branch taken, or with the loop unrolled"
             + (distances if node.op_type == "Scan" else "")
         )
+    if not node.domain and (node.op_type in QUANTIZE or node.op_type in TAKES_QUANTIZED):
+        return (
+            "what it computes with is rounded, so that the gradient is zero: differentiate the "
+            "model before it is quantised; or take its cotangent straight through, by "
+            f"register_gradient({node.op_type!r}, lambda g, node, dy, *_: dy)"
+        )
     if not node.domain and "Sequence" in node.op_type:
         return (
             "sequences of tensors are not differentiated: export the model with Concat, Split and "
@@ -204,13 +219,13 @@ def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | N
 
 
 def dependents(g: Graph, nodes, start: Iterable[str]) -> set[str]:
-    """The real tensors that depend on those of the start."""
+    """The real tensors that depend on those of the start, and the integers that stand for some."""
     found = set(start)
     for node in nodes:
         if found.intersection(inputs_of(node)):
             for y in node.output:
                 dtype = g.info(y).dtype
-                if y and (dtype is None or dtype in REAL):
+                if y and (dtype is None or dtype in REAL or node.op_type in QUANTIZE):
                     found.add(y)
     return found
 
