@@ -86,8 +86,8 @@ def error_axes(ax: Axes, xlabel: str, ylabel: str) -> None:
     """
     eps = np.finfo(float).eps
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(base=10, numticks=8))
+    for axis, most in ((ax.xaxis, 7), (ax.yaxis, 8)):
+        axis.set_major_locator(LogLocator(base=10, numticks=most))
         axis.set_minor_locator(LogLocator(base=10, numticks=400))
         axis.set_minor_formatter(NullFormatter())
     ax.axhline(eps, color="0.45", linestyle="-", linewidth=1.2, zorder=0)
