@@ -130,7 +130,7 @@ def test_error_axes(figure):
     assert 3 <= len(labelled) <= 10
     assert not any(t.get_text() for t in ax.get_xticklabels(minor=True))
     assert any(np.all(line.get_ydata() == np.finfo(float).eps) for line in ax.lines)
-    assert "machine epsilon" in [text.get_text() for text in ax.texts]
+    assert "machine\nepsilon" in [text.get_text() for text in ax.texts]
 
 
 def test_band_is_two_standard_deviations(figure):

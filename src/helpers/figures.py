@@ -80,18 +80,19 @@ def use_style() -> None:
 def error_axes(ax: Axes, xlabel: str, ylabel: str) -> None:
     """Make `ax` a log-log plot of errors: ticks at decades, and a line at the machine epsilon.
 
+    The line's name stands to the right of the axes, where no data are.
     Labels are thinned to the room there is; small ticks keep one a decade. An error of exactly
     zero has no place on a logarithmic axis and is not drawn.
     """
     eps = np.finfo(float).eps
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(base=10, numticks=8))
+    for axis, most in ((ax.xaxis, 7), (ax.yaxis, 8)):
+        axis.set_major_locator(LogLocator(base=10, numticks=most))
         axis.set_minor_locator(LogLocator(base=10, numticks=400))
         axis.set_minor_formatter(NullFormatter())
     ax.axhline(eps, color="0.45", linestyle="-", linewidth=1.2, zorder=0)
-    beside = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    ax.text(1, eps, "machine epsilon", color="0.35", fontsize=11, **beside)
+    beside = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center"}
+    ax.text(1.01, eps, "machine\nepsilon", color="0.35", fontsize=11, linespacing=1, **beside)
 
 
 def band(ax: Axes, x, mean, sd, color: str = COLORS["blue"], label: str | None = None) -> None:
@@ -127,9 +128,10 @@ def bars(ax: Axes, names: Sequence[str], ratios: Sequence[tuple[float, float, fl
     y = np.arange(len(names))
     whiskers = {"ecolor": COLORS["black"], "capsize": 5, "elinewidth": 1.6}
     ax.barh(y, median, xerr=(median - low, high - median), color=COLORS["sky"], error_kw=whiskers)
-    beside = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
+    beside = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "zorder": 4}
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # above the line at 1
     for row in y:
-        ax.annotate(f"{median[row]:.3g}", (high[row], row), **beside)
+        ax.annotate(f"{median[row]:.3g}", (high[row], row), bbox=paper, **beside)
     ax.set_yticks(y, names)
     ax.invert_yaxis()
     ax.margins(x=0.12)

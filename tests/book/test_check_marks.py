@@ -31,7 +31,11 @@ def test_the_lines_of_a_chapter_say_what_their_metadata_say(name):
 
 
 def test_summary():
-    assert summary([("autodiff", 1e-9)]) == "autodiff, ≤ 1e-9"
+    # The hyphen is one that does not break: on a phone 1e- stood on one line and 1 on the next.
+    assert summary([("autodiff", 1e-9)]) == "autodiff, ≤ 1e\N{NON-BREAKING HYPHEN}9"
     # The loosest bound of two, and how often.
     checks = [("autodiff", 1e-12), ("SciPy", 1e-10), ("autodiff", 1e-9)]
-    assert summary(checks) == "autodiff, ≤ 1e-9 (2 checks); SciPy, ≤ 1e-10"
+    assert (
+        summary(checks)
+        == "autodiff, ≤ 1e\N{NON-BREAKING HYPHEN}9 (2 checks); SciPy, ≤ 1e\N{NON-BREAKING HYPHEN}10"
+    )

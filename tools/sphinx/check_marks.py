@@ -29,7 +29,7 @@ def summary(checks: list[tuple[str, float]]) -> str:
         bounds[against].append(bound)
     parts = []
     for against, of in bounds.items():
-        power = f"{max(of):.0e}".replace("e-0", "e-")
+        power = f"{max(of):.0e}".replace("e-0", "e-").replace("-", "\N{NON-BREAKING HYPHEN}")
         parts.append(f"{against}, ≤ {power}" + (f" ({len(of)} checks)" if len(of) > 1 else ""))
     return "; ".join(parts)
 
