@@ -49,7 +49,7 @@ from helpers.timing import machine, write_record
 
 HERE = Path(__file__).parent
 RECORD = HERE / "results" / "kalman_peers.json"
-OURS = "ours"
+OURS, UNIT = "ours", "statsmodels, value"
 LARGEST_ERROR = 1e-9
 TURN = 5e-3  # seconds that calls in a row take at least
 TURNS = 7, 31  # a median and quartiles need no more, and the record stays small
@@ -210,14 +210,19 @@ def truth(y: np.ndarray, model: StateSpace) -> tuple[dict, float]:
     return {"value": value} | {f"bar {x}": G for x, G in gradients.asdict().items()}, worst
 
 
+def job_of(y, model, requested, expected: dict, options) -> dict:
+    """What tells a contender to build and compile its gradient."""
+    problem = options.cache / "problem.npz"
+    np.savez(problem, y=y, **model.asdict(), **expected)
+    return {"what": "load", "problem": str(problem), "requested": list(requested)}
+
+
 def contest(field: Field, y, model, requested, label: str, only=None) -> dict:
     """Errors and times of a field on one problem; raises if one of the project's own is wrong."""
     expected, checked = truth(y, model)
-    problem = field.options.cache / "problem.npz"
-    np.savez(problem, y=y, **model.asdict(), **expected)
     field.left_out.clear()
     chosen = [name for name in field.processes if only is None or name in only]
-    job = {"what": "load", "problem": str(problem), "requested": list(requested)}
+    job = job_of(y, model, requested, expected, field.options)
     loaded = field.all(dict.fromkeys(chosen, job))
     errors = {name: float(f"{answer['error']:.1e}") for name, answer in loaded.items()}
     for name in OWN:
@@ -338,14 +343,24 @@ WHOLE = {
 
 
 def measure_whole(options) -> dict:
-    """Log-density and gradient of whole PyMC models: two filters, two backends."""
-    labels = list(models.real_problems())
+    """Log-density and gradient of whole PyMC models: two filters, two backends.
+
+    Beside them the unit of the other tables, statsmodels' likelihood alone, of a model of the same
+    sizes.
+    """
+    problems = models.real_problems()
+    labels = list(problems)
     kinds = [name for name in WHOLE if not options.quick or name == "closed form"]
     found = {}
     if missing("Standard"):
         return {}
     for label in labels[:1] if options.quick else labels:
-        with Field([f"model: {name}" for name in kinds], options) as field:
+        with Field([*(f"model: {name}" for name in kinds), UNIT], options) as field:
+            units = {}
+            if UNIT in field.processes:
+                y, model, requested = problems[label]
+                job = job_of(y, model, requested, truth(y, model)[0], options)
+                units = field.all({UNIT: job})
             jobs = {
                 f"model: {name}": {
                     "what": "model", "label": label, "filter_type": WHOLE[name][0],
@@ -358,7 +373,7 @@ def measure_whole(options) -> dict:
                 continue
             first = next(iter(loaded.values()))
             slopes = np.array(first["slopes"])
-            entry = field.measure(list(loaded)) | {
+            entry = field.measure([*loaded, *units]) | {
                 "build and compile": {x: round(a["seconds"], 1) for x, a in loaded.items()},
                 "differences": {
                     name: {
