@@ -488,8 +488,6 @@ def here(options) -> dict:
         "peers": peers,
         "vectors": vector_width(),
         "last cache": last_cache(),
-        "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
-        "busy before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -500,7 +498,11 @@ def write(path: Path, part: str, found: dict, where: dict) -> None:
     if record.get("format") != 2 or old["processor"] != where["processor"]:
         record = {}
     record["format"] = 2
-    record[part] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "found": found}
+    record[part] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
+        "found": found,
+    }
     record["machine"] = where
     record["contenders"] = {name: what.why for name, what in CONTENDERS.items() if what.why}
     write_record(record, path)
