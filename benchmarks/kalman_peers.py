@@ -510,8 +510,9 @@ def write(path: Path, part: str, found: dict, where: dict) -> None:
 
 def main(options) -> None:
     where = here(options)
-    if where["busy before"] and where["busy before"] > 0.5:
-        say(options, f"the machine is busy (load {where['busy before']:.1f}): no record of it")
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > 0.5:
+        say(options, f"the machine is busy (load {busy:.1f}): its times are no record")
     # The parts' flush: every process maps the same file, so it is in memory once.
     options.flush = options.cache / "flush"
     np.ones(max(64 << 20, last_cache() * 5 // 4) // 8).tofile(options.flush)
