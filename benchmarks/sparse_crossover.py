@@ -5,20 +5,20 @@ random sites and with blobs, from nearly nothing to nearly everything active. Wh
 also searches its output sites each time; whatever is dense is given its dense image. Two contenders
 are in between: JAX's dense convolution on the bounding box of the active outputs, and on the tiles
 of outputs that hold an active one. Every contender returns the output and the gradients to its
-input, W and b, and all four are compared with float64; the package's also those of the ground
-state. spconv is a CUDA library; what is timed is its fallback for the CPU.
+input, W and b, and all four are compared with float64; the package's compute the ground state and
+its gradient besides. spconv is a CUDA library; what is timed is its fallback for the CPU.
 
 The record holds, for each setting and contender, the quartiles of the seconds, the ratio of medians
 to the package's best with the extremes of the rounds, as (median, low, high), and the quartiles of
 the rounds' ratios. For the package's best it also holds the quartiles of its stages timed apart:
-the search, all gathers and scatters without a product, and all products without a gather.
+the search, all gathers and scatters without a product, all products without a gather, and what the
+ground state adds.
 
     python benchmarks/sparse_crossover.py [--seconds 6] [--only 512] [--threads 2] [--record FILE]
 
-It takes about ten minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
+It takes about five minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
 and spconv are optional: what is missing is named, and left out. With two threads the frameworks and
-BLAS have two; the package's loops have one in any case. ``results/sparse_stages.json`` is the
-record of a second machine, made by ``--seconds 5`` while other work ran there.
+BLAS have two; the package's loops have one in any case. With one, the process is kept to one core.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def in_tensorflow(threads):
 
 
 def in_jax(threads):
-    if threads == 1:  # otherwise it takes all there are
+    if threads == 1:  # not enough, see keep_to_one_core; otherwise it takes all there are
         flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
         os.environ["XLA_FLAGS"] = flags
     import jax
@@ -377,6 +377,15 @@ def use_the_processor() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
+def keep_to_one_core() -> None:
+    """Give the process one core (Linux; elsewhere nothing happens).
+
+    JAX starts a thread for each core that it may use, whatever its flags say.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
 def keep_memory() -> None:
     """Let malloc keep what it once got (glibc; elsewhere nothing happens).
 
@@ -556,6 +565,8 @@ def measured(a: dict, label: str, seconds: float, functions: dict, makers: dict)
 def main(seconds: float, only: list[int] | None, threads: int, path: Path) -> None:
     start = perf_counter()
     threadpool_limits(threads)
+    if threads == 1:
+        keep_to_one_core()  # before the frameworks start their threads
     keep_memory()
 
     def say(what: str) -> None:
