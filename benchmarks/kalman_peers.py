@@ -15,7 +15,7 @@ Parts: ``compile`` (seconds to the first gradient, with empty caches and with fu
 (dense models of seven sizes, each also with a gap), ``real`` (models that people fit), ``whole``
 (log-density and gradient of whole PyMC models), ``scaling``, ``limits`` (of the machine) and
 ``memory``. Parts that are not named keep their place in the record, unless another processor made
-it.
+it. ``results/kalman_peers_second.json`` is of another machine, made by ``--only limits real``.
 
 Compilations run two at a time, measurements one at a time. ``--cache`` names a folder in which the
 compiled functions are kept for the next run; without it every run compiles all anew. ``--python
@@ -463,6 +463,17 @@ PARTS = {
 # --- the record -----------------------------------------------------------------------------------
 
 
+def generation() -> str:
+    """Family and model of the processor, where the system tells: one name may stand for several."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return "unknown"
+    told = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
+    found = [f"{key}{told[key]}" for key in ("cpu family", "model") if key in told]
+    return ", ".join(found) or "unknown"
+
+
 def vector_width() -> str:
     """What the processor says of its vectors."""
     try:
@@ -485,6 +496,7 @@ def here(options) -> dict:
     for name, python in options.python.items():
         peers[f"{name} in an environment of its own"] = Path(python).name
     return machine() | {
+        "generation": generation(),
         "peers": peers,
         "vectors": vector_width(),
         "last cache": last_cache(),
@@ -495,7 +507,8 @@ def write(path: Path, part: str, found: dict, where: dict) -> None:
     """Put a part into the record; the others stay as they are, if they are of this machine."""
     record = json.loads(path.read_text("utf-8")) if path.exists() else {}
     old = record.get("machine", where)
-    if record.get("format") != 2 or old["processor"] != where["processor"]:
+    same = all(old.get(x, where[x]) == where[x] for x in ("processor", "generation"))
+    if record.get("format") != 2 or not same:
         record = {}
     record["format"] = 2
     record[part] = {
