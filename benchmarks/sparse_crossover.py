@@ -38,6 +38,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.lib.stride_tricks import sliding_window_view
+from one_core import keep_to_one_core
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from helpers.checks import relative_error
@@ -375,15 +376,6 @@ def use_the_processor() -> None:
         for name in ties:
             del os.environ[name]
         os.execv(sys.executable, [sys.executable, *sys.argv])
-
-
-def keep_to_one_core() -> None:
-    """Give the process one core (Linux; elsewhere nothing happens).
-
-    JAX starts a thread for each core that it may use, whatever its flags say.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def keep_memory() -> None:

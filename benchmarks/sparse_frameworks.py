@@ -26,6 +26,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from one_core import keep_to_one_core
 from pytensor.compile.mode import Mode
 from sparse_crossover import keep_memory, random_sites
 from threadpoolctl import threadpool_limits
@@ -478,6 +479,7 @@ def contenders(setting: str, built: dict) -> dict[str, Callable]:
 
 def main(seconds: float, path: Path | None) -> None:
     threadpool_limits(1)
+    keep_to_one_core()  # before the frameworks start their threads
     keep_memory()
     built, faces = {}, {}
     for name, (make_face, make_q) in FACES.items():

@@ -27,6 +27,7 @@ from statistics import quantiles
 from types import SimpleNamespace
 
 import numpy as np
+from one_core import keep_to_one_core
 from sparse_crossover import keep_memory, short, use_the_processor
 from threadpoolctl import threadpool_limits
 
@@ -215,6 +216,7 @@ def timed(page, engines: dict, images: int, seconds: float) -> dict:
 
 def main(seeds: int, seconds: float, path: Path | None) -> None:
     threadpool_limits(1)
+    keep_to_one_core()  # before the frameworks start their threads
     keep_memory()
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = flags

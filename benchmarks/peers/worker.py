@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from one_core import keep_to_one_core
 
 
 class Worker:
@@ -78,6 +79,7 @@ class Worker:
 
     def row(self, seconds: float) -> dict:
         """Seconds a call takes, called again and again for so many seconds, at least once."""
+        keep_to_one_core()
         begin = perf_counter()
         self.call()
         times = max(1, int(seconds / (perf_counter() - begin)))
@@ -91,6 +93,7 @@ class Worker:
 
     def cold(self, flush: str) -> dict:
         """Seconds of one call after more bytes were read than the caches hold."""
+        keep_to_one_core()
         np.memmap(flush, dtype=np.float64, mode="r").sum()
         gc.disable()
         begin = perf_counter()
