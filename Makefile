@@ -18,6 +18,7 @@ help:
 	@echo "make book        build the book, strictly, into _build/html"
 	@echo "make test        run the unit tests, the book's checks of itself and every notebook"
 	@echo "make unit        the same without the notebooks, to have an answer in minutes"
+	@echo "make kernels     compile the Kalman passes, as the two above do first"
 	@echo "make web         test the built book in a browser (needs playwright and Chromium or Chrome)"
 	@echo "make pdf         print the built book as one PDF (needs playwright, pypdf and Chromium or Chrome)"
 	@echo "make notebooks   run the notebooks from their .md text, and write the pairs and the equation index"

@@ -31,6 +31,7 @@ from time import perf_counter
 
 import kalman_nuts
 import numpy as np
+from one_core import ONE_THREAD
 from threadpoolctl import threadpool_limits
 
 from helpers.datasets import co2
@@ -121,7 +122,7 @@ def sample(start: str, seeds, tune: int, draws: int) -> dict:
 
 def in_own_process(job: dict) -> dict:
     """The result of `sample` in a new process, on one BLAS thread."""
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | ONE_THREAD
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [sys.executable, __file__, "--job", json.dumps(job), "--record", str(out)]

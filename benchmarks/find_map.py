@@ -10,9 +10,8 @@ is compiled and each Op is run by Python.
 Each contender has a process to itself, on one thread, first with empty caches of PyTensor, Numba
 and JAX, then with what the first process left there. The kernels of the closed form are compiled
 beforehand: that is done once on a machine, and `helpers.kalman.warmup` says how long it takes. Who
-is not done in ten minutes (``--patience``, in seconds) is recorded as such. It takes up to an hour,
-and writes
-``results/find_map.json``.
+is not done in ten minutes (``--patience``, in seconds) is recorded as such. It takes up to an hour
+and writes ``results/find_map.json``.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ import warnings
 from itertools import product
 from pathlib import Path
 from time import perf_counter
+
+from one_core import ONE_THREAD
 
 from helpers.timing import machine, write_record
 
@@ -70,7 +71,6 @@ def run(job: str, filter_type: str, mode: str) -> dict:
 
 def measure(job: str, filter_type: str, mode: str, patience: float) -> dict:
     """The answers of a process with empty caches and of one after it."""
-    one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryDirectory() as folder:
         caches = {
             "PYTENSOR_FLAGS": f"base_compiledir={folder}",
@@ -81,7 +81,7 @@ def measure(job: str, filter_type: str, mode: str, patience: float) -> dict:
             command = [sys.executable, __file__, "--job", job, filter_type, mode]
             try:
                 done = subprocess.run(
-                    command, env=os.environ | one | caches, capture_output=True, text=True,
+                    command, env=os.environ | ONE_THREAD | caches, capture_output=True, text=True,
                     timeout=patience,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -114,7 +114,7 @@ def main() -> None:
             f"{w} {a['seconds']:.1f} s" for w, a in answers.items()
         )
         print(f"{job:12s} {name:22s} {said}", flush=True)
-    record = {"machine": machine(), "season": SEASON, "n": N, "parameters": 30, "found": found}
+    record = {"machine": machine(), "season": SEASON, "n": N, "found": found}
     write_record(record, options.record)
 
 

@@ -38,6 +38,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from one_core import ONE_THREAD
 from peers import limits, models, ours
 from peers.contenders import CONTENDERS, OWN, missing
 from threadpoolctl import threadpool_limits
@@ -77,12 +78,11 @@ class Process:
         cache.mkdir(parents=True, exist_ok=True)
         path = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={cache}", "blas__ldflags="]
-        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         python = options.python.get(name, sys.executable)
         self.name = name
         self.process = subprocess.Popen(
             [python, "-m", "peers.worker", "JAX" if name.startswith("JAX 0") else name],
-            env=os.environ | one | {
+            env=os.environ | ONE_THREAD | {
                 "PYTHONPATH": os.pathsep.join(filter(None, path)),
                 "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
                 "NUMBA_CACHE_DIR": str(cache / "numba"),
@@ -359,7 +359,7 @@ def measure_whole(options) -> dict:
             units = {}
             if UNIT in field.processes:
                 y, model, requested = problems[label]
-                job = job_of(y, model, requested, truth(y, model)[0], options)
+                job = job_of(y, model, requested, {"value": loglike(y, model)}, options)
                 units = field.all({UNIT: job})
             jobs = {
                 f"model: {name}": {
@@ -463,23 +463,29 @@ PARTS = {
 # --- the record -----------------------------------------------------------------------------------
 
 
-def generation() -> str:
-    """Family and model of the processor, where the system tells: one name may stand for several."""
+def cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return "unknown"
-    told = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
-    found = [f"{key}{told[key]}" for key in ("cpu family", "model") if key in told]
+        return {}
+    told = (line.split(":", 1) for line in lines if ":" in line)
+    return {key.strip(): value.strip() for key, value in told}
+
+
+def generation() -> str:
+    """Family and model of the processor, where the system tells: one name may stand for several."""
+    told = cpuinfo()
+    found = [f"{key} {told[key]}" for key in ("cpu family", "model") if key in told]
     return ", ".join(found) or "unknown"
 
 
 def vector_width() -> str:
     """What the processor says of its vectors."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
-    except (OSError, IndexError):
+    told = cpuinfo()
+    if "flags" not in told:
         return "unknown"
+    flags = told["flags"].split()
     known = {"avx512f": "AVX-512, 512 bit", "avx2": "AVX2, 256 bit", "asimd": "NEON, 128 bit"}
     return next((width for flag, width in known.items() if flag in flags), "128 bit")
 

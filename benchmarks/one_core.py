@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# What tells the libraries of a process to come the same; JAX does not ask.
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
 
 def keep_to_one_core() -> None:
     """Move all threads of the process to one core, and those to come (Linux; elsewhere nothing)."""

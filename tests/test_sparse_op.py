@@ -344,12 +344,16 @@ def test_a_network_to_its_second_derivative():
             assert abs((gradient * v).sum() - difference) < 1e-10 * size
 
 
-def test_a_network_is_the_dense_network():
-    """The chapter on sparse digits compares one in Numba's mode, with its gradients."""
-    function = network_function(PY, second=False)
-    x, weights = network_arrays()
-    flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
-    found = function(x.values, x.ground_state, *weights, *flat)
+def test_a_network_in_numba_is_the_dense_network():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function = network_function("NUMBA", second=False)
+        x, weights = network_arrays()
+        flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
+        found = function(x.values, x.ground_state, *weights, *flat)
+    reference = network_function(PY, second=False)(x.values, x.ground_state, *weights, *flat)
+    for value, expected in zip(found, reference, strict=True):
+        assert relative_error(value, expected) < 1e-13
     W1, b1, W2, b2 = weights
     loss = 0
     for dense in x.to_dense():
