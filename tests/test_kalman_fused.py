@@ -3,6 +3,7 @@
 What its text computes is tested without a compiler in test_kalman_twin.py; here: machine code.
 """
 
+import ast
 import resource
 import shutil
 import subprocess
@@ -416,3 +417,35 @@ def test_machine_code_of_helpers(size):
     tiles.axpy(twin, A.at, 0.5, B.at, A.at, size)
     assert found == pytest.approx(tiles.dot(twin, B.at, A.at, size))
     assert np.abs(w - twin.data).max() < 1e-13
+
+
+def freed_too_early(text: str) -> list[str]:
+    """A function's own arrays that it names for the last time where it takes their address."""
+    found = []
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        last, addresses, own = {}, set(), set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name):
+                place = node.lineno, node.col_offset
+                last[node.id] = max(last.get(node.id, place), place)
+                if isinstance(node.ctx, ast.Store):
+                    own.add(node.id)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".ctypes.data"):
+                addresses.add((node.lineno, node.col_offset))
+        found += [f"{function.name}: {name}" for name in sorted(own) if last[name] in addresses]
+    return found
+
+
+def test_no_array_is_freed_while_its_address_is_in_use():
+    """Compiled code frees an array of its own after the last line that names it.
+
+    Then what was done at its address is done in memory that belongs to others.
+    """
+    early = "def f():\n    x = np.empty(3)\n    where = x.ctypes.data\n    work(where)\n"
+    assert freed_too_early(early) == ["f: x"]
+    assert freed_too_early(early + "    x[0] = 0.0\n") == []
+    folder = Path(fused.__file__).parent
+    for path in folder.glob("*.py"):
+        assert freed_too_early(path.read_text()) == [], path.name

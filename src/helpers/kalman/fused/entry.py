@@ -130,11 +130,12 @@ call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
 LARGEST = 4
 SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
-# Passes that are compiled when they are first needed, by their addresses, 0 before: by m and p
-# those in registers, at (0, 0) the one with its first steps in roots.
-_LATER = "helpers_kalman_later_passes"
+# Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers, at
+# (0, 0) the one with its first steps in roots, at (0, 1) the whole one.
+_KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)
-llvmlite.binding.add_symbol(_LATER, _addresses.ctypes.data)
+_addresses[0, 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
+llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
 
 
 def compile_later(m, p):
@@ -162,8 +163,8 @@ def _kept_address(typing, m, p):
 
     def generate(context, builder, signature, args):
         row = ir.ArrayType(ir.IntType(64), LARGEST + 1)
-        table = builder.module.globals.get(_LATER) or ir.GlobalVariable(
-            builder.module, ir.ArrayType(row, LARGEST + 1), _LATER
+        table = builder.module.globals.get(_KEPT) or ir.GlobalVariable(
+            builder.module, ir.ArrayType(row, LARGEST + 1), _KEPT
         )
         return builder.load(builder.gep(table, [ir.IntType(64)(0), *args]))
 
@@ -175,6 +176,12 @@ def address_of(m, p):
     """The entry of `_addresses`, compiled if it was not before; 0 if that failed."""
     address = _kept_address(m, p)
     return address if address != 0 else _call_compile_later(m, p)
+
+
+@jitable
+def address_of_pass():
+    """That of `_pass`."""
+    return _kept_address(0, 1)
 
 
 @intrinsic
@@ -204,33 +211,31 @@ def small_pass_for(sizes, l_bar):
 
 
 @jitable
-def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments, () in registers."""
-    x, o = model, out
-    numbers = sizes.ctypes.data, report.ctypes.data, np.float64(tol)
-    steps = l.ctypes.data, l_bar.ctypes.data, y.ctypes.data, y_bar.ctypes.data
-    given = (
-        x.a0.ctypes.data, x.P0.ctypes.data, x.c.ctypes.data, x.d.ctypes.data, x.T.ctypes.data,
-        x.Z.ctypes.data, x.H.ctypes.data, x.W.ctypes.data,
+def addresses(arrays):
+    """Those of the model's arrays, or its gradient's."""
+    return (
+        arrays.a0.ctypes.data, arrays.P0.ctypes.data, arrays.c.ctypes.data, arrays.d.ctypes.data,
+        arrays.T.ctypes.data, arrays.Z.ctypes.data, arrays.H.ctypes.data, arrays.W.ctypes.data,
     )  # fmt: skip
-    gradient = (
-        o.a0.ctypes.data, o.P0.ctypes.data, o.c.ctypes.data, o.d.ctypes.data, o.T.ctypes.data,
-        o.Z.ctypes.data, o.H.ctypes.data, o.W.ctypes.data,
-    )  # fmt: skip
-    return call_at(address, room + numbers + steps + given + gradient)
 
 
 @jitable
-def run(function, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """Call `_pass` or its like on arrays; ``room`` is its w, header, entries and indices."""
-    w, header, entries, indices = room
-    return function(
-        w, header.ctypes, entries.ctypes, indices.ctypes, sizes.ctypes, report.ctypes, tol,
-        l.ctypes, l_bar.ctypes, y.ctypes, y_bar.ctypes, model.a0.ctypes, model.P0.ctypes,
-        model.c.ctypes, model.d.ctypes, model.T.ctypes, model.Z.ctypes, model.H.ctypes,
-        model.W.ctypes, out.a0.ctypes, out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes,
-        out.Z.ctypes, out.H.ctypes, out.W.ctypes,
-    )  # fmt: skip
+def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
+    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments, () in registers."""
+    numbers = sizes.ctypes.data, report.ctypes.data, np.float64(tol)
+    steps = l.ctypes.data, l_bar.ctypes.data, y.ctypes.data, y_bar.ctypes.data
+    return call_at(address, room + numbers + steps + addresses(model) + addresses(out))
+
+
+@jitable
+def run(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
+    """`run_at` for `_pass` and its like; ``room`` is its w, header, entries and indices.
+
+    It takes the arrays: compiled code frees an array of its own after the last line that names it,
+    though its address may be in use.
+    """
+    where = room[0], room[1].ctypes.data, room[2].ctypes.data, room[3].ctypes.data
+    return run_at(address, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
 
 
 NOT_COMPILED = "the pass for a vague P0 was not compiled; why not, a message above says"
@@ -324,13 +329,13 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
     room = w, header, entries, indices
     if small == 0:
-        how = run(call_pass, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        whole = address_of_pass()
+        how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, 0)
         if from_roots == 0:
             raise RuntimeError(NOT_COMPILED)
-        where = w, header.ctypes.data, entries.ctypes.data, indices.ctypes.data
-        how = run_at(from_roots, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = run(from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     memory[0] = 0.0  # the address w was good until here
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)

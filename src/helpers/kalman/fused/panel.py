@@ -14,8 +14,8 @@ from helpers.kalman.fused.entry import (
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
+    address_of_pass,
     call,
-    call_pass,
     check,
     compiled_once,
     contiguous,
@@ -136,8 +136,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
          int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
     )  # fmt: skip
     how = run(
-        call_pass, (w, header, entries, room), num, report, tol, l, ones, nothing, unused, model,
-        covariances,
+        address_of_pass(), (w, header, entries, room), num, report, tol, l, ones, nothing, unused,
+        model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))
     for j in range(J):

@@ -14,8 +14,8 @@ from helpers.kalman.fused.entry import (
     GRADIENT,
     PASS,
     VALUE,
+    address_of_pass,
     bundle,
-    call_pass,
     kept_on_disk,
     run,
     run_at,
@@ -122,7 +122,8 @@ def start_in_roots(
         else:
             lay_out(Sizes(n - k, p, m), saved, header)
             room = w, header, entries, indices
-            how = run(call_pass, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
+            whole = address_of_pass()
+            how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
 
