@@ -160,6 +160,16 @@ FAULTS = {
         "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, max(gain - 1, 0) * p)\n        kept",
     ),
     "weights taken for equal": ("one_pass.py", "if x[t] != x[0]:", "if False:"),
+    "no entry listed for a row of zeros": (
+        "inputs.py",
+        "if count == found.start[i]:",
+        "if False:",
+    ),
+    "lopsided N left alone": (
+        "backward.py",
+        "    if lower:\n        symmetrize(w, N_before, m)\n",
+        "",
+    ),
     "N of the later steps forgotten": (
         "backward.py",
         "if end < sizes(w).n:",

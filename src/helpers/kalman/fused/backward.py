@@ -227,19 +227,24 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     if wanted.T and t < n - 1:
         product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
+    # N_before = T' N T by B = N T, then KN = -Kf' T' N and M = -Kf' T' N T
     rows, columns = T_entries.start, T_entries.index
-    # B = N T, KN = -Kf' T' N, M = -Kf' T' N T
+    lower = made_symmetric(t, m)
     if sparse:
         sparse_product(w, N_before, s.T_t, rows, columns, N, s.zero, m, m, False)
         transpose(w, s.B, N_before, m, m)
-        product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
-        product(w, s.M, 1.0, s.KN, s.T, s.zero, p, m, m)
+        if wanted.Z:
+            product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
+        sparse_product(w, N_before, s.T_t, rows, columns, s.B, s.zero, m, m, lower)
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
-        product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-        product(w, s.M, -1.0, s.K, s.B, s.zero, p, m, m)
         if wanted.Z:
+            product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
             product(w, s.KN, -1.0, s.K, N, s.zero, p, m, m)
+        product(w, N_before, 1.0, transposed(s.T), s.B, s.zero, m, m, m, lower)
+    if lower:
+        symmetrize(w, N_before, m)
+    product(w, s.M, -1.0, Kf, N_before, s.zero, p, m, m)
     if wanted.Z:
         if t < n - 1:
             product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, m)
@@ -253,20 +258,13 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     add(w, s.D_sum, 1.0, s.D, p)
     # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
     # eq-adjoint-sparse, eq-oneop-shared
-    S, lower = s.P, made_symmetric(t, m)
     if p == 1:
         axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
-        rank_two(w, S, s.Z.at, s.YZ.at, s.zero, m)
+        rank_two(w, N_before, s.Z.at, s.YZ.at, N_before, m)
     else:
         product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
         copy(w, below(s.ZY, p), s.YZ, p)
-        product(w, S, 1.0, transposed(s.ZY), s.YZ, s.zero, m, 2 * p, m, lower)
-    if sparse:
-        sparse_product(w, N_before, s.T_t, rows, columns, s.B, S, m, m, lower)
-    else:
-        product(w, N_before, 1.0, transposed(s.T), s.B, S, m, m, m, lower)
-    if lower:
-        symmetrize(w, N_before, m)
+        product(w, N_before, 1.0, transposed(s.ZY), s.YZ, N_before, m, 2 * p, m)
 
 
 @jitable

@@ -44,7 +44,10 @@ class Observed(NamedTuple):
 
 
 class NonZeros(NamedTuple):
-    """Row i of a square matrix has its non-zeros in columns ``index[start[i]:start[i + 1]]``."""
+    """Row i of a square matrix has its non-zeros in columns ``index[start[i]:start[i + 1]]``.
+
+    At least one is listed: a row of zeros has its entry on the diagonal.
+    """
 
     start: np.ndarray  # (m + 1,)
     index: np.ndarray  # (m * m,)
@@ -67,7 +70,7 @@ def look_at(y, observed):
 def find_non_zeros(A, transposed, found):
     """Fill ``found`` with the entries of A (k, m, m), or of its A', that are not zero at any time.
 
-    Returns their number.
+    Returns how many are listed.
     """
     k, m, _ = A.shape
     count = 0
@@ -79,6 +82,9 @@ def find_non_zeros(A, transposed, found):
                     found.index[count] = j
                     count += 1
                     break
+        if count == found.start[i]:
+            found.index[count] = i
+            count += 1
         found.start[i + 1] = count
     return count
 
