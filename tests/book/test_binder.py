@@ -1,9 +1,12 @@
 """What Binder installs is pinned as everywhere, and is what the chapters import."""
 
 import ast
+import re
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from tools import binder, book
@@ -19,6 +22,18 @@ def test_pins():
     assert (book.ROOT / ".binder/runtime.txt").read_text() == (
         book.ROOT / "runtime.txt"
     ).read_text()
+
+
+def test_repo2docker_finds_both_files_and_nothing_that_goes_before_them():
+    # It reads one folder, `binder` or `.binder` and not both, in it a Dockerfile, environment.yml
+    # or Pipfile before requirements.txt. Of Python it takes a major and a minor version, no patch.
+    folder = book.ROOT / ".binder"
+    assert not (book.ROOT / "binder").exists()
+    assert {path.name for path in folder.iterdir()} == {"requirements.txt", "runtime.txt"}
+    runtime = (folder / "runtime.txt").read_text(encoding="utf-8")
+    assert re.fullmatch(r"python-3\.\d+\n?", runtime)
+    project = tomllib.loads((book.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert runtime.strip().removeprefix("python-") in SpecifierSet(project["requires-python"])
 
 
 def test_the_chapters_find_what_they_import():
