@@ -11,8 +11,13 @@ ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_
 
 def keep_to_one_core() -> None:
     """Move all threads of the process to one core, and those to come (Linux; elsewhere nothing)."""
+    keep_to(1)
+
+
+def keep_to(count: int) -> None:
+    """The same for so many of what the system calls processors."""
     tasks = Path("/proc/self/task")
     if hasattr(os, "sched_setaffinity") and tasks.exists():
-        core = {max(os.sched_getaffinity(0))}
+        chosen = sorted(os.sched_getaffinity(0))[-count:]
         for task in tasks.iterdir():
-            os.sched_setaffinity(int(task.name), core)
+            os.sched_setaffinity(int(task.name), chosen)

@@ -1,8 +1,9 @@
 """One gradient in three engines: ours in onnxruntime, PyTensor's, and onnxruntime-training's.
 
 The loss of a small network on scikit-learn's digits and its gradients with respect to the weights,
-at batches of 1 to 4096 rows, all in float32 and on one thread.  onnxruntime-training takes the name
-of onnxruntime, so it runs in an environment of its own, whose interpreter the command line names:
+at batches of 1 to 4096 rows, all in float32, on one thread and one core.  onnxruntime-training
+takes the name of onnxruntime, so it runs in an environment of its own, whose interpreter the
+command line names:
 
     python benchmarks/onnx_engines.py --ort-training PYTHON [--rounds 200] [--record FILE]
 
@@ -34,6 +35,7 @@ from time import perf_counter
 import numpy as np
 import onnx
 import onnxruntime
+from one_core import keep_to_one_core
 
 RECORD = Path(__file__).parent / "results" / "onnx_engines.json"
 BATCHES = (1, 8, 64, 256, 1024, 1797, 4096)  # above 1797 the digits are repeated
@@ -106,6 +108,7 @@ def seconds_per_call(function: Callable[[], object], calls: int) -> float:
 
 def serve() -> None:
     """Answer requests, a line of JSON each, until there are no more."""
+    keep_to_one_core()
     functions, arrays = {}, {}
     for line in sys.stdin:
         request = json.loads(line)
@@ -350,6 +353,7 @@ def main(python: str | None, rounds: int, path: Path | None) -> None:
 
     from helpers.timing import Timings, machine, write_record
 
+    keep_to_one_core()
     found = {}
     with tempfile.TemporaryDirectory() as folder, threadpool_limits(1):
         record = {"machine": machine(), "onnxruntime-training": None}

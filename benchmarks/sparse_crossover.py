@@ -1,44 +1,60 @@
 """When does sparse pay?  One layer, forward and backward, against dense frameworks and spconv.
 
-f = 3, 8 -> 16 channels (two settings 64 -> 64), float32, on 128 x 128 and 512 x 512 grids with
-random sites and with blobs, from nearly nothing to nearly everything active. Whatever is sparse
-also searches its output sites each time; whatever is dense is given its dense image. Two contenders
-are in between: JAX's dense convolution on the bounding box of the active outputs, and on the tiles
-of outputs that hold an active one. Every contender returns the output and the gradients to its
-input, W and b, and all four are compared with float64; the package's compute the ground state and
-its gradient besides. spconv is a CUDA library; what is timed is its fallback for the CPU.
+f = 3, 8 -> 16 channels (some settings 64 -> 64), float32, on 128 x 128 and 512 x 512 grids with
+random sites and with blobs, from nearly nothing to nearly everything active; in some settings also
+a submanifold layer, whose outputs are at the sites of its inputs. Whatever is sparse also searches
+its output sites each time; whatever is dense is given its dense image, for a submanifold layer with
+a frame of ground state around it, and need not mask its output. Two contenders are in between:
+JAX's dense convolution on the bounding box of the active outputs, and on the tiles of outputs that
+hold an active one. Every contender returns the output and the gradients to its input, W and b, and
+all four are compared with float64; the package's compute the ground state and its gradient besides.
+spconv is a CUDA library; what is timed is its fallback for the CPU.
 
-The record holds, for each setting and contender, the quartiles of the seconds, the ratio of medians
-to the package's best with the extremes of the rounds, as (median, low, high), and the quartiles of
-the rounds' ratios. For the package's best it also holds the quartiles of its stages timed apart:
-the search, all gathers and scatters without a product, all products without a gather, and what the
-ground state adds.
+Contenders take turns. In its turn each is called once after the others have used the caches, and
+then again and again for a few milliseconds; a call that lasts as long is not repeated. A turn
+begins when the threads that the last contender left waiting have gone to sleep. All this is done
+by one process that is kept to one core, with one thread for everybody, and again by another one
+that has two of what the system calls processors, and two threads for the frameworks and for BLAS;
+the package's loops have one in any case. Two such processors may be one core: the record says how
+much more work than one they do at the same time.
+
+The record holds, for each setting and contender, the quartiles of the seconds of a call in a row,
+those of the first calls of the turns, the ratio of medians to the package's best with the extremes
+of the rounds, as (median, low, high), the quartiles of the rounds' ratios, and how many processors
+were busy. For the package's best it also holds the quartiles of its stages timed apart: the search,
+all gathers and scatters without a product, all products without a gather, and what the ground state
+adds. The run with two threads is the field "two threads".
 
     python benchmarks/sparse_crossover.py [--seconds 6] [--only 512] [--threads 2] [--record FILE]
 
-It takes about five minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
-and spconv are optional: what is missing is named, and left out. With two threads the frameworks and
-BLAS have two; the package's loops have one in any case. With one, the process is kept to one core.
+It takes about twelve minutes and writes ``results/sparse_crossover.json``. TensorFlow, PyTorch, JAX
+and spconv are optional: what is missing is named, and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
+import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from itertools import repeat
 from pathlib import Path
 from statistics import quantiles
-from time import perf_counter
+from time import perf_counter, process_time, sleep
 
 import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.lib.stride_tricks import sliding_window_view
-from one_core import keep_to_one_core
+from one_core import ONE_THREAD, keep_to
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from helpers.checks import relative_error
@@ -47,10 +63,13 @@ from helpers.sparse_conv import (
     graph,
     kernels,
     rulebook,
+    sparse_conv,
     sparse_conv_2d,
     sparse_conv_2d_grad,
+    sparse_conv_grad,
+    submanifold_rulebook,
 )
-from helpers.timing import Timings, compare, machine, write_record
+from helpers.timing import Timings, machine, progress, write_record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from sparse_loops import loop_build_q, loop_grad_q  # noqa: E402
@@ -63,10 +82,15 @@ RANDOM = (0.001, 0.005, 0.012, 0.0315, 0.05, 0.1, 0.25)
 BLOBS = (0.01, 0.05, 0.1, 0.25, 0.4, 0.6, 0.9)
 WIDE = (64, 64)  # channels of the wide settings, of these shares of active inputs and outputs:
 WIDE_SETTINGS = ((128, "random", 0.0315), (128, "blobs", 0.25))
+SUBMANIFOLD = ((128, "random", 0.05), (128, "blobs", 0.05), (128, "blobs", 0.25))
+SUBMANIFOLD += ((512, "random", 0.05), (512, "blobs", 0.05), (512, "blobs", 0.25))
+SUBMANIFOLD_WIDE = ((128, "random", 0.0315), (128, "blobs", 0.25))
 LOOPS = 1000  # sites, above which the loops are not run: they take seconds
 DENSE = ("TensorFlow", "PyTorch", "JAX")
 TILE = 32  # outputs along the side of a dense tile
 OURS = "without Q"
+ROW = 5e-3  # seconds that the calls in a row last at least
+ROUNDS = 5, 500  # at least and at most
 
 
 # --- the images -----------------------------------------------------------------------------------
@@ -88,8 +112,14 @@ def blob_sites(size: int, share: float, rng) -> np.ndarray:
     return np.argwhere(covered)
 
 
-def layer(sites: np.ndarray, size: int, rng, n_in: int = N_IN, n_out: int = N_OUT) -> dict:
-    """Everything that any contender needs; a cotangent that is zero where no output is active."""
+def layer(
+    sites: np.ndarray, size: int, rng, n_in: int = N_IN, n_out: int = N_OUT, same: bool = False
+) -> dict:
+    """Everything that any contender needs; a cotangent that is zero where no output is active.
+
+    The layer is submanifold if the sites stay the `same`. What is dense then has an image with a
+    frame of ground state, `framed`, in which the convolution is valid.
+    """
 
     def numbers(*shape):
         return rng.standard_normal(shape).astype(np.float32)
@@ -97,12 +127,17 @@ def layer(sites: np.ndarray, size: int, rng, n_in: int = N_IN, n_out: int = N_OU
     x = SparseValue(
         sites, numbers(len(sites), n_in), (size, size, n_in), ground_state=numbers(n_in)
     )
-    rules = rulebook(sites, x.shape, F)
+    search, frame = (submanifold_rulebook, F // 2) if same else (rulebook, 0)
+    rules = search(sites, x.shape, F)
     dY = numbers(len(rules.sites), n_out)
-    dense_dY = np.zeros((size - F + 1, size - F + 1, n_out), np.float32)
+    side = size + 2 * frame
+    dense_dY = np.zeros((side - F + 1, side - F + 1, n_out), np.float32)
     dense_dY[tuple(rules.sites.T)] = dY
     return {
         "x": x,
+        "same": same,
+        "search": search,
+        "framed": SparseValue(sites + frame, x.values, (side, side, n_in), x.ground_state),
         "W": numbers(F * F * n_in, n_out) / 8,
         "b": numbers(n_out),
         "dY": dY,
@@ -127,13 +162,19 @@ def loops(x, W, b, dY, **_):
     return run
 
 
-def in_numpy(x, W, b, dY, dt_out, **_):
+def in_numpy(x, W, b, dY, dt_out, same, search, **_):
     def run():
         y = sparse_conv_2d(x, W, b, F)
         dM, _, dW, db = sparse_conv_2d_grad(x, W, F, dY, dt_out)
         return y.values, dM, dW, db
 
-    return run
+    def run_same():
+        rules = search(x.sites, x.shape, F)
+        y = sparse_conv(x, W, b, rules)
+        dM, _, dW, db = sparse_conv_grad(x, W, rules, dY, dt_out)
+        return y.values, dM, dW, db
+
+    return run_same if same else run
 
 
 def compile_layer(conv: Callable):
@@ -152,9 +193,9 @@ def compile_layer(conv: Callable):
     )
 
 
-def in_pytensor(function, x, W, b, dY, dt_out, **_):
+def in_pytensor(function, x, W, b, dY, dt_out, search, **_):
     def run():
-        rules = rulebook(x.sites, x.shape, F)
+        rules = search(x.sites, x.shape, F)
         Y, _, dM, _, dW, db = function(
             x.values, x.ground_state, W, b, dY, dt_out, rules.src, rules.dst
         )
@@ -180,10 +221,10 @@ def in_tensorflow(threads):
             y = tf.nn.conv2d(x, W, 1, "VALID") + b
         return y, *tape.gradient(y, [x, W, b], output_gradients=dY)
 
-    def make(x, W, b, dense_dY, **_):
+    def make(framed, W, b, dense_dY, **_):
         args = [
             tf.constant(v)
-            for v in (x.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
+            for v in (framed.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
         ]
 
         def run():
@@ -194,11 +235,8 @@ def in_tensorflow(threads):
     return make
 
 
-def in_jax(threads):
-    if threads == 1:  # not enough, see keep_to_one_core; otherwise it takes all there are
-        flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-        os.environ["XLA_FLAGS"] = flags
-    import jax
+def in_jax(_threads):
+    import jax  # it has a thread for each core that the process is kept to
 
     def conv(x, W, b):
         layout = ("NHWC", "HWIO", "NHWC")
@@ -209,10 +247,10 @@ def in_jax(threads):
         y, pullback = jax.vjp(conv, x, W, b)
         return y, *pullback(dY)
 
-    def make(x, W, b, dense_dY, **_):
+    def make(framed, W, b, dense_dY, **_):
         args = [
             jax.numpy.array(v)
-            for v in (x.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
+            for v in (framed.to_dense()[None], W.reshape(F, F, -1, W.shape[1]), b, dense_dY[None])
         ]
 
         def run():
@@ -229,24 +267,24 @@ def in_box(make: Callable) -> Callable:
     Outside of it everything is known: the output is the ground state and no cotangent comes back.
     """
 
-    def make_boxed(x, dense_dY, rules, **rest):
+    def make_boxed(framed, dense_dY, rules, **rest):
         low, high = rules.sites.min(axis=0), rules.sites.max(axis=0) + 1
-        shape = (*(high - low + F - 1), x.shape[-1])
-        box = SparseValue(x.sites - low, x.values, shape, x.ground_state)
+        shape = (*(high - low + F - 1), framed.shape[-1])
+        box = SparseValue(framed.sites - low, framed.values, shape, framed.ground_state)
         part = dense_dY[low[0] : high[0], low[1] : high[1]]
-        return make(x=box, dense_dY=np.ascontiguousarray(part), **rest), low
+        return make(framed=box, dense_dY=np.ascontiguousarray(part), **rest), low
 
     return make_boxed
 
 
-def in_tiles(x, W, b, dense_dY, **_):
+def in_tiles(framed, W, b, dense_dY, same, **_):
     """JAX's dense convolution on the tiles of outputs that hold an active one, found each time."""
     import jax
 
     count = -(-dense_dY.shape[0] // TILE)
     side = count * TILE
-    X = np.zeros((side + F - 1, side + F - 1, x.shape[-1]), np.float32) + x.ground_state
-    X[tuple(x.sites.T)] = x.values
+    X = np.zeros((side + F - 1, side + F - 1, framed.shape[-1]), np.float32) + framed.ground_state
+    X[tuple(framed.sites.T)] = framed.values
     dY = np.zeros((side, side, W.shape[1]), np.float32)
     dY[: len(dense_dY), : len(dense_dY)] = dense_dY
 
@@ -267,9 +305,11 @@ def in_tiles(x, W, b, dense_dY, **_):
 
     args = [jax.numpy.array(v) for v in (X, W.reshape(F, F, -1, W.shape[1]), b, dY)]
     windows = np.array([(0, 0), (0, F - 1), (F - 1, 0), (F - 1, F - 1)])  # a tile is wider than F
+    if same:
+        windows = np.array([(F // 2, F // 2)])
 
     def tiles():
-        reached = (x.sites[:, None] - windows).reshape(-1, 2)
+        reached = (framed.sites[:, None] - windows).reshape(-1, 2)
         inside = ((reached >= 0) & (reached < len(dense_dY))).all(axis=1)
         keys = np.unique((reached[inside] // TILE) @ [count, 1])
         return np.column_stack(np.divmod(keys, count))
@@ -289,8 +329,8 @@ def in_torch(threads):
     def tensor(array, axes):  # channels last in memory too: its faster layout
         return torch.tensor(array).permute(axes).contiguous(memory_format=torch.channels_last)
 
-    def make(x, W, b, dense_dY, **_):
-        image = tensor(x.to_dense()[None], (0, 3, 1, 2)).requires_grad_()
+    def make(framed, W, b, dense_dY, **_):
+        image = tensor(framed.to_dense()[None], (0, 3, 1, 2)).requires_grad_()
         weight = tensor(W.reshape(F, F, -1, W.shape[1]), (3, 2, 0, 1)).requires_grad_()
         bias, dY = torch.tensor(b, requires_grad=True), tensor(dense_dY[None], (0, 3, 1, 2))
 
@@ -316,8 +356,9 @@ def in_spconv(threads):
     torch.set_num_threads(threads)
     ops.get_current_stream = lambda: 0  # its backward pass asks for CUDA's, on a CPU too
 
-    def make(x, W, b, dY, rules, **_):
-        conv = spconv.SparseConv2d(x.shape[-1], len(b), F, bias=True, algo=ConvAlgo.Native)
+    def make(x, W, b, dY, rules, same, **_):
+        kind = spconv.SubMConv2d if same else spconv.SparseConv2d
+        conv = kind(x.shape[-1], len(b), F, bias=True, algo=ConvAlgo.Native)
         W_spconv = torch.tensor(W.reshape(F, F, -1, W.shape[1])).permute(spconv_axes(conv))
         with torch.no_grad():
             conv.weight.copy_(W_spconv)
@@ -347,6 +388,23 @@ def in_spconv(threads):
         return (0, 1, 2, 3) if conv.weight.shape[0] == F else (3, 0, 1, 2)
 
     return make
+
+
+def differing(make, threads: int, calls: int = 200) -> list[int]:
+    """Of so many calls with so many threads those whose output is not that of the first, and all.
+
+    Of spconv's fallback, which adds products to rows of its output from several threads at once.
+    """
+    import torch
+
+    rng = np.random.default_rng(0)
+    a = layer(random_sites(128, 0.01, rng), 128, rng, N_IN, N_OUT, False)
+    torch.set_num_threads(1)
+    run, _ = make(**a)
+    expected = run()[0].numpy().copy()
+    torch.set_num_threads(threads)
+    found = [run()[0].numpy() for _ in range(calls)]
+    return [sum(relative_error(Y, expected) > 1e-4 for Y in found), calls]
 
 
 def dense_makers(say, threads: int) -> dict[str, Callable]:
@@ -403,9 +461,9 @@ def contenders_of(a: dict, functions: dict, makers: dict) -> dict[str, Callable]
         **{name: in_pytensor(function, **a) for name, function in functions.items()},
         **{name: make(**a) for name, make in makers.items() if name != "spconv"},
     }
-    if len(a["x"].sites) <= LOOPS:
+    if len(a["x"].sites) <= LOOPS and not a["same"]:
         made = {"loops": loops(**a)} | made
-    x, rules = a["x"], a["rules"]
+    x, rules = a["framed"], a["rules"]
     reference = in_float64(a, x.ground_state)
     at, seen = tuple(rules.sites.T), tuple(x.sites.T)
     for name, run in made.items():
@@ -436,8 +494,8 @@ def in_float64(a, ground_state) -> tuple[np.ndarray, ...]:
     """Output and gradients to the input, W and b."""
     x = SparseValue(a["x"].sites, a["x"].values.astype(float), a["x"].shape, ground_state)
     W, b, dY = (a[key].astype(float) for key in ("W", "b", "dY"))
-    y = sparse_conv_2d(x, W, b, F)
-    dM, _, dW, db = sparse_conv_2d_grad(x, W, F, dY, np.zeros(len(b)))
+    y = sparse_conv(x, W, b, a["rules"])
+    dM, _, dW, db = sparse_conv_grad(x, W, a["rules"], dY, np.zeros(len(b)))
     return y.values, dM, dW, db
 
 
@@ -486,7 +544,7 @@ def stages_of(a: dict) -> dict[str, Callable]:
         kernels.sum_ground(dY, rules.src, rules.dst)
 
     return {
-        "search": lambda: rulebook(x.sites, x.shape, F),
+        "search": lambda: a["search"](x.sites, x.shape, F),
         "gather": lambda: gathers(Z, dY, Y, G, rules.dst),
         "product": lambda: products(x.values, wide, wide_T, Z, G, dM, part),
         "ground state": ground,
@@ -495,7 +553,7 @@ def stages_of(a: dict) -> dict[str, Callable]:
 
 def counts(a: dict) -> dict:
     """Floating-point operations of forward and backward, and the bytes of the arrays they touch."""
-    rules, (h, w) = a["rules"], a["x"].grid
+    rules, (h, w) = a["rules"], a["framed"].grid
     a_in, a_out, pairs = (
         len(a["x"].sites),
         len(rules.sites),
@@ -527,6 +585,70 @@ def short(numbers) -> list[float]:
     return [float(f"{x:.3e}") for x in numbers]
 
 
+def take_turns(contenders: dict[str, Callable], seconds: float) -> tuple[Timings, dict, dict]:
+    """Seconds of a call in a row; those of the first call in each turn; the processors at work."""
+    for function in contenders.values():
+        function()
+    rows, firsts = ({name: [] for name in contenders} for _ in range(2))
+    busy = {name: np.zeros(2) for name in contenders}
+    begin, done = perf_counter(), 0
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while done < ROUNDS[0] or (
+            done < ROUNDS[1] and (perf_counter() - begin) * (1 + 1 / done) < seconds
+        ):
+            for name, function in contenders.items():
+                settle()
+                worked, start = process_time(), perf_counter()
+                function()
+                first = row = perf_counter() - start
+                if first < ROW:
+                    calls = int(ROW / first) + 1
+                    worked, start = process_time(), perf_counter()
+                    for _ in repeat(None, calls):
+                        function()
+                    row = (perf_counter() - start) / calls
+                busy[name] += process_time() - worked, perf_counter() - start
+                rows[name].append(row)
+                firsts[name].append(first)
+            done += 1
+            gc.collect(0)
+    finally:
+        if collecting:
+            gc.enable()
+    shares = {name: round(float(worked / passed), 2) for name, (worked, passed) in busy.items()}
+    return Timings({name: tuple(t) for name, t in rows.items()}), firsts, shares
+
+
+def settle() -> None:
+    """Wait until the process does nothing: threads that look for more work do so for a while."""
+    for _ in range(50):
+        worked = process_time()
+        sleep(2e-3)
+        if process_time() - worked < 4e-4:
+            return
+
+
+def two_at_once() -> float:
+    """How much more two threads do than one in the same time, in products of one thread each."""
+    A = np.ones((512, 512), np.float32)
+
+    def work(calls):
+        out = np.empty_like(A)
+        for _ in range(calls):
+            np.dot(A, A, out)
+
+    def seconds(threads):
+        start = perf_counter()
+        list(pool.map(work, [100] * threads))
+        return perf_counter() - start
+
+    with ThreadPoolExecutor(2) as pool, threadpool_limits(1):
+        seconds(2)
+        return round(float(np.median([2 * seconds(1) / seconds(2) for _ in range(9)])), 2)
+
+
 def verdict(times: Timings, facts: dict) -> str:
     dense = [name for name in DENSE if name in times.seconds]
     against = []
@@ -539,77 +661,146 @@ def verdict(times: Timings, facts: dict) -> str:
     return f"{times.median(OURS) * 1e3:8.3f} ms, faster by " + ", ".join(against)
 
 
-def measured(a: dict, label: str, seconds: float, functions: dict, makers: dict) -> tuple:
+def measured(a: dict, seconds: float, functions: dict, makers: dict) -> tuple:
     """Timings of all contenders, and what the record says of this setting."""
-    times = compare(contenders_of(a, functions, makers), seconds=seconds, label=label)
-    stages = compare(stages_of(a), seconds=seconds / 4, label=f"{label}, stages")
+    times, firsts, busy = take_turns(contenders_of(a, functions, makers), seconds)
+    stages = take_turns(stages_of(a), seconds / 4)[0]
     rounds = {name: np.array(t) for name, t in times.seconds.items()}
     return times, {
         **counts(a),
         "rounds": len(times.seconds["NumPy"]),
         "seconds": {name: short(quantiles(t)) for name, t in times.seconds.items()},
+        "first": {name: short(quantiles(t)) for name, t in firsts.items()},
         "ratio": {name: short(times.ratio(name, OURS)) for name in times.seconds},
         "ratio_quartiles": {name: short(quantiles(t / rounds[OURS])) for name, t in rounds.items()},
+        "busy": busy,
         "stages": {name: short(quantiles(t)) for name, t in stages.seconds.items()},
     }
 
 
-def main(seconds: float, only: list[int] | None, threads: int, path: Path) -> None:
+def settings_of(grids) -> list[tuple]:
+    """Field of the record, channels, submanifold or not, and the settings."""
+    listed = [(size, "random", share) for size in grids for share in RANDOM]
+    listed += [(size, "blobs", share) for size in grids for share in BLOBS]
+    narrow, groups = (N_IN, N_OUT), []
+    for field, channels, same, settings in (
+        ("settings", narrow, False, listed),
+        ("wide", WIDE, False, WIDE_SETTINGS),
+        ("submanifold", narrow, True, SUBMANIFOLD),
+        ("submanifold, wide", WIDE, True, SUBMANIFOLD_WIDE),
+    ):
+        groups.append((field, channels, same, [s for s in settings if s[0] in grids]))
+    return groups
+
+
+def main(seconds: float, grids: list[int], threads: int, path: Path, quick: bool) -> None:
     start = perf_counter()
     threadpool_limits(threads)
-    if threads == 1:
-        keep_to_one_core()  # before the frameworks start their threads
+    keep_to(threads)  # before the frameworks start their threads
     keep_memory()
 
     def say(what: str) -> None:
         print(f"{perf_counter() - start:5.0f} s  {what}", flush=True)
 
-    makers = dense_makers(say, threads)
+    makers, differ = dense_makers(say, threads), None
+    if threads > 1 and "spconv" in makers:  # it is wrong then, now and then: it does not take part
+        differ = differing(makers.pop("spconv"), threads)
+        say(f"spconv gives another output in {differ[0]} of {differ[1]} calls: left out")
     say("compiling")
     functions = {
         "with Q": compile_layer(graph.conv_with_q),
         OURS: compile_layer(graph.conv),
     }
     blas = sorted({f"{p['internal_api']}, {p.get('architecture')}" for p in threadpool_info()})
-    say(f"BLAS: {'; '.join(blas)}")
+    say(f"BLAS: {'; '.join(blas)}; threads: {threads}")
     draw = {"random": random_sites, "blobs": blob_sites}
-    listed = [(size, "random", share) for size in only or GRIDS for share in RANDOM]
-    listed += [(size, "blobs", share) for size in only or GRIDS for share in BLOBS]
-    wide = [setting for setting in WIDE_SETTINGS if setting[0] in (only or GRIDS)]
-    found, found_wide = {}, {}
-    for into, settings, channels in (
-        (found, listed, (N_IN, N_OUT)),
-        (found_wide, wide, WIDE),
-    ):
-        for size, kind, share in settings:
+    found = {}
+    for field, channels, same, settings in settings_of(grids):
+        found[field] = {}
+        for size, kind, share in progress(settings[:1] if quick else settings, field):
             label = f"{size} {kind} {share}"
             rng = np.random.default_rng(size)
-            a = layer(draw[kind](size, share, rng), size, rng, *channels)
-            times, facts = measured(a, label, seconds, functions, makers)
+            a = layer(draw[kind](size, share, rng), size, rng, *channels, same)
+            times, facts = measured(a, seconds, functions, makers)
             say(f"{label:18}  {facts['outputs']:6.1%} of outputs  {verdict(times, facts)}")
-            into[label] = {"grid": size, "sites": kind, "share": share, **facts}
+            found[field][label] = {"grid": size, "sites": kind, "share": share, **facts}
     packages = ("tensorflow-cpu", "tensorflow", "torch", "jax", "spconv")
     versions = {
         d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name
     }
+    channels = {"n_in": WIDE[0], "n_out": WIDE[1]}
     record = {
         "machine": machine(),
         "frameworks": {name: versions[name] for name in packages if name in versions},
         "blas": blas,
         "threads": threads,
         "layer": {"f": F, "n_in": N_IN, "n_out": N_OUT, "dtype": "float32"},
-        "settings": found,
-        "wide": {"n_in": WIDE[0], "n_out": WIDE[1], "settings": found_wide},
+        "settings": found["settings"],
+        "wide": {**channels, "settings": found["wide"]},
+        "submanifold": {
+            "settings": found["submanifold"],
+            "wide": {**channels, "settings": found["submanifold, wide"]},
+        },
     }
+    if threads > 1:
+        record["spconv differs"] = differ
+        record["at once"] = two_at_once()
+        say(f"two threads do {record['at once']} times the work of one in the same time")
     write_record(record, path)
+
+
+def both(arguments: list[str], path: Path) -> None:
+    """One thread, then two, each in a process of its own, in one record."""
+    parts = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for threads in (1, 2):
+            part = Path(folder) / f"{threads}.json"
+            command = [sys.executable, __file__, *arguments]
+            command += ["--threads", str(threads), "--record", str(part)]
+            environment = os.environ | dict.fromkeys(ONE_THREAD, str(threads))
+            subprocess.run(command, env=environment, check=True)
+            parts[threads] = json.loads(part.read_text(encoding="utf-8"))
+            print(f"with {threads} threads: done", flush=True)
+    record = parts[1] | {"two threads": timings_of(parts[2])}
+    write_record(record, path)
+
+
+def timings_of(record: dict) -> dict:
+    """What a second run adds: times, no counts, and no stages."""
+    fields = "rounds", "seconds", "first", "ratio", "ratio_quartiles", "busy"
+
+    def shorter(settings):
+        return {
+            label: {field: setting[field] for field in fields}
+            for label, setting in settings.items()
+        }
+
+    return {
+        "threads": record["threads"],
+        "at once": record["at once"],
+        "spconv differs": record["spconv differs"],
+        "settings": shorter(record["settings"]),
+        "wide": {"settings": shorter(record["wide"]["settings"])},
+        "submanifold": {
+            "settings": shorter(record["submanifold"]["settings"]),
+            "wide": {"settings": shorter(record["submanifold"]["wide"]["settings"])},
+        },
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6, help="budget of each setting")
     parser.add_argument("--only", type=int, nargs="+", help="these grids alone (with --record)")
-    parser.add_argument("--threads", type=int, default=1, help="of BLAS and the frameworks")
+    parser.add_argument("--threads", type=int, help="so many alone (with --record)")
+    parser.add_argument("--quick", action="store_true", help="a setting of each kind: a trial")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
     options = parser.parse_args()
+    if options.record == RECORD and (options.only or options.threads or options.quick):
+        parser.error("a part does not replace the record: say --record FILE")
     use_the_processor()
-    main(options.seconds, options.only, options.threads, options.record)
+    if options.threads:
+        grids = options.only or list(GRIDS)
+        main(options.seconds, grids, options.threads, options.record, options.quick)
+    else:
+        both(sys.argv[1:], options.record)

@@ -3,7 +3,8 @@
 Each framework gets Q with a pullback of its own. Recorded are, for two layers on a small image,
 the differences of six Jacobians and of a second derivative from those of the package's Ops; what
 the framework's own checker says; and the seconds for Q and its gradients, by hand and by the
-framework's own rules, on the small image and on 128 x 128 cells with 5 % random sites.
+framework's own rules, on the small image and on 128 x 128 cells with 5 % random sites. Everything
+runs on one thread and is kept to one core.
 
     python benchmarks/sparse_frameworks.py [--seconds 10] [--record FILE]
 
@@ -223,7 +224,6 @@ def tensorflow_face() -> SimpleNamespace:
 
 
 def jax_face() -> SimpleNamespace:
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     import jax
     import jax.numpy as jnp
     from jax.test_util import check_grads

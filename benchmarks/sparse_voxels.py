@@ -5,7 +5,8 @@ from its page. The dense network is the same function with arrays of all cells a
 PyTorch (channels last) and, as on the page, in JAX. For each seed the sparse network and PyTorch's
 start from the same weights, see the same 120 batches of 16 clouds, and are tested on the same 320
 new ones. Then all take turns at single steps, of 4 and of 16 clouds; the sparse side makes its
-rulebooks in that time, the dense side its arrays. Everything runs on one thread.
+rulebooks in that time, the dense side its arrays. Everything runs on one thread
+and is kept to one core.
 
     python benchmarks/sparse_voxels.py [--seeds 5] [--seconds 20] [--record FILE]
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import re
 from collections.abc import Callable
 from importlib import metadata
@@ -218,8 +218,6 @@ def main(seeds: int, seconds: float, path: Path | None) -> None:
     threadpool_limits(1)
     keep_to_one_core()  # before the frameworks start their threads
     keep_memory()
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    os.environ["XLA_FLAGS"] = flags
     page = chapter()
     engines = {OURS: Sparse(page), "JAX": Jax(page)}
     try:
