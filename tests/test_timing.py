@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -296,3 +297,31 @@ def test_record_has_a_list_a_line(tmp_path):
     text = path.read_text(encoding="utf-8")
     assert json.loads(text) == record
     assert '  "one": [ 1.5, 2.5 ],' in text.splitlines() and text.endswith("}\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux ties threads to cores")
+def test_a_timed_process_keeps_to_one_core():
+    """Threads that were there before as well as those to come."""
+    program = """
+import os, sys, threading
+sys.path.insert(0, sys.argv[1])
+import one_core
+done, found = threading.Event(), []
+def early():
+    done.wait()
+    found.append(len(os.sched_getaffinity(0)))
+thread = threading.Thread(target=early)
+thread.start()
+one_core.keep_to_one_core()
+done.set()
+thread.join()
+late = threading.Thread(target=lambda: found.append(len(os.sched_getaffinity(0))))
+late.start()
+late.join()
+print(found + [len(os.sched_getaffinity(0))])
+"""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[1, 1, 1]"
