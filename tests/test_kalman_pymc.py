@@ -466,7 +466,7 @@ def test_second_derivatives_serve_the_optimisers_of_pymc_extras():
         built.build_statespace_graph(pd.DataFrame({"data": nile().y[:, 0] / 100}))
         found = pymc_extras.find_MAP(
             method="trust-ncg", use_grad=True, use_hess=True, compute_hessian=False,
-            progressbar=False, random_seed=1, compile_kwargs={"mode": "NUMBA"},
+            progressbar=False, random_seed=1, compile_kwargs={"mode": UNOPTIMISED},
         ).optimizer_result  # fmt: skip
     assert bool(found["success"]) and int(found["nit"]) <= 12
     assert np.abs(found["jac"].values).max() < 1e-4
