@@ -22,7 +22,17 @@ from onnx.reference import ReferenceEvaluator
 from helpers.checks import Check, complex_step, verify
 from helpers.onnx_grad.derivative import onnx_derivative
 
-__all__ = ["Case", "check_rule", "gradients", "one_node", "session", "steps", "value", "vjp"]
+__all__ = [
+    "Case",
+    "check_rule",
+    "flat",
+    "gradients",
+    "one_node",
+    "session",
+    "steps",
+    "value",
+    "vjp",
+]
 
 OPSET, IR_VERSION = 21, 10
 SINGLE = 2e-5
@@ -148,8 +158,8 @@ def check_rule(
         by_equation += equation(Y_bar, **inputs)
         by_rule += vjp(op, inputs, Y_bar, **attributes).values()
         by_steps += steps(inputs, twin, Y_bar)
-    verify(label, _flat(by_equation), _flat(by_steps), rtol)
-    return verify(label, _flat(by_rule), _flat(by_equation), rtol, against="the equation in NumPy")
+    verify(label, flat(by_equation), flat(by_steps), rtol)
+    return verify(label, flat(by_rule), flat(by_equation), rtol, against="the equation in NumPy")
 
 
 def _is_real(x: np.ndarray | None) -> bool:
@@ -160,5 +170,6 @@ def _single(x: np.ndarray | None) -> np.ndarray | None:
     return x.astype(np.float32) if x is not None and x.dtype == np.float64 else x
 
 
-def _flat(arrays: Iterable[np.ndarray]) -> np.ndarray:
+def flat(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """All entries of some arrays, one after the other."""
     return np.concatenate([np.ravel(G) for G in arrays])
