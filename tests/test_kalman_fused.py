@@ -20,6 +20,7 @@ from helpers.checks import relative_error
 from helpers.datasets import local_level_arrays, nile, random_model, simulate
 from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
 from helpers.kalman.fused import entry, outputs, tiles
+from helpers.kalman.fused.inputs import NonZeros, listed
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
 from helpers.statespace import STATIC
@@ -375,8 +376,12 @@ def machine_product(w, out, alpha, A, B, C, rows, inner, cols, lower):
 def machine_rows(w, out, A, B, C, index, start, size):
     at = w.ctypes.data
     tiles.row_product(at, out.at, 2.0, A.at, B, C.at, size, size)
-    tiles.sparse_product(at, tiles.below(out, size), A, start, index, B, C, size, size, False)
+    found = listed(NonZeros(start, index))
+    tiles.sparse_product(at, tiles.below(out, size), A, found, B, C, size, size)
     tiles.transpose(at, tiles.below(out, 2 * size), B, size, size)
+    more = tiles.below(out, 3 * size)
+    tiles.sparse_product_updated(at, more, A, found, B, -0.3, B.at, C, size, size)
+    tiles.rank_two_summed(at, tiles.below(out, 4 * size), A.at, B.at, B, more, size)
     tiles.symmetrize(at, C, size)
     tiles.axpy(at, A.at, 0.5, B.at, A.at, size)
     return tiles.dot(at, B.at, A.at, size)
@@ -411,8 +416,12 @@ def test_machine_code_of_helpers(size):
     twin.data[:] = w
     found = machine_rows(w, out, A, B, C, index, start, size)
     tiles.row_product(twin, out.at, 2.0, A.at, B, C.at, size, size)
-    tiles.sparse_product(twin, tiles.below(out, size), A, start, index, B, C, size, size, False)
+    entries = listed(NonZeros(start, index))
+    tiles.sparse_product(twin, tiles.below(out, size), A, entries, B, C, size, size)
     tiles.transpose(twin, tiles.below(out, 2 * size), B, size, size)
+    more = tiles.below(out, 3 * size)
+    tiles.sparse_product_updated(twin, more, A, entries, B, -0.3, B.at, C, size, size)
+    tiles.rank_two_summed(twin, tiles.below(out, 4 * size), A.at, B.at, B, more, size)
     tiles.symmetrize(twin, C, size)
     tiles.axpy(twin, A.at, 0.5, B.at, A.at, size)
     assert found == pytest.approx(tiles.dot(twin, B.at, A.at, size))
@@ -434,6 +443,9 @@ def freed_too_early(text: str) -> list[str]:
                     own.add(node.id)
             elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".ctypes.data"):
                 addresses.add((node.lineno, node.col_offset))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "indices_in":
+                room = node.args[0]  # whose lists products are told by their places
+                addresses.add((room.lineno, room.col_offset))
         found += [f"{function.name}: {name}" for name in sorted(own) if last[name] in addresses]
     return found
 

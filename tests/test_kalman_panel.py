@@ -15,11 +15,13 @@ from helpers.kalman.fused import own as series_in_lanes
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
-    NonZeros,
     Observed,
     Wanted,
-    find_non_zeros,
+    find_pattern,
+    indices_in,
+    listed_pattern,
     look_at,
+    room_for_indices,
     varies,
 )
 from helpers.kalman.fused.layout import Saved, Sizes
@@ -477,17 +479,17 @@ def run_twin(Y, model):  # noqa: N803
     x, end = sweep.lay_out_columns(at, n, p, m, tiles.padded(min(J, sweep.WIDTH)), False)
     memory = Memory(end, w.space, w.sizes)
     memory._bounds = np.sort([*(mat.at for mat in (*w.space, *x)), end])
-    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
     look_at(Y[0], observed)
-    entries = [NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64)) for _ in "TT"]
-    sparse = find_non_zeros(arrays.T, False, entries[0]) < one_pass.SPARSE_BELOW * m * m
-    find_non_zeros(arrays.T, True, entries[1])
-    steps = Steps(np.empty(n), np.empty(n, np.int64))
+    find_pattern(arrays, places.pattern)
+    pattern = listed_pattern(places.pattern)
+    steps = Steps(np.empty(n), places.steady_from)
     nothing = np.where(np.isnan(Y[0]), np.nan, 0.0)
     covariances = Arrays(*(np.zeros_like(A) for A in arrays))
     how, _ = one_pass.one_pass(
-        memory, nothing, arrays, saved, True, varies(arrays), sparse, entries, wanted,
-        np.ones(n), True, 1e-13, observed, False, steps, np.zeros((n, p)), covariances,
+        memory, nothing, arrays, saved, True, varies(arrays), pattern, wanted, np.ones(n), True,
+        1e-13, observed, False, steps, np.zeros((n, p)), covariances,
     )  # fmt: skip
     assert how == DONE
     gains = np.empty(n, np.int64)
@@ -498,8 +500,8 @@ def run_twin(Y, model):  # noqa: N803
     )  # fmt: skip
     out, a = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((m, J))
     sweep.sweep(
-        memory, at, 0, arrays, observed, varies(arrays), sparse, entries, gains, steps.l, wanted,
-        True, group, a, out,
+        memory, at, 0, arrays, observed, varies(arrays), pattern, gains, steps.l, wanted, True,
+        group, a, out,
     )  # fmt: skip
     total = Arrays(*(A + J * B for A, B in zip(out, covariances, strict=True)))
     return group, a, total

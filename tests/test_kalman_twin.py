@@ -20,7 +20,12 @@ from helpers.kalman.fused.inputs import (
     Observed,
     Wanted,
     find_non_zeros,
+    find_pattern,
+    indices_in,
+    listed,
+    listed_pattern,
     look_at,
+    room_for_indices,
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
@@ -73,17 +78,16 @@ def run(
         return run_small(y, arrays, backwards, wanted, weight, tol, watch)
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
-    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
     look_at(y, observed)
-    entries = [NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64)) for _ in "TT"]
-    share = find_non_zeros(arrays.T, False, entries[0]) / m**2
-    find_non_zeros(arrays.T, True, entries[1])
+    find_pattern(arrays, places.pattern)
     g = np.ones(n) if weights is None else weights
     out, y_bar = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, p))
-    steps = Steps(np.empty(n), np.empty(n, np.int64))
+    steps = Steps(np.empty(n), places.steady_from)
     how, _ = one_pass.one_pass(
-        w, y, arrays, saved, backwards, varies(arrays), share < one_pass.SPARSE_BELOW, entries,
-        wanted, g, one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
+        w, y, arrays, saved, backwards, varies(arrays), listed_pattern(places.pattern), wanted, g,
+        one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
     )  # fmt: skip
     return how, steps, out, y_bar
 
@@ -206,13 +210,13 @@ def outputs(y, model):
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     w, _ = layout.checked_memory(Sizes(n, p, m), Saved(False, False))
     one_pass.clean(w)
-    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
     look_at(y, observed)
-    rows = NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64))
-    sparse = find_non_zeros(arrays.T, False, rows) < one_pass.SPARSE_BELOW * m * m
+    find_pattern(arrays, places.pattern)
     shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
     out = reference.FilterOutputs(*(np.full((n, *shape), np.inf) for shape in shapes))
-    filter_steps(w, y, observed, arrays, varies(arrays), sparse, rows, out)
+    filter_steps(w, y, observed, arrays, varies(arrays), listed_pattern(places.pattern), out)
     return out
 
 
@@ -316,8 +320,11 @@ def test_square_helpers_of_every_size(size):
     out, at = matrix(w, at, np.zeros((size, size)))
     entries = NonZeros(np.empty(size + 1, np.int64), np.empty(size * size, np.int64))
     find_non_zeros(A[np.newaxis], False, entries)
-    tiles.sparse_product(w, out, a, entries.start, entries.index, b, c, size, size, False)
+    tiles.sparse_product(w, out, a, listed(entries), b, c, size, size)
     assert np.abs(read(w, out, size, size) - (C + A @ B)).max() < 1e-14
+    tiles.sparse_product_updated(w, out, a, listed(entries), b, -0.5, c.at, c, size, size)
+    expected = C + A @ (B - 0.5 * np.outer(C[0], C[0]))
+    assert np.abs(read(w, out, size, size) - expected).max() < 1e-14
     tiles.transpose(w, out, b, size, size)
     assert (read(w, out, size, size) == B.T).all()
     S = A @ A.T

@@ -80,8 +80,8 @@ FAULTS = {
     ),
     "Joseph's form ruled out by one series where there are several": (
         "forward.py",
-        "sure = p == 1 and",
-        "sure = p > 0 and",
+        "return sizes(w).p == 1 and",
+        "return sizes(w).p > 0 and",
     ),
     "lopsided covariances left alone": (
         "forward.py",
@@ -131,8 +131,8 @@ FAULTS = {
     ),
     "a row on the diagonal left out of a lower half": (
         "tiles.py",
-        "first = j if lower else 0",
-        "first = j + 1 if lower else 0",
+        "k = j if lower else 0",
+        "k = j + 1 if lower else 0",
     ),
     "x'y without y'x": (
         "tiles.py",
@@ -158,6 +158,31 @@ FAULTS = {
         "forward.py",
         "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)\n        kept",
         "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, max(gain - 1, 0) * p)\n        kept",
+    ),
+    "T P instead of T P_filt where P_filt is not written": (
+        "forward.py",
+        "share = -get(w, F_inv.at)",
+        "share = 0.0",
+    ),
+    "P_filt not written where it is needed": (
+        "forward.py",
+        "if p == 1 and (needed or not sure):",
+        "if p == 1 and needed:",
+    ),
+    "the N before a steady state left out of the sum": (
+        "backward.py",
+        "            if is_summed(t, varying, wanted, steady_from):\n",
+        "            if False:\n",
+    ),
+    "the N of the first step counted twice": (
+        "backward.py",
+        "and not varying and t >= 0 and steady_from[t] < 0",
+        "and not varying and (t < 0 or steady_from[t] < 0)",
+    ),
+    "the N after a steady state counted twice": (
+        "backward.py",
+        "and not varying and t >= 0 and steady_from[t] < 0",
+        "and not varying and t >= 0",
     ),
     "weights taken for equal": ("one_pass.py", "if x[t] != x[0]:", "if False:"),
     "no entry listed for a row of zeros": (

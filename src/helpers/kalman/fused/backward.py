@@ -23,6 +23,7 @@ from helpers.kalman.fused.tiles import (
     put_first,
     rank_one,
     rank_two,
+    rank_two_summed,
     row_product,
     sparse_product,
     symmetrize,
@@ -142,9 +143,13 @@ def steady_backward(w, k, end, N, wanted):
 
 
 @jitable
-def backward(
-    w, observed, model, varying, sparse, T_entries, wanted, l_bar, equal, steady_from, out
-):
+def is_summed(t, varying, wanted, steady_from):
+    """Whether the N of step t is added to N_sum on its own, not with others of a steady state."""
+    return wanted.W and not varying and t >= 0 and steady_from[t] < 0
+
+
+@jitable
+def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, steady_from, out):
     """From the last step to the first; adds the gradients of the sum of l weighted with l_bar.
 
     To those of the matrices and of a0 in `out`; c_bar, d_bar and y_bar are left to
@@ -169,15 +174,16 @@ def backward(
         if steady_from[t] >= 0:
             steady_backward(w, steady_from[t], t + 1, N, wanted)
             t = steady_from[t] - 1
+            if is_summed(t, varying, wanted, steady_from):
+                add(w, s.N_sum, 1.0, N, m)
             continue
-        step_back(w, t, N, N_before, sparse, T_entries, wanted, l_bar[t], equal)
+        summed = is_summed(t - 1, varying, wanted, steady_from)
+        step_back(w, t, N, N_before, T_entries, wanted, l_bar[t], equal, summed)
         if wanted.matrices:
             if varying:
                 if wanted.W:
                     accumulate_W(w, t, t + 1, N, equal, weight, out)
                 accumulate(w, t, t + 1, wanted, equal, weight, out)
-            elif wanted.W:
-                add(w, s.N_sum, 1.0, N, m)
             N, N_before = N_before, N
         t -= 1
     if wanted.matrices:
@@ -196,8 +202,11 @@ def backward(
 
 
 @jitable
-def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
-    """Step t: its r, e and ahat, N_before from N, and what it adds to D_sum, Z_bar and T_bar."""
+def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
+    """Step t: its r, e and ahat, N_before from N, and what it adds to D_sum, Z_bar and T_bar.
+
+    If `summed`, N_before is added to N_sum, which need not be right above the diagonal.
+    """
     s = space(w)
     n, p, m = sizes(w)
     Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
@@ -228,14 +237,13 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
         product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
 
     # N_before = T' N T by B = N T, then KN = -Kf' T' N and M = -Kf' T' N T
-    rows, columns = T_entries.start, T_entries.index
     lower = made_symmetric(t, m)
-    if sparse:
-        sparse_product(w, N_before, s.T_t, rows, columns, N, s.zero, m, m, False)
+    if T_entries.sparse:
+        sparse_product(w, N_before, s.T_t, T_entries, N, s.zero, m, m)
         transpose(w, s.B, N_before, m, m)
         if wanted.Z:
             product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
-        sparse_product(w, N_before, s.T_t, rows, columns, s.B, s.zero, m, m, lower)
+        sparse_product(w, N_before, s.T_t, T_entries, s.B, s.zero, m, m, lower)
     else:
         product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
         if wanted.Z:
@@ -260,11 +268,16 @@ def step_back(w, t, N, N_before, sparse, T_entries, wanted, g, equal):
     # eq-adjoint-sparse, eq-oneop-shared
     if p == 1:
         axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
-        rank_two(w, N_before, s.Z.at, s.YZ.at, N_before, m)
+        if summed:
+            rank_two_summed(w, N_before, s.Z.at, s.YZ.at, N_before, s.N_sum, m)
+        else:
+            rank_two(w, N_before, s.Z.at, s.YZ.at, N_before, m)
     else:
         product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
         copy(w, below(s.ZY, p), s.YZ, p)
         product(w, N_before, 1.0, transposed(s.ZY), s.YZ, N_before, m, 2 * p, m)
+        if summed:
+            add(w, s.N_sum, 1.0, N_before, m)
 
 
 @jitable
@@ -352,14 +365,18 @@ def accumulate(w, first, stop, wanted, equal, weight, out):
 
 @jitable
 def accumulate_W(w, first, stop, N, equal, weight, out):  # noqa: N802
-    """That of W: (sum r r' - N) / 2 over the steps first to stop - 1, N being their sum."""
+    """That of W: (sum r r' - N) / 2 over the steps first to stop - 1, N being their sum.
+
+    Of N nothing is read above the diagonal.
+    """
     s = space(w)
     m = sizes(w).m
     r_next = below(s.r, first + 1)
     product(w, s.X1, 1.0 if equal else 0.0, transposed(r_next), r_next, s.zero, m, stop - first, m)
     W_bar = at_step(out.W, first)
     for i in range(m):
-        for j in range(m):
-            x = entry(w, s.X1, i, j) + entry(w, s.X1, j, i)
-            y = entry(w, N, i, j) + entry(w, N, j, i)
-            W_bar[i, j] += 0.25 * weight * (x - y)
+        for j in range(i + 1):
+            x = 0.5 * (entry(w, s.X1, i, j) + entry(w, s.X1, j, i)) - entry(w, N, i, j)
+            W_bar[i, j] += 0.5 * weight * x
+            if i > j:
+                W_bar[j, i] += 0.5 * weight * x

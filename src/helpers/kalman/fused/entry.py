@@ -19,15 +19,17 @@ from numba.extending import intrinsic
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
-    NonZeros,
     Observed,
     Wanted,
-    find_non_zeros,
+    find_pattern,
+    indices_in,
+    listed_pattern,
     look_at,
+    room_for_indices,
     varies,
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
-from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal, one_pass
+from helpers.kalman.fused.one_pass import all_equal, one_pass
 from helpers.kalman.fused.tiles import jitable
 
 
@@ -99,21 +101,20 @@ def _pass(
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
     saved = Saved(num[9] != VALUE, num[9] == GRADIENT and (wanted.T or wanted.Z))
-    room = carray(indices, 2 * n + 2 * (m + 1) + 2 * m * m)
-    at = 2 * n
-    rows = NonZeros(room[at : at + m + 1], room[at + m + 1 : at + m + 1 + m * m])
-    at += m + 1 + m * m
-    columns = NonZeros(room[at : at + m + 1], room[at + m + 1 : at + m + 1 + m * m])
-    observed = Observed(carray(entries, (n, p)), room[:n])
-    steps, ys, weights = Steps(carray(l, n), room[n : 2 * n]), carray(y, (n, p)), carray(l_bar, n)
+    places = indices_in(carray(indices, room_for_indices(n, p, m)), n, p, m)
+    observed = Observed(carray(entries, (n, p)), places.same_until)
+    steps, ys, weights = (
+        Steps(carray(l, n), places.steady_from),
+        carray(y, (n, p)),
+        carray(l_bar, n),
+    )
     look_at(ys, observed)
+    find_pattern(model, places.pattern)
+    pattern = listed_pattern(places.pattern)
     varying, equal = varies(model), num[9] != GRADIENT or all_equal(weights)
-    sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
-    find_non_zeros(model.T, True, columns)
     how, t = one_pass(
-        w, ys, model, saved, num[9] == GRADIENT, varying, sparse, (rows, columns), wanted, weights,
-        equal, tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)),
-        out,
+        w, ys, model, saved, num[9] == GRADIENT, varying, pattern, wanted, weights, equal,
+        tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)), out,
     )  # fmt: skip
     told = carray(report, 3)
     told[0], told[1], told[2] = t, 0, n
@@ -124,7 +125,7 @@ def _pass(
     return how
 
 
-call_pass = compiled_once(_pass, PASS, "helpers_kalman_pass")
+compiled_once(_pass, PASS, "helpers_kalman_pass")
 
 
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
@@ -326,7 +327,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
-    indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
         whole = address_of_pass()

@@ -27,6 +27,7 @@ from helpers.kalman.fused.tiles import (
     rank_one,
     row_product,
     sparse_product,
+    sparse_product_updated,
     symmetrize,
     transpose,
     transposed,
@@ -87,7 +88,20 @@ def invert_factor(w, F, C_inv, p):
 
 
 @jitable
-def update(w, a, P, v, u, Kf, F_inv, a_filt):
+def observe(w, P, Z_entries):
+    """M = Z P."""
+    s = space(w)
+    _, p, m = sizes(w)
+    if Z_entries.sparse:
+        sparse_product(w, s.M, s.Z, Z_entries, P, s.zero, p, m)
+    elif p == 1:
+        row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
+    else:
+        product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
+
+
+@jitable
+def update(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries):
     """The update with the observations that stand in v, NaN where there is none.
 
     Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt, P_filt = P - G'G and the
@@ -96,7 +110,7 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt):
     """
     s = space(w)
     _, p, m = sizes(w)
-    product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
+    observe(w, P, Z_entries)
     product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
     const = invert_factor(w, s.F, s.C_inv, p)
     if np.isnan(const):
@@ -127,16 +141,18 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt):
 
 
 @jitable
-def update_one(w, a, P, v, u, Kf, F_inv, a_filt):
-    """`update` where p = 1: F, v and u are numbers, and all but P are places of rows."""
+def update_one(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries):
+    """`update` where p = 1: F, v and u are numbers, and all but P are places of rows.
+
+    It leaves P_filt to `update_covariance`, or to `predict`.
+    """
     s = space(w)
     m = sizes(w).m
-    row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
+    observe(w, P, Z_entries)
     F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
     if not F > 0.0:
         return np.nan
     v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v)
-    rank_one(w, s.P_filt, -inverse, s.M.at, s.M.at, P, m, m)
     axpy(w, Kf, inverse, s.M.at, s.zero.at, m)
     if np.isnan(y):
         inverse = 0.0
@@ -183,16 +199,39 @@ def joseph(w, Kf):
 
 
 @jitable
-def updated(w, a, P, v, u, Kf, F_inv, a_filt):
-    """`update`, with P_filt in Joseph's form where it leaves little of a variance."""
+def update_covariance(w, P, F_inv):
+    """P_filt = P - M'M / F where p = 1. (In a gap M and F^-1 are zero.)"""
+    s = space(w)
+    m = sizes(w).m
+    rank_one(w, s.P_filt, -get(w, F_inv.at), s.M.at, s.M.at, P, m, m)
+
+
+@jitable
+def keeps_variances(w, F_inv):
+    """Whether p = 1, and every variance sure to keep some of what it was through the update.
+
+    It keeps at least the share H / F of it (Cauchy, Schwarz).
+    """
+    return sizes(w).p == 1 and get(w, space(w).H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
+
+
+@jitable
+def updated(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries, needed):
+    """`update`, with P_filt in Joseph's form where it leaves little of a variance.
+
+    If it is not `needed`, P_filt is written only where a `predict` by lists cannot do without it.
+    """
     s = space(w)
     _, p, m = sizes(w)
-    if p == 1:
-        const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at)
+    if p > 1:
+        const = update(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries)
     else:
-        const = update(w, a, P, v, u, Kf, F_inv, a_filt)
-    # Where p = 1, a variance keeps at least the share H / F of what it was (Cauchy, Schwarz).
-    sure = p == 1 and get(w, s.H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
+        const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at, Z_entries)
+    if np.isnan(const):
+        return const
+    sure = keeps_variances(w, F_inv)
+    if p == 1 and (needed or not sure):
+        update_covariance(w, P, F_inv)
     if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
         joseph(w, Kf)
     return const
@@ -205,16 +244,19 @@ def made_symmetric(t, m):
 
 
 @jitable
-def predict(w, t, P_next, TP, sparse, T_entries):
-    """TP = T P_filt and P_next = TP T' + W."""
+def predict(w, t, P, F_inv, P_next, TP, T_entries):
+    """TP = T P_filt and P_next = TP T' + W, after the update of P that `updated` has made."""
     s = space(w)
     m, lower = sizes(w).m, made_symmetric(t, sizes(w).m)
-    if sparse:
-        rows, columns = T_entries.start, T_entries.index
-        sparse_product(w, TP, s.T, rows, columns, s.P_filt, s.zero, m, m, False)
+    if T_entries.sparse:
+        if keeps_variances(w, F_inv):
+            share = -get(w, F_inv.at)
+            sparse_product_updated(w, TP, s.T, T_entries, P, share, s.M.at, s.zero, m, m)
+        else:
+            sparse_product(w, TP, s.T, T_entries, s.P_filt, s.zero, m, m)
         clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
         transpose(w, s.B, TP, m, m)
-        sparse_product(w, P_next, s.T, rows, columns, s.B, s.W, m, m, lower)
+        sparse_product(w, P_next, s.T, T_entries, s.B, s.W, m, m, lower)
     else:
         product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
         product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, lower)
@@ -275,7 +317,7 @@ def load_start(w, y, model):
 
 
 @jitable
-def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol, steps):
+def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
     """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
 
     Returns how it ended and at which step: DONE at n, NOT_POSITIVE_DEFINITE at the step whose F is
@@ -297,7 +339,8 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
         kept = t if saved.filtered else 0
         a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
 
-        const = updated(w, a, P, v, u, Kf, F_inv, a_filt)
+        needed = t == n - 1 or not pattern.T.sparse
+        const = updated(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, needed)
         if np.isnan(const):
             return NOT_POSITIVE_DEFINITE, t
         steps.l[t] = -0.5 * (const + get(w, s.square.at))
@@ -311,7 +354,7 @@ def forward(w, y, observed, model, varying, sparse, T_entries, saved, watch, tol
             watch = False
         if t == n - 1:
             return (VAGUE if watch and shows_vague(w, s.P_filt, model) else DONE), n
-        predict(w, t, P_next, TP, sparse, T_entries)
+        predict(w, t, P, F_inv, P_next, TP, pattern.T)
         if steady:
             end = observed.same_until[t]
             steady_forward(w, y, t, end, const, saved, steps)

@@ -5,7 +5,16 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused.layout import space
-from helpers.kalman.fused.tiles import below, clear, copy, jitable, put, transpose
+from helpers.kalman.fused.tiles import (
+    Listed,
+    below,
+    clear,
+    copy,
+    jitable,
+    place,
+    put,
+    transpose,
+)
 from helpers.kalman.recursions import at_step
 
 jitable(at_step)
@@ -43,14 +52,33 @@ class Observed(NamedTuple):
     same_until: np.ndarray  # (n,), the first later step that observes other components; n if none
 
 
+SPARSE_BELOW = 0.4  # share of non-zeros in a matrix; near it a dense product takes as little time
+
+
 class NonZeros(NamedTuple):
-    """Row i of a square matrix has its non-zeros in columns ``index[start[i]:start[i + 1]]``.
+    """Row i of a matrix has its non-zeros in columns ``index[start[i]:start[i + 1]]``.
 
     At least one is listed: a row of zeros has its entry on the diagonal.
     """
 
-    start: np.ndarray  # (m + 1,)
-    index: np.ndarray  # (m * m,)
+    start: np.ndarray  # (rows + 1,)
+    index: np.ndarray  # (rows * columns,)
+
+
+class Pattern(NamedTuple):
+    """Where the model has its non-zeros at any time, as `NonZeros` or as `tiles.Listed`."""
+
+    T: NamedTuple
+    T_t: NamedTuple  # of T'
+    Z: NamedTuple
+
+
+class Indices(NamedTuple):
+    """What a pass knows of its steps and of its model without a look at any number."""
+
+    same_until: np.ndarray  # (n,), as in `Observed`
+    steady_from: np.ndarray  # (n,), as in `forward.Steps`
+    pattern: Pattern
 
 
 @jitable
@@ -68,25 +96,66 @@ def look_at(y, observed):
 
 @jitable
 def find_non_zeros(A, transposed, found):
-    """Fill ``found`` with the entries of A (k, m, m), or of its A', that are not zero at any time.
-
-    Returns how many are listed.
-    """
-    k, m, _ = A.shape
+    """Fill ``found`` with the entries of A (k, rows, cols), or of its A', not zero at any time."""
+    k, rows, cols = A.shape
+    if transposed:
+        rows, cols = cols, rows
     count = 0
     found.start[0] = 0
-    for i in range(m):
-        for j in range(m):
+    for i in range(rows):
+        for j in range(cols):
             for t in range(k):
                 if (A[t, j, i] if transposed else A[t, i, j]) != 0.0:
                     found.index[count] = j
                     count += 1
                     break
         if count == found.start[i]:
-            found.index[count] = i
+            found.index[count] = min(i, cols - 1)
             count += 1
         found.start[i + 1] = count
-    return count
+
+
+@jitable
+def listed(found):
+    """The same for products, which compiled code tells where the arrays are: they must stay."""
+    sparse = found.start[len(found.start) - 1] < SPARSE_BELOW * len(found.index)
+    return Listed(place(found.start), place(found.index), sparse)
+
+
+@jitable
+def find_pattern(model, pattern):
+    """Fill ``pattern``."""
+    find_non_zeros(model.T, False, pattern.T)
+    find_non_zeros(model.T, True, pattern.T_t)
+    find_non_zeros(model.Z, False, pattern.Z)
+
+
+@jitable
+def listed_pattern(pattern):
+    """What `find_pattern` has filled, for products."""
+    return Pattern(listed(pattern.T), listed(pattern.T_t), listed(pattern.Z))
+
+
+@jitable
+def room_for_indices(n, p, m):
+    """The number of int64 that `indices_in` is given."""
+    return 2 * n + 2 * (m + 1 + m * m) + p + 1 + p * m
+
+
+@jitable
+def non_zeros_in(room, at, rows, cols):
+    """The list that begins at a place of ``room``, and the place after it."""
+    middle, stop = at + rows + 1, at + rows + 1 + rows * cols
+    return NonZeros(room[at:middle], room[middle:stop]), stop
+
+
+@jitable
+def indices_in(room, n, p, m):
+    """`Indices` as they lie in ``room``."""
+    T, at = non_zeros_in(room, 2 * n, m, m)
+    T_t, at = non_zeros_in(room, at, m, m)
+    Z, _ = non_zeros_in(room, at, p, m)
+    return Indices(room[:n], room[n : 2 * n], Pattern(T, T_t, Z))
 
 
 @jitable

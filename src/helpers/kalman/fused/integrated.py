@@ -15,19 +15,26 @@ from helpers.kalman.fused.entry import (
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
+    address_of_pass,
     bundle,
-    call_pass,
     check,
     compiled_once,
     contiguous,
     copied,
     kept_on_disk,
+    run,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import NonZeros, Observed, Wanted, varies
+from helpers.kalman.fused.inputs import (
+    Observed,
+    Wanted,
+    indices_in,
+    listed_pattern,
+    room_for_indices,
+    varies,
+)
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
-from helpers.kalman.fused.one_pass import SPARSE_BELOW
 from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
@@ -171,27 +178,22 @@ def _integrated(
     memory = np.empty(size + (columns + ROWS) * columns + 8)
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
-    entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
     asked = np.zeros(15, np.int64)
     asked[:9] = num[:9]
     asked[9] = GRADIENT if backwards and wanted.matrices else GAINS
     if backwards:
         asked[10:14] = num[12:16]
-    how = call_pass(
-        w, header.ctypes, entries.ctypes, room.ctypes, asked.ctypes, report, tol, l_of_P.ctypes,
-        ones.ctypes, nothing.ctypes, unused.ctypes, a0, P0, c_none, d_none, T, Z, H, W,
-        covariances.a0.ctypes, covariances.P0.ctypes, covariances.c.ctypes, covariances.d.ctypes,
-        covariances.T.ctypes, covariances.Z.ctypes, covariances.H.ctypes, covariances.W.ctypes,
+    how = run(
+        address_of_pass(), (w, header, entries, room), asked, carray(report, 3), tol, l_of_P, ones,
+        nothing, unused, model, covariances,
     )  # fmt: skip
     if how != DONE:
         return how
-    gains, first, last = np.empty(n, np.int64), 2 * n, 2 * n + m + 1
-    gain_of_each_step(room[n : 2 * n], gains)
-    T_rows = NonZeros(room[first:last], room[last : last + m * m])
-    first, last = last + m * m, last + m * m + m + 1
-    T_columns = NonZeros(room[first:last], room[last : last + m * m])
-    observed = Observed(entries, room[:n])
-    varying, sparse = varies(model), T_rows.start[m] < SPARSE_BELOW * m * m
+    gains, places = np.empty(n, np.int64), indices_in(room, n, p, m)
+    gain_of_each_step(places.steady_from, gains)
+    observed, varying = Observed(entries, places.same_until), varies(model)
+    pattern = listed_pattern(places.pattern)
 
     clear_sums(w)
     for place in range(x.zero.at, x.s.at):
@@ -207,7 +209,7 @@ def _integrated(
         for i in range(m):
             put(w, x.a.at + i * columns + j, beginnings[j, i])
     sweep_forward(
-        w, x, columns, 0, model, observed, varying, sparse, T_rows, gains, l_of_P, series, 0, J,
+        w, x, columns, 0, model, observed, varying, pattern.T, gains, l_of_P, series, 0, J,
         True,
     )  # fmt: skip
     mean, root_out = carray(delta, q), carray(root, (q, q))
@@ -224,7 +226,7 @@ def _integrated(
     value_out = carray(value, 1)
     value_out[0] = more
     if not backwards:
-        memory[0] = 0.0  # the address w was good until here
+        memory[0], room[0] = 0.0, 0  # their addresses were good until here
         return DONE
     # The series moves to the mean of delta, each column becomes a standard deviation of it.
     clear(w, mixture, columns)
@@ -239,7 +241,7 @@ def _integrated(
         mix(w, x.a_filt, n * m, columns, mixture, block, x.zero)
     clear(w, x.r, m)
     sweep_back(
-        w, x, columns, 0, model, observed, varying, sparse, T_columns, gains, wanted, series, 0, J,
+        w, x, columns, 0, model, observed, varying, pattern.T_t, gains, wanted, series, 0, J,
         out,
     )  # fmt: skip
     hand_over_y(w, x, 0, observed, series, 0, J)
@@ -254,7 +256,7 @@ def _integrated(
     out.Z[:] += covariances.Z
     out.H[:] += covariances.H
     out.W[:] += covariances.W
-    memory[0] = 0.0
+    memory[0], room[0] = 0.0, 0
     return DONE
 
 

@@ -5,8 +5,6 @@ from helpers.kalman.fused.forward import DONE, forward
 from helpers.kalman.fused.layout import HEADER, space
 from helpers.kalman.fused.tiles import jitable, put
 
-SPARSE_BELOW = 0.4  # share of non-zeros in T; near it two dense products begin to take less time
-
 
 @jitable
 def all_equal(x):
@@ -27,8 +25,8 @@ def clean(w):
 
 @jitable
 def one_pass(
-    w, y, model, saved, back, varying, sparse, entries, wanted, l_bar, equal, tol, observed,
-    watch, steps, y_bar, out,
+    w, y, model, saved, back, varying, pattern, wanted, l_bar, equal, tol, observed, watch, steps,
+    y_bar, out,
 ):  # fmt: skip
     """Filter and, if `back`, add the gradient to `out` and write y_bar.
 
@@ -37,12 +35,10 @@ def one_pass(
     Returns how it ended and at which step.
     """
     clean(w)
-    rows, columns = entries
-    how, t = forward(w, y, observed, model, varying, sparse, rows, saved, watch, tol, steps)
+    how, t = forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps)
     if how == DONE and back:
         backward(
-            w, observed, model, varying, sparse, columns, wanted, l_bar, equal, steps.steady_from,
-            out,
-        )  # fmt: skip
+            w, observed, model, varying, pattern.T_t, wanted, l_bar, equal, steps.steady_from, out
+        )
         accumulate_vectors(w, l_bar[0] if equal else 1.0, out.c, out.d, y_bar)
     return how, t

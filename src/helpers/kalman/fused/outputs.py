@@ -23,9 +23,17 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import NonZeros, Observed, find_non_zeros, look_at, varies
+from helpers.kalman.fused.inputs import (
+    Observed,
+    find_pattern,
+    indices_in,
+    listed_pattern,
+    look_at,
+    room_for_indices,
+    varies,
+)
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
-from helpers.kalman.fused.one_pass import SPARSE_BELOW, clean
+from helpers.kalman.fused.one_pass import clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import (
@@ -66,12 +74,13 @@ def _filter_outputs(
     memory = np.empty(lay_out(Sizes(n, p, m), Saved(False, False), plan) + 8)
     w = memory.ctypes.data + 8 * begin(memory, plan)
     clean(w)
-    ys, observed = carray(y, (n, p)), Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    room = np.empty(room_for_indices(n, p, m), np.int64)
+    places = indices_in(room, n, p, m)
+    ys, observed = carray(y, (n, p)), Observed(np.empty((n, p), np.uint8), places.same_until)
     look_at(ys, observed)
-    rows = NonZeros(np.empty(m + 1, np.int64), np.empty(m * m, np.int64))
-    sparse = find_non_zeros(model.T, False, rows) < SPARSE_BELOW * m * m
-    filter_steps(w, ys, observed, model, varies(model), sparse, rows, out)
-    memory[0] = 0.0  # the address w was good until here
+    find_pattern(model, places.pattern)
+    filter_steps(w, ys, observed, model, varies(model), listed_pattern(places.pattern), out)
+    memory[0], room[0] = 0.0, 0  # their addresses were good until here
     return DONE
 
 

@@ -25,9 +25,19 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE, VAGUE
-from helpers.kalman.fused.inputs import Arrays, NonZeros, Observed, Wanted, look_at, until, varies
+from helpers.kalman.fused.inputs import (
+    Arrays,
+    Observed,
+    Wanted,
+    indices_in,
+    listed_pattern,
+    look_at,
+    room_for_indices,
+    until,
+    varies,
+)
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
-from helpers.kalman.fused.one_pass import SPARSE_BELOW, all_equal
+from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded
@@ -128,7 +138,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     memory = np.empty(size + 8)
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
-    entries, room = np.empty((n, p), np.uint8), np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
     num = np.array(
         [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W),
          GRADIENT if backwards and wanted.matrices else GAINS,
@@ -156,18 +166,14 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
 
     rest = n - k
     if rest > 0:
-        gains, start, stop = np.empty(rest, np.int64), 2 * rest, 2 * rest + m + 1
-        gain_of_each_step(room[rest : 2 * rest], gains)
-        rows = NonZeros(room[start:stop], room[stop : stop + m * m])
-        start, stop = stop + m * m, stop + m * m + m + 1
-        columns = NonZeros(room[start:stop], room[stop : stop + m * m])
-        seen = Observed(entries.reshape(-1)[: rest * p].reshape((rest, p)), room[:rest])
+        gains, places = np.empty(rest, np.int64), indices_in(room, rest, p, m)
+        gain_of_each_step(places.steady_from, gains)
+        seen = Observed(entries.reshape(-1)[: rest * p].reshape((rest, p)), places.same_until)
         sweep(
-            w, at, k, model_later(model, k), seen, varies(model),
-            rows.start[m] < SPARSE_BELOW * m * m, (rows, columns), gains, l[k:], wanted, backwards,
-            series, a, model_later(out, k),
+            w, at, k, model_later(model, k), seen, varies(model), listed_pattern(places.pattern),
+            gains, l[k:], wanted, backwards, series, a, model_later(out, k),
         )  # fmt: skip
-    memory[0] = 0.0  # the address w was good until here
+    memory[0], room[0] = 0.0, 0  # their addresses were good until here
     if not backwards:
         return DONE
     if rest == 0:

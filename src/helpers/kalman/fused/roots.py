@@ -22,7 +22,7 @@ from helpers.kalman.fused.entry import (
     small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
-from helpers.kalman.fused.inputs import Arrays, Observed, look_at
+from helpers.kalman.fused.inputs import Arrays, Observed, look_at, room_for_indices
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import symmetric
@@ -138,7 +138,7 @@ def _pass_from_roots(
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     ys, y_bars, weights = carray(y, (n, p)), carray(y_bar, (n, p)), carray(l_bar, n)
-    flags, room = carray(entries, (n, p)), carray(indices, 2 * n + 2 * (m + 1) + 2 * m * m)
+    flags, room = carray(entries, (n, p)), carray(indices, room_for_indices(n, p, m))
     observed = Observed(flags, room[:n])
     how, roots, B_t, _ = start_in_roots(
         w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,

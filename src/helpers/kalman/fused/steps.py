@@ -75,7 +75,7 @@ def store_observed(w, t, observed, out):
 
 
 @jitable
-def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
+def filter_steps(w, y, observed, model, varying, pattern, out):
     """Write all outputs; NaN from the step on at which F is not positive definite."""
     s = space(w)
     n, p, m = sizes(w)
@@ -87,7 +87,9 @@ def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
         a = below(s.a, t)
         store_row(w, a.at, out.a_pred[t])
         store_symmetric(w, P, out.P_pred[t])
-        const = forward.updated(w, a, P, below(s.v, t), below(s.u, t), s.Kf, s.F_inv, s.a_filt)
+        const = forward.updated(
+            w, a, P, below(s.v, t), below(s.u, t), s.Kf, s.F_inv, s.a_filt, pattern.Z, True
+        )
         if np.isnan(const):
             for X in (out.a_filt, out.a_pred, out.y_hat):
                 X[t:] = np.nan
@@ -99,6 +101,6 @@ def filter_steps(w, y, observed, model, varying, sparse, T_entries, out):
         store_observed(w, t, observed, out)
         store_row(w, s.a_filt.at, out.a_filt[t])
         store_symmetric(w, s.P_filt, out.P_filt[t])
-        forward.predict(w, t, P_next, s.TP, sparse, T_entries)
+        forward.predict(w, t, P, s.F_inv, P_next, s.TP, pattern.T)
         row_product(w, below(s.a, t + 1).at, 1.0, s.a_filt.at, s.T_t, s.c.at, m, m)
         P, P_next = P_next, P

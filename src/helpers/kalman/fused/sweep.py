@@ -125,8 +125,8 @@ def hand_over_c(w, A, x, series, first, count, t):
 
 @jitable
 def sweep_forward(
-    w, x, columns, k, model, observed, varying, sparse, T_entries, gains, l_of_P, series, first,
-    count, keep_v,
+    w, x, columns, k, model, observed, varying, T_entries, gains, l_of_P, series, first, count,
+    keep_v,
 ):  # fmt: skip
     """The columns of `count` series from member `first` on, through the steps of a pass.
 
@@ -166,18 +166,15 @@ def sweep_forward(
             rank_one(w, a_filt, 1.0, Kf.at, v.at, x.a, m, columns)
         else:
             product(w, a_filt, 1.0, transposed(Kf), v, x.a, m, p, columns)
-        if sparse:
-            sparse_product(
-                w, x.a, s.T, T_entries.start, T_entries.index, a_filt, x.c, m, columns, False
-            )
+        if T_entries.sparse:
+            sparse_product(w, x.a, s.T, T_entries, a_filt, x.c, m, columns)
         else:
             product(w, x.a, 1.0, s.T, a_filt, x.c, m, m, columns)
 
 
 @jitable
 def sweep_back(
-    w, x, columns, k, model, observed, varying, sparse, T_entries, gains, wanted, series, first,
-    count, out,
+    w, x, columns, k, model, observed, varying, T_entries, gains, wanted, series, first, count, out,
 ):  # fmt: skip
     """The way back through the same steps. What the columns give is added to `out`, and to series.
 
@@ -199,11 +196,8 @@ def sweep_back(
             i = t - start
             r, r_next, e = below(x.r, i * m), below(x.r, (i + 1) * m), below(x.u, t * p)
             Kf, a_filt = below(s.Kf, gains[t] * p), below(x.a_filt, t * m)
-            if sparse:
-                sparse_product(
-                    w, x.s, s.T_t, T_entries.start, T_entries.index, r_next, x.zero, m, columns,
-                    False,
-                )  # fmt: skip
+            if T_entries.sparse:
+                sparse_product(w, x.s, s.T_t, T_entries, r_next, x.zero, m, columns)
             else:
                 product(w, x.s, 1.0, transposed(s.T), r_next, x.zero, m, m, columns)
             if p == 1:
@@ -306,8 +300,7 @@ def add_half(w, A, out):
 
 @jitable
 def sweep(
-    w, at, k, model, observed, varying, sparse, entries, gains, l_of_P, wanted, backwards, series,
-    a, out,
+    w, at, k, model, observed, varying, pattern, gains, l_of_P, wanted, backwards, series, a, out,
 ):  # fmt: skip
     """All series of a group through the steps of a pass, which began at their step k.
 
@@ -316,7 +309,6 @@ def sweep(
     step at least.
     """
     n, p, m = sizes(w)
-    rows, columns_of_T = entries
     J = len(series.members)
     clear_sums(w)
     for first in range(0, J, WIDTH):
@@ -330,15 +322,15 @@ def sweep(
             for i in range(m):
                 put(w, x.a.at + i * columns + j, a[i, first + j])
         sweep_forward(
-            w, x, columns, k, model, observed, varying, sparse, rows, gains, l_of_P, series, first,
+            w, x, columns, k, model, observed, varying, pattern.T, gains, l_of_P, series, first,
             count, False,
         )  # fmt: skip
         if not backwards:
             continue
         clear(w, x.r, m)
         sweep_back(
-            w, x, columns, k, model, observed, varying, sparse, columns_of_T, gains, wanted, series,
-            first, count, out,
+            w, x, columns, k, model, observed, varying, pattern.T_t, gains, wanted, series, first,
+            count, out,
         )  # fmt: skip
         hand_over_y(w, x, k, observed, series, first, count)
         for j in range(count):

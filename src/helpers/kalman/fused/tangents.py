@@ -23,16 +23,18 @@ from helpers.kalman.fused.entry import (
     INTEGERS,
     OUT_OF_MEMORY,
     REALS,
+    address_of_pass,
     bundle,
-    call_pass,
     check,
     compiled_once,
     contiguous,
     copied,
     kept_on_disk,
+    run,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
+from helpers.kalman.fused.inputs import room_for_indices
 from helpers.kalman.fused.layout import HEADER, LAYOUT, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import at_step
@@ -577,15 +579,13 @@ def _hessian_vector(
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
-    indices = np.empty(2 * n + 2 * (m + 1) + 2 * m * m, np.int64)
+    indices = np.empty(room_for_indices(n, p, m), np.int64)
     asked, report = np.zeros(15, np.int64), np.empty(3, np.int64)
     asked[:9], asked[9] = num[:9], GAINS
     l, ones, ignored, out = np.empty(n), np.ones(n), np.zeros((n, p)), zeros_like(model)
-    how = call_pass(
-        w, header.ctypes, entries.ctypes, indices.ctypes, asked.ctypes, report.ctypes, 0.0,
-        l.ctypes, ones.ctypes, y, ignored.ctypes, a0, P0, c, d, T, Z, H, W, out.a0.ctypes,
-        out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes, out.Z.ctypes, out.H.ctypes,
-        out.W.ctypes,
+    how = run(
+        address_of_pass(), (w, header, entries, indices), asked, report, 0.0, l, ones,
+        carray(y, (n, p)), ignored, model, out,
     )  # fmt: skip
     if how != DONE:
         return how

@@ -45,6 +45,17 @@ class Mat(NamedTuple):
     step: int
 
 
+class Listed(NamedTuple):
+    """The non-zeros of a matrix: those of row i in columns ``index[start[i]:start[i + 1]]``.
+
+    At least one for each row. Both are arrays of integers in Python, in compiled code places.
+    """
+
+    start: int
+    index: int
+    sparse: bool  # whether a product takes less time by them
+
+
 class Memory:
     """A workspace for Python: ``size`` doubles, all NaN, and every access is checked.
 
@@ -257,27 +268,29 @@ def _tile(rows, width, chains):
     return tile
 
 
-def _listed(width):
+def _listed(width, updated):
     """The function that computes ``width`` columns of a sparse product, from row ``first`` on.
 
     ``out = C + A B``; row i of A has its non-zeros in columns ``index[start[i]:start[i + 1]]``, of
-    which there is at least one.
+    which there is at least one. If ``updated``, B counts as ``B + alpha x'x``, where columns j and
+    following of the row x are those of the others here.
     """
 
     @intrinsic
-    def machine(typing, w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows):
+    def machine(
+        typing, w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows, alpha, x, j
+    ):
         def generate(context, builder, signature, args):
-            w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows = args
+            w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows, alpha, x, j = args
             data, integer = builder.inttoptr(w, DOUBLES), first.type
-            kinds = signature.args[9:11]
-            starts, columns = (
-                context.make_array(kind)(context, builder, array).data
-                for kind, array in zip(kinds, (start, index), strict=True)
-            )
+            starts, columns = (builder.inttoptr(a, integer.as_pointer()) for a in (start, index))
 
             def row(matrix, ld, i):
                 return _vector(builder, data, builder.add(matrix, builder.mul(ld, i)), width)
 
+            if updated:
+                right = builder.load(_vector(builder, data, builder.add(x, j), width), align=8)
+                right = builder.fmul(_spread(builder, alpha, width), right)
             total = cgutils.alloca_once(builder, _vector_type(width))
             with _loop(builder, builder.sub(rows, first)) as k:
                 i = builder.add(first, k)
@@ -290,6 +303,9 @@ def _listed(width):
                     factor = builder.load(builder.gep(data, [builder.add(a, q)]))
                     factor = _spread(builder, factor, width)
                     b = builder.load(row(B, ldb, q), align=8)
+                    if updated:
+                        left = builder.load(builder.gep(data, [builder.add(x, q)]))
+                        b = _multiply_add(builder, _spread(builder, left, width), right, b)
                     return _multiply_add(builder, factor, b, sum_before)
 
                 c = builder.load(row(C, ldc, i), align=8)
@@ -302,31 +318,35 @@ def _listed(width):
             return context.get_dummy_value()
 
         place = types.intp
-        return types.void(w, *[place] * 8, start, index, place, place), generate
+        return types.void(w, *[place] * 12, types.float64, *[place] * 2), generate
 
     @compiled_as(machine)
-    def tile(w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows):
+    def tile(w, out, ldo, A, lda, B, ldb, C, ldc, start, index, first, rows, alpha, x, j):
         for i in range(first, rows):
             total = w.read(C + i * ldc, width)
             if start[i] == start[i + 1]:
                 raise IndexError(f"row {i} lists no entry")
             for q in index[start[i] : start[i + 1]]:
-                total += w.read(A + i * lda + q)[0] * w.read(B + q * ldb, width)
+                b = w.read(B + q * ldb, width)
+                if updated:
+                    b += w.read(x + q)[0] * (alpha * w.read(x + j, width))
+                total += w.read(A + i * lda + q)[0] * b
             w.write(out + i * ldo, total)
 
     return tile
 
 
-def _outer(width, terms):
+def _outer(width, terms, summed=False):
     """The function that computes ``width`` columns of ``out = C + alpha x'y``, for rows x and y.
 
-    With two ``terms`` it is ``C + alpha (x'y + y'x)``.
+    It does so from row ``first`` on. With two ``terms`` it is ``C + alpha (x'y + y'x)``. If
+    ``summed``, what it writes is also added to S.
     """
 
     @intrinsic
-    def machine(typing, w, out, ldo, alpha, x, y, j, C, ldc, rows):
+    def machine(typing, w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds):
         def generate(context, builder, signature, args):
-            w, out, ldo, alpha, x, y, j, C, ldc, rows = args
+            w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds = args
             data, factor = builder.inttoptr(w, DOUBLES), _spread(builder, alpha, width)
             pairs = [(x, y), (y, x)][:terms]
 
@@ -334,24 +354,31 @@ def _outer(width, terms):
                 return builder.load(_vector(builder, data, place, width), align=8)
 
             right = [builder.fmul(factor, vector(builder.add(b, j))) for _, b in pairs]
-            with _loop(builder, rows) as i:
+            with _loop(builder, builder.sub(rows, first)) as k:
+                i = builder.add(first, k)
                 row = vector(builder.add(builder.add(C, j), builder.mul(ldc, i)))
                 for (a, _), b in zip(pairs, right, strict=True):
                     a = builder.load(builder.gep(data, [builder.add(a, i)]))
                     row = _multiply_add(builder, _spread(builder, a, width), b, row)
                 place = builder.add(builder.add(out, j), builder.mul(ldo, i))
                 builder.store(row, _vector(builder, data, place, width), align=8)
+                if summed:
+                    place = builder.add(builder.add(S, j), builder.mul(lds, i))
+                    total = builder.fadd(vector(place), row)
+                    builder.store(total, _vector(builder, data, place, width), align=8)
             return context.get_dummy_value()
 
-        return types.void(w, *[types.intp] * 2, types.float64, *[types.intp] * 6), generate
+        return types.void(w, *[types.intp] * 2, types.float64, *[types.intp] * 9), generate
 
     @compiled_as(machine)
-    def tile(w, out, ldo, alpha, x, y, j, C, ldc, rows):
-        for i in range(rows):
+    def tile(w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds):
+        for i in range(first, rows):
             row = w.read(C + i * ldc + j, width)
             for a, b in [(x, y), (y, x)][:terms]:
                 row += w.read(a + i)[0] * (alpha * w.read(b + j, width))
             w.write(out + i * ldo + j, row)
+            if summed:
+                w.write(S + i * lds + j, w.read(S + i * lds + j, width) + row)
 
     return tile
 
@@ -383,10 +410,9 @@ def _stripe(four, two, one):
 _one_wide, _one = _tile(1, WIDEST, 2), _tile(1, LANES, 4)
 _wide = _stripe(_tile(4, WIDEST, 1), _tile(2, WIDEST, 1), _one_wide)
 _narrow = _stripe(_tile(4, LANES, 1), _tile(2, LANES, 2), _one)
-_listed_wide, _listed_half = _listed(4 * LANES), _listed(2 * LANES)
-_listed_one = _listed(LANES)
 _outer_wide, _outer_one = _outer(2 * LANES, 1), _outer(LANES, 1)
 _outers_wide, _outers_one = _outer(2 * LANES, 2), _outer(LANES, 2)
+_summed_wide, _summed_one = _outer(2 * LANES, 2, True), _outer(LANES, 2, True)
 
 
 @jitable
@@ -417,25 +443,58 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
             j += LANES
 
 
+def place(x):
+    """An array of integers, or in compiled code its address, which costs no reference count."""
+    return x
+
+
+@overload(place, jit_options=_OPTIONS)
+def _place(x):
+    return lambda x: x.ctypes.data
+
+
+def _by_lists(updated):
+    """The function that computes a sparse product by tiles: see those of `_listed`."""
+    wide, half, one = (_listed(k * LANES, updated) for k in (4, 2, 1))
+
+    @jitable
+    def by_lists(w, out, A, found, B, C, rows, cols, lower, alpha, x):
+        start, index, j = found.start, found.index, 0
+        while j < cols:
+            k = j if lower else 0
+            o, b, c = out.at + j, B.at + j, C.at + j
+            if j + 3 * LANES < cols:
+                wide(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, k, rows, alpha, x, j)
+                j += 4 * LANES
+            elif j + LANES < cols:
+                half(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, k, rows, alpha, x, j)
+                j += 2 * LANES
+            else:
+                one(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, k, rows, alpha, x, j)
+                j += LANES
+
+    return by_lists
+
+
+_sparse, _sparse_updated = _by_lists(False), _by_lists(True)
+
+
 @jitable
-def sparse_product(w, out, A, start, index, B, C, rows, cols, lower):
-    """out = C + A B, A square; its row i has its non-zeros in columns index[start[i]:start[i + 1]].
+def sparse_product(w, out, A, found, B, C, rows, cols, lower=False):
+    """out = C + A B; A has its non-zeros where ``found``, `Listed`, says.
 
     With `lower`, some entries above the diagonal are left as they are. `out` is neither B nor C.
     """
-    j = 0
-    while j < cols:
-        first = j if lower else 0
-        o, b, c = out.at + j, B.at + j, C.at + j
-        if j + 3 * LANES < cols:
-            _listed_wide(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
-            j += 4 * LANES
-        elif j + LANES < cols:
-            _listed_half(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
-            j += 2 * LANES
-        else:
-            _listed_one(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, first, rows)
-            j += LANES
+    _sparse(w, out, A, found, B, C, rows, cols, lower, 0.0, 0)
+
+
+@jitable
+def sparse_product_updated(w, out, A, found, B, alpha, x, C, rows, cols):
+    """out = C + A (B + alpha x'x), for a row that begins at the place x, A as in `sparse_product`.
+
+    So the matrix in brackets need not be written.
+    """
+    _sparse_updated(w, out, A, found, B, C, rows, cols, False, alpha, x)
 
 
 def _vectors(builder, length):
@@ -724,10 +783,10 @@ def rank_one(w, out, alpha, x, y, C, rows, cols):
     j = 0
     while j < cols:
         if j + LANES < cols:
-            _outer_wide(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
+            _outer_wide(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, 0, rows, 0, 0)
             j += 2 * LANES
         else:
-            _outer_one(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
+            _outer_one(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, 0, rows, 0, 0)
             j += LANES
 
 
@@ -737,8 +796,25 @@ def rank_two(w, out, x, y, C, size):
     j = 0
     while j < size:
         if j + LANES < size:
-            _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
+            _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, size, 0, 0)
             j += 2 * LANES
         else:
-            _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
+            _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, size, 0, 0)
+            j += LANES
+
+
+@jitable
+def rank_two_summed(w, out, x, y, C, S, size):
+    """`rank_two`; what it writes is added to S, but for some entries above the diagonal."""
+    j = 0
+    while j < size:
+        if j + LANES < size:
+            if j > 0:
+                _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, j, 0, 0)
+            _summed_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, j, size, S.at, S.ld)
+            j += 2 * LANES
+        else:
+            if j > 0:
+                _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, j, 0, 0)
+            _summed_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, j, size, S.at, S.ld)
             j += LANES
