@@ -72,9 +72,9 @@ def counts(
     """Multiply-adds of a pass, value and gradients, and bytes it keeps from step to step.
 
     Counted product by product from the source, for a static model without gaps: a symmetric product
-    costs half, and a product with a T that is followed by its non-zeros costs these.
+    costs half, and a product with a T or Z that is followed by its non-zeros costs these.
     """
-    from helpers.kalman.fused.one_pass import SPARSE_BELOW
+    from helpers.kalman.fused.inputs import SPARSE_BELOW
 
     n, m, p = len(y), model.m, model.p
     any_matrix, T_too, Z_too, W_too = flags(requested)
@@ -85,7 +85,10 @@ def counts(
     several = p > 1  # series: then there are factors of F, and else a number
     states = T_too or Z_too
 
-    forward = congruence + 2 * p * m**2 + m**2 + 2 * p * m  # Z P, G' G and the vectors
+    entries_of_Z = np.count_nonzero(model.Z)  # noqa: N806
+    if entries_of_Z >= SPARSE_BELOW * p * m:
+        entries_of_Z = p * m  # noqa: N806
+    forward = congruence + entries_of_Z * m + p * m**2 + m**2 + 2 * p * m  # Z P, G' G, the vectors
     forward += several * (3 * p**2 * m + 2 * p**3) + 2 * p**2  # Z P Z', the gain in factors, F^-1
     forward_steady = m**2 + 2 * p * m + p**2
     backward = backward_steady = m**2 + 2 * p * m

@@ -940,6 +940,42 @@ class _Updates:
         return found
 
 
+class _VarmaxUpdates(_Updates):
+    """The same for a `VARMAX` whose shocks are correlated.
+
+    Its Q = L L' is differentiated here: the entries of L share most of those of Q, and each of them
+    would take a complex step of its own.
+    """
+
+    def __init__(self, mod: VARMAX, params: np.ndarray):
+        self.where, self.rows = mod._params_state_cov, mod._idx_lower_state_cov
+        super().__init__(mod, params)
+
+    def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        others = direction.copy()
+        others[self.where] = 0
+        return super()._along(params, others)
+
+    def _lower(self, params: np.ndarray) -> np.ndarray:
+        L = np.zeros((self.mod.k_endog, self.mod.k_endog))
+        L[self.rows] = params[self.where]
+        return L
+
+    def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        found, L = super().pull(params, bar), self._lower(params)
+        Q_bar = bar[self.at["Q"]].reshape(L.shape)
+        found[self.where] = ((Q_bar + Q_bar.T) @ L)[self.rows]
+        return found
+
+    def dense(self, params: np.ndarray) -> np.ndarray:
+        found, L = super().dense(params), self._lower(params)
+        dL = np.zeros((len(self.rows[0]), *L.shape))
+        dL[np.arange(len(dL)), *self.rows] = 1
+        move = dL @ L.T
+        found[self.where, self.at["Q"]] = (move + move.swapaxes(1, 2)).reshape(len(dL), -1)
+        return found
+
+
 class _Varmax:
     """The transformation of `VARMAX`, whose Cholesky factors no complex step can differentiate."""
 
@@ -1026,7 +1062,10 @@ def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
     key = tuple(mod.ssm.shapes.values())
     known = _KNOWN.setdefault(mod, {})
     if known.get("shapes") != key:
-        known["shapes"], known["updates"] = key, _Updates(mod, params)
+        correlated = getattr(mod, "error_cov_type", "") == "unstructured"
+        written_out = type(mod).update is VARMAX.update and correlated
+        found = (_VarmaxUpdates if written_out else _Updates)(mod, params)
+        known["shapes"], known["updates"] = key, found
     return known["updates"]
 
 
