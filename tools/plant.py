@@ -164,6 +164,16 @@ FAULTS = {
         "share = -get(w, F_inv.at)",
         "share = 0.0",
     ),
+    "a product by lists without the update": (
+        "tiles.py",
+        "b += w.read(x + q)[0] * (alpha * w.read(x + j, width))",
+        "b += 0.0",
+    ),
+    "a sum that keeps only what was last written": (
+        "tiles.py",
+        "w.write(S + i * lds + j, w.read(S + i * lds + j, width) + row)",
+        "w.write(S + i * lds + j, row)",
+    ),
     "P_filt not written where it is needed": (
         "forward.py",
         "if p == 1 and (needed or not sure):",

@@ -940,6 +940,18 @@ class _Updates:
         return found
 
 
+def _root_of_shocks(mod: VARMAX, params: np.ndarray):
+    """L, of which Q = L L', and where the parameters of the shocks stand in it.
+
+    Of free parameters; of the model's own only where the shocks are correlated.
+    """
+    L = np.zeros((mod.k_endog, mod.k_endog))
+    diagonal = mod.error_cov_type == "diagonal"
+    rows = np.diag_indices(len(L)) if diagonal else mod._idx_lower_state_cov
+    L[rows] = params[mod._params_state_cov]
+    return L, rows
+
+
 class _VarmaxUpdates(_Updates):
     """The same for a `VARMAX` whose shocks are correlated.
 
@@ -948,7 +960,7 @@ class _VarmaxUpdates(_Updates):
     """
 
     def __init__(self, mod: VARMAX, params: np.ndarray):
-        self.where, self.rows = mod._params_state_cov, mod._idx_lower_state_cov
+        self.where = mod._params_state_cov
         super().__init__(mod, params)
 
     def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
@@ -956,21 +968,16 @@ class _VarmaxUpdates(_Updates):
         others[self.where] = 0
         return super()._along(params, others)
 
-    def _lower(self, params: np.ndarray) -> np.ndarray:
-        L = np.zeros((self.mod.k_endog, self.mod.k_endog))
-        L[self.rows] = params[self.where]
-        return L
-
     def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
-        found, L = super().pull(params, bar), self._lower(params)
+        found, (L, rows) = super().pull(params, bar), _root_of_shocks(self.mod, params)
         Q_bar = bar[self.at["Q"]].reshape(L.shape)
-        found[self.where] = ((Q_bar + Q_bar.T) @ L)[self.rows]
+        found[self.where] = ((Q_bar + Q_bar.T) @ L)[rows]
         return found
 
     def dense(self, params: np.ndarray) -> np.ndarray:
-        found, L = super().dense(params), self._lower(params)
-        dL = np.zeros((len(self.rows[0]), *L.shape))
-        dL[np.arange(len(dL)), *self.rows] = 1
+        found, (L, rows) = super().dense(params), _root_of_shocks(self.mod, params)
+        dL = np.zeros((len(rows[0]), *L.shape))
+        dL[np.arange(len(dL)), *rows] = 1
         move = dL @ L.T
         found[self.where, self.at["Q"]] = (move + move.swapaxes(1, 2)).reshape(len(dL), -1)
         return found
@@ -998,9 +1005,7 @@ class _Varmax:
             where = mod._params_ma
             found[where] = _pull_coefficients(free[where], bar[where], np.eye(p))[0]
         if mod.k_ar and mod.enforce_stationarity:
-            L = np.zeros((p, p))
-            rows = np.diag_indices(p) if diagonal else mod._idx_lower_state_cov
-            L[rows] = free[cov]
+            L, rows = _root_of_shocks(mod, free)
             M = np.linalg.cholesky(L @ L.T)  # L, but for the signs of its columns
             where = mod._params_ar
             found[where], M_bar = _pull_coefficients(free[where], bar[where], M)
