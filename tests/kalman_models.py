@@ -5,6 +5,7 @@ import numpy as np
 from helpers.datasets import local_level_arrays, nile, random_model, seasonal_arrays, simulate
 from helpers.kalman import StateSpace
 from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.stationary import Stationary
 from helpers.statespace import STATIC
 
 VARYING = ("c", "d", "T", "Z", "R", "H", "Q")
@@ -53,6 +54,28 @@ NAMES_OF_CASES = (*CASES, "Nile")
 def season(period: int) -> StateSpace:
     """Level, trend and season: a transition that is nearly empty."""
     return StateSpace(**seasonal_arrays(period=period))
+
+
+REPEATING = ("AR(3)", "VAR(2)", "VAR(3)")
+
+
+def repeating(what: str) -> StateSpace:
+    """Models some of whose states only repeat what others were; Z y = a is seen without error."""
+    rng = np.random.default_rng(3)
+    if what == "AR(3)":  # Harvey's form
+        T = np.diag([1.0, 1.0], 1)
+        T[:, 0] = 0.5, -0.3, 0.2
+        R, p = np.eye(3)[:, :1], 1
+    else:  # a vector autoregression and its lags
+        p, lags = {"VAR(2)": (2, 2), "VAR(3)": (3, 3)}[what]
+        T = np.diag(np.ones(p * (lags - 1)), -p)
+        T[:p] = 0.4 / lags / p * rng.normal(size=(p, lags * p))
+        T[:p, :p] += 0.3 * np.eye(p)
+        R = np.eye(lags * p)[:, :p]
+    m, Q = len(T), np.diag(10.0 ** np.arange(p))  # in different units
+    P0 = Stationary(T, np.zeros(m), R @ Q @ R.T).covariance
+    return StateSpace(np.zeros(m), P0, np.zeros(m), np.zeros(p), T=T, Z=np.eye(m)[:p], R=R,
+                      H=np.zeros((p, p)), Q=Q)  # fmt: skip
 
 
 def arrays_of(model):

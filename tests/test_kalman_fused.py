@@ -8,11 +8,12 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kalman_models import CASES, NAMES_OF_CASES, make, season
+from kalman_models import CASES, NAMES_OF_CASES, REPEATING, make, repeating, season
 from kalman_oracle import true_gradient
 from numba import njit
 
@@ -309,6 +310,31 @@ def test_a_known_start_takes_no_roots():
     found, expected = (loglike_and_grad(y, given, method=x) for x in ("fused", "reference"))
     assert relative_error(found[0], expected[0]) < 1e-12
     assert relative_error(found[2].T, expected[2].T) < 1e-9
+
+
+@pytest.mark.parametrize("jitter", [0, 1e-8])
+@pytest.mark.parametrize("what", REPEATING)
+def test_states_that_repeat_others_take_no_roots(what, jitter):
+    """Their variance falls to nothing though P0 is not vague; where it is, that is still seen."""
+    model = repeating(what)
+    n, m = 40, model.m
+    if jitter:
+        root = np.linalg.cholesky(model.R @ model.Q @ model.R.T + jitter * np.eye(m))
+        model = replace(model, R=root, Q=np.eye(m), H=jitter * np.eye(model.p))
+    y, _ = simulate(n, 4, **model.asdict())
+    variances = np.diagonal(kalman_filter(y, model).out.P_pred, axis1=1, axis2=2)
+    assert (variances[1:] < 1e-5 * variances[0]).any()  # it looks vague
+    vague = replace(model, P0=1e7 * np.eye(m))
+    for given, begins in ((model, False), (vague, True)):
+        assert bool(reference._filter_in_parts(y, given)[1][0]) == begins
+        report = entry.loglike_and_grad(y, *over_time(given), np.ones(n), *ALL, 0.0)[3]
+        assert (report[1] > 0) == begins
+        names = ["a0", "T", "Z", "H"]
+        truth = true_gradient(y, given, names=names)
+        for method in ("fused", "reference"):
+            _, _, gradients = loglike_and_grad(y, given, method=method)
+            for name in names:
+                assert relative_error(getattr(gradients, name), truth[name]) < 1e-10, (method, name)
 
 
 def test_a_gradient_that_overflows_is_not_the_models_fault():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, arrays_of, make, season
+from kalman_models import CASES, REPEATING, arrays_of, make, repeating, season
 from numba import njit
 
 from helpers.checks import complex_step, relative_error
@@ -15,18 +15,16 @@ from helpers.kalman.fused import own as series_in_lanes
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
-    Observed,
     Wanted,
-    find_pattern,
     indices_in,
-    listed_pattern,
-    look_at,
+    look,
     room_for_indices,
     varies,
 )
 from helpers.kalman.fused.layout import Saved, Sizes
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.kalman.panel import loglike, loglike_and_grad
+from helpers.kalman.square_root import fill_shares
 from helpers.statespace import NAMES, STATIC, SYMMETRIC
 
 METHODS = ("fused", "reference")
@@ -295,11 +293,18 @@ def many(X, core):  # noqa: N803
     return lanes.Many(memory, len(X), X.size // len(X) // size, size)
 
 
-@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "VAR(3)"])
 def test_the_lanes_in_guarded_memory(name):
-    """The text of the lanes in Python: every place it reads or writes lies within the workspace."""
-    y, model = make(name)
-    y = y[:6]
+    """The text of the lanes in Python: every place it reads or writes lies within the workspace.
+
+    Only the series with a vague start is left to the pass for one.
+    """
+    if name in REPEATING:
+        model = repeating(name)
+        y, _ = simulate(15, 4, **model.asdict())  # beyond the steps that are watched
+    else:
+        y, model = make(name)
+        y = y[:6]
     arrays = {x: X[:6] if x in model.time_varying else X for x, X in model.asdict().items()}
     model, J = StateSpace(**arrays), LANES + 1
     Y = series(y, J)  # noqa: N806
@@ -309,20 +314,29 @@ def test_the_lanes_in_guarded_memory(name):
     cores = {"a0": 1, "c": 1, "d": 1}
     given = Arrays(**{x: many(A[None], cores.get(x, 2)) for x, A in X.items()})
     out = Arrays(**{x: many(np.zeros((J, *A.shape)), cores.get(x, 2)) for x, A in X.items()})
+    P0 = np.repeat(model.P0[None], J, axis=0)  # noqa: N806
+    P0[2] = 1e7 * np.eye(m)
+    given, shares = given._replace(P0=many(P0, 2)), np.empty((J, m))
+    for x, share in zip(P0, shares, strict=True):
+        fill_shares(x, X["T"], X["W"], share)
     s = series_in_lanes.lay_out(n, p, m)
     places = [tiles.Mat(at * LANES, 1, 1) for at in s[:-1]]
     w = Memory(s.end * LANES, places)
     l, vague, y_bar = many(np.zeros(J), 0), many(np.zeros(J), 0), many(np.zeros(Y.shape), 1)
     series_in_lanes.all_in_lanes(
-        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, True, l, vague, y_bar, out
-    )
+        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, many(shares, 1), True, l, vague,
+        y_bar, out,
+    )  # fmt: skip
     values, dY, each = loop(Y, model)  # noqa: N806
-    assert (vague.data.data <= 0).all()
-    assert np.abs(l.data.data / values - 1).max() < 1e-12
-    assert relative_error(y_bar.data.data.reshape(Y.shape), np.array(dY)) < 1e-11
+    known = np.arange(J) != 2
+    np.testing.assert_array_equal(vague.data.data <= 0, known)
+    assert np.abs(l.data.data / values - 1)[known].max() < 1e-12
+    assert relative_error(y_bar.data.data.reshape(Y.shape)[known], np.array(dY)[known]) < 1e-11
     for x in ("a0", "P0", "c", "d", "T", "Z", "H"):
         X = np.array([getattr(gradients, x) for gradients in each])
-        assert relative_error(getattr(out, x).data.data.reshape(X.shape), X) < 1e-11, x
+        assert (
+            relative_error(getattr(out, x).data.data.reshape(X.shape)[known], X[known]) < 1e-11
+        ), x
 
 
 @pytest.mark.parametrize("models", ["one", "own"])
@@ -479,12 +493,9 @@ def run_twin(Y, model):  # noqa: N803
     x, end = sweep.lay_out_columns(at, n, p, m, tiles.padded(min(J, sweep.WIDTH)), False)
     memory = Memory(end, w.space, w.sizes)
     memory._bounds = np.sort([*(mat.at for mat in (*w.space, *x)), end])
-    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
-    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
-    look_at(Y[0], observed)
-    find_pattern(arrays, places.pattern)
-    pattern = listed_pattern(places.pattern)
-    steps = Steps(np.empty(n), places.steady_from)
+    found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed, pattern = look(Y[0], arrays, np.empty((n, p), np.uint8), found)
+    steps = Steps(np.empty(n), found.steady_from)
     nothing = np.where(np.isnan(Y[0]), np.nan, 0.0)
     covariances = Arrays(*(np.zeros_like(A) for A in arrays))
     how, _ = one_pass.one_pass(

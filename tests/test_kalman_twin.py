@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, arrays_of, make, season
+from kalman_models import CASES, REPEATING, arrays_of, make, repeating, season
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -20,10 +20,9 @@ from helpers.kalman.fused.inputs import (
     Observed,
     Wanted,
     find_non_zeros,
-    find_pattern,
     indices_in,
     listed,
-    listed_pattern,
+    look,
     look_at,
     room_for_indices,
     varies,
@@ -32,6 +31,7 @@ from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
 from helpers.kalman.fused.small import InTime, Kept, Like, sizes_of_kept, small_pass
 from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
+from helpers.kalman.square_root import fill_shares, is_past
 from helpers.statespace import STATIC, StateSpace
 
 SIZES = range(1, 18)
@@ -54,9 +54,12 @@ def run_small(y, arrays, backwards, wanted, weight, tol, watch):
     kept = Kept(*(Memory(n * size) for size in sizes_of_kept(m, p)))
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
+    shares = held(np.zeros(m))
+    if watch:
+        fill_shares(arrays.P0, arrays.T, arrays.W, shares.data)
     report = np.zeros(3, np.int64)
     how = small_pass(
-        Like(np.eye(m), np.eye(p), np.zeros((p, m))), held(y), model, backwards, wanted, watch,
+        Like(np.eye(m), np.eye(p), np.zeros((p, m))), held(y), model, backwards, wanted, shares,
         tol, weight, l, y_bar, kept, np.empty(n, np.int64), observed, out, report,
     )  # fmt: skip
     G = Arrays(*(X.w.data.reshape(A.shape) for X, A in zip(out, arrays, strict=True)))
@@ -78,15 +81,13 @@ def run(
         return run_small(y, arrays, backwards, wanted, weight, tol, watch)
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
-    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
-    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
-    look_at(y, observed)
-    find_pattern(arrays, places.pattern)
+    found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
     g = np.ones(n) if weights is None else weights
     out, y_bar = Arrays(*(np.zeros_like(A) for A in arrays)), np.zeros((n, p))
-    steps = Steps(np.empty(n), places.steady_from)
+    steps = Steps(np.empty(n), found.steady_from)
     how, _ = one_pass.one_pass(
-        w, y, arrays, saved, backwards, varies(arrays), listed_pattern(places.pattern), wanted, g,
+        w, y, arrays, saved, backwards, varies(arrays), pattern, wanted, g,
         one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
     )  # fmt: skip
     return how, steps, out, y_bar
@@ -210,13 +211,11 @@ def outputs(y, model):
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     w, _ = layout.checked_memory(Sizes(n, p, m), Saved(False, False))
     one_pass.clean(w)
-    places = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
-    observed = Observed(np.empty((n, p), np.uint8), places.same_until)
-    look_at(y, observed)
-    find_pattern(arrays, places.pattern)
+    found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
     shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
     out = reference.FilterOutputs(*(np.full((n, *shape), np.inf) for shape in shapes))
-    filter_steps(w, y, observed, arrays, varies(arrays), listed_pattern(places.pattern), out)
+    filter_steps(w, y, observed, arrays, varies(arrays), pattern, out)
     return out
 
 
@@ -497,3 +496,34 @@ def test_lyapunov_sums():
         assert np.abs(read(w, s.N_k, m, m) - total).max() < 1e-13
         assert np.abs(read(w, s.S, m, m) - totals).max() < 1e-12
         assert np.abs(read(w, A, m, m) - power).max() < 1e-14
+
+
+@pytest.mark.parametrize("what", REPEATING)
+def test_states_that_repeat_others_are_not_watched(what):
+    """By the pass of any size and, up to four states, by that in registers."""
+    model = repeating(what)
+    y, _ = simulate(30, 4, **model.asdict())
+    vague = replace(model, P0=1e7 * np.eye(model.m))
+    for small in (False, True):
+        assert run(y, model, watch=True, small=small)[0] == DONE
+        assert run(y, vague, watch=True, small=small)[0] == VAGUE
+
+
+def test_which_states_repeat_others():
+    """Chains end at states with noise; circles, and states that stay as they are, do not end."""
+
+    def past(T, noise, P0=1.0):
+        T, W = np.array([T], float), np.diag(np.array(noise, float))[np.newaxis]
+        start = P0 * np.eye(len(noise))
+        return [is_past(i, start, T, W) for i in range(len(noise))]
+
+    lags = [[0.5, 0.2, 0.1], [1, 0, 0], [0, 1, 0]]
+    assert past(lags, [1, 0, 0]) == [False, True, True]
+    assert past(lags, [1, 0, 1]) == [False, True, False]
+    assert past(lags, [1, 0, 0], P0=1e7) == [False] * 3  # P0 is more than the noise can hide
+    assert past(lags, [0, 0, 0]) == [False] * 3
+    assert past([[0, 1, 0], [1, 0, 0], [0, 1, 0]], [0, 0, 1]) == [False] * 3  # a circle
+    assert past([[1, 0], [1, 0]], [0, 0]) == [False] * 2  # a constant, and its lag
+    assert past([[1, 1, 0], [0, 1, 0], [0, 0, 0]], [1, 0, 0]) == [False, False, True]  # nothing
+    T, W = np.array(2 * [lags], float), np.diag([1.0, 0, 0])[np.newaxis]
+    assert not is_past(1, np.eye(3), T, W)

@@ -44,8 +44,8 @@ FAULTS = {
     ),
     "few states: what is vague at the last step let through": (
         "small.py",
-        "fell(P_filt if t == n - 1 else P_next, most)",
-        "fell(P_next, most)",
+        "fell(P_filt if t == n - 1 else P_next, share, most)",
+        "fell(P_next, share, most)",
     ),
     "few states: sums not begun anew where arrays vary": (
         "small.py",
@@ -222,8 +222,33 @@ FAULTS = {
     ),
     "a known start watched": (
         "forward.py",
-        "return not was_known(model.P0, model.W[0])",
-        "return True",
+        " and not was_known(model.P0, model.W[0])",
+        "",
+    ),
+    "states that repeat others watched": (
+        "forward.py",
+        "return not is_past(i, model.P0, model.T, model.W) and ",
+        "return ",
+    ),
+    "few states: those that repeat others watched": (
+        "../square_root.py",
+        "0.0 if known or is_past(i, P0, T, W) else LOST",
+        "0.0 if known else LOST",
+    ),
+    "a circle of states taken for past": (
+        "../square_root.py",
+        "    return False  # a circle",
+        "    return True",
+    ),
+    "a state with two others that have no noise taken for past": (
+        "../square_root.py",
+        "                if following >= 0:\n                    return False\n",
+        "",
+    ),
+    "a vague state followed as if it had noise": (
+        "../square_root.py",
+        "not W[0, j, j] > LOST * P0[j, j]",
+        "W[0, j, j] == 0.0",
     ),
     "what is not wanted is added": (
         "backward.py",

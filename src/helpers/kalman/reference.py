@@ -269,10 +269,14 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     first = np.roll(np.cumsum(filtered.observed.sum(axis=1)), 1)
     first[0] = 0
     watched = first < square_root.WATCHED * before.shape[1]
-    if not (after < square_root.LOST * np.maximum.accumulate(before))[watched].any():
+    fell = (after < square_root.LOST * np.maximum.accumulate(before))[watched].any(axis=0)
+    if not fell.any():
         return False
-    R, Q = (model.over_time(x, len(before))[0] for x in "RQ")
-    return not square_root.was_known(filtered.out.P_pred[0], symmetric(R @ Q @ R.T))
+    P0, n = filtered.out.P_pred[0], len(before)
+    T, R, Q = (model.over_time(x, n if x in model.time_varying else 1) for x in "TRQ")
+    W = R @ Q @ np.swapaxes(R, -1, -2)
+    past = [square_root.is_past(i, P0, T, W) for i in np.flatnonzero(fell)]
+    return not all(past) and not square_root.was_known(P0, symmetric(W[0]))
 
 
 class StepGradients(NamedTuple):

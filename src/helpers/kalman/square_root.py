@@ -34,9 +34,9 @@ from helpers.kalman.recursions import (
     update,
 )
 
-# P0 is vague where some predicted variance falls below LOST of the most that it was, before
-# WATCHED m entries of y have been seen. The law eps kappa says that the gradients of T and Z would
-# lose 1e-12 at that share.
+# P0 is vague where the predicted variance of a state (but of no `is_past`) falls below LOST of the
+# most that it was, before WATCHED m entries of y have been seen. The law eps kappa says that the
+# gradients of T and Z would lose 1e-12 at that share.
 LOST, WATCHED = 1e-5, 4
 # The start lasts while what P0 alone contributes is more than this share of some variance.
 OWED = 0.99
@@ -57,6 +57,40 @@ def was_known(P0, W):
             apart = abs(P0[i, j] - W[i, j])
             same = same and apart <= 1e-9 * np.sqrt(abs(P0[i, i] * P0[j, j]))
     return zero or same
+
+
+def is_past(i, P0, T, W):
+    """Whether state i only repeats what others were: it is made of them, without noise of its own.
+
+    So are the lags of a vector autoregression, whose variance falls to nothing as soon as what they
+    repeat has been seen. Whether P0 was vague shows in the states that they are made of, if each of
+    those has noise that is no smaller than the share LOST of its variance in P0. Some states are
+    not found out, and watched: the chain from state to state is followed while each is made of no
+    more than one without noise; T and W, of shape (1, m, m), must not vary.
+    """
+    if len(T) > 1 or len(W) > 1:
+        return False
+    m = len(P0)
+    for _ in range(m):
+        if W[0, i, i] > LOST * P0[i, i]:
+            return False  # state i itself; below, no state with noise is gone to
+        following = -1
+        for j in range(m):
+            if T[0, i, j] != 0.0 and not W[0, j, j] > LOST * P0[j, j]:
+                if following >= 0:
+                    return False
+                following = j
+        if following < 0:
+            return True
+        i = following
+    return False  # a circle
+
+
+def fill_shares(P0, T, W, shares):
+    """Fill shares (m,): of the most that a variance was, below which it shows a vague P0, or 0."""
+    known = was_known(P0, W[0])
+    for i in range(len(P0)):
+        shares[i] = 0.0 if known or is_past(i, P0, T, W) else LOST
 
 
 class Turn(NamedTuple):

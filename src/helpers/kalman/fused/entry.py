@@ -19,12 +19,9 @@ from numba.extending import intrinsic
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
-    Observed,
     Wanted,
-    find_pattern,
     indices_in,
-    listed_pattern,
-    look_at,
+    look,
     room_for_indices,
     varies,
 )
@@ -101,16 +98,9 @@ def _pass(
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
     saved = Saved(num[9] != VALUE, num[9] == GRADIENT and (wanted.T or wanted.Z))
-    places = indices_in(carray(indices, room_for_indices(n, p, m)), n, p, m)
-    observed = Observed(carray(entries, (n, p)), places.same_until)
-    steps, ys, weights = (
-        Steps(carray(l, n), places.steady_from),
-        carray(y, (n, p)),
-        carray(l_bar, n),
-    )
-    look_at(ys, observed)
-    find_pattern(model, places.pattern)
-    pattern = listed_pattern(places.pattern)
+    found = indices_in(carray(indices, room_for_indices(n, p, m)), n, p, m)
+    ys, weights, steps = carray(y, (n, p)), carray(l_bar, n), Steps(carray(l, n), found.steady_from)
+    observed, pattern = look(ys, model, carray(entries, (n, p)), found)
     varying, equal = varies(model), num[9] != GRADIENT or all_equal(weights)
     how, t = one_pass(
         w, ys, model, saved, num[9] == GRADIENT, varying, pattern, wanted, weights, equal,

@@ -33,7 +33,7 @@ from helpers.kalman.fused.tiles import (
     transposed,
 )
 from helpers.kalman.recursions import LOG_2PI
-from helpers.kalman.square_root import LOST, WATCHED, was_known
+from helpers.kalman.square_root import LOST, WATCHED, is_past, was_known
 
 # How a pass ended. Zero is what a pass that was cut off would leave, so it is none of them.
 DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
@@ -178,12 +178,21 @@ def shrinks(w, before, after, share, m):
 
 @jitable
 def shows_vague(w, P, model):
-    """Whether some variance of P is below LOST of the most that it was, and P0 not known."""
+    """Whether some variance of P is below LOST of the most that it was, and P0 not known.
+
+    Not that of a state that is past, of which a smaller one says nothing.
+    """
     s = space(w)
     for i in range(sizes(w).m):
-        if entry(w, P, i, i) < LOST * get(w, s.most.at + i):
-            return not was_known(model.P0, model.W[0])
+        if entry(w, P, i, i) < LOST * get(w, s.most.at + i) and is_news(i, model):
+            return True
     return False
+
+
+@jitable
+def is_news(i, model):
+    """Whether a variance of state i that fell says that P0 was vague."""
+    return not is_past(i, model.P0, model.T, model.W) and not was_known(model.P0, model.W[0])
 
 
 @jitable

@@ -11,7 +11,7 @@ from helpers.kalman.fused.tiles import (
     clear,
     copy,
     jitable,
-    place,
+    place_of,
     put,
     transpose,
 )
@@ -119,7 +119,7 @@ def find_non_zeros(A, transposed, found):
 def listed(found):
     """The same for products, which compiled code tells where the arrays are: they must stay."""
     sparse = found.start[len(found.start) - 1] < SPARSE_BELOW * len(found.index)
-    return Listed(place(found.start), place(found.index), sparse)
+    return Listed(place_of(found.start), place_of(found.index), sparse)
 
 
 @jitable
@@ -156,6 +156,19 @@ def indices_in(room, n, p, m):
     T_t, at = non_zeros_in(room, at, m, m)
     Z, _ = non_zeros_in(room, at, p, m)
     return Indices(room[:n], room[n : 2 * n], Pattern(T, T_t, Z))
+
+
+@jitable
+def look(y, model, entries, found):
+    """`Observed` and `Pattern`, of which a pass is told before it begins.
+
+    entries (n, p) and ``found``, in `Indices`, are filled; the pattern is places in it: it must
+    stay.
+    """
+    observed = Observed(entries, found.same_until)
+    look_at(y, observed)
+    find_pattern(model, found.pattern)
+    return observed, listed_pattern(found.pattern)
 
 
 @jitable

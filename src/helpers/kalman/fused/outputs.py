@@ -23,15 +23,7 @@ from helpers.kalman.fused.entry import (
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import (
-    Observed,
-    find_pattern,
-    indices_in,
-    listed_pattern,
-    look_at,
-    room_for_indices,
-    varies,
-)
+from helpers.kalman.fused.inputs import indices_in, look, room_for_indices, varies
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
@@ -75,11 +67,10 @@ def _filter_outputs(
     w = memory.ctypes.data + 8 * begin(memory, plan)
     clean(w)
     room = np.empty(room_for_indices(n, p, m), np.int64)
-    places = indices_in(room, n, p, m)
-    ys, observed = carray(y, (n, p)), Observed(np.empty((n, p), np.uint8), places.same_until)
-    look_at(ys, observed)
-    find_pattern(model, places.pattern)
-    filter_steps(w, ys, observed, model, varies(model), listed_pattern(places.pattern), out)
+    ys = carray(y, (n, p))
+    found = indices_in(room, n, p, m)
+    observed, pattern = look(ys, model, np.empty((n, p), np.uint8), found)
+    filter_steps(w, ys, observed, model, varies(model), pattern, out)
     memory[0], room[0] = 0.0, 0  # their addresses were good until here
     return DONE
 

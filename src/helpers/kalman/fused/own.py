@@ -32,7 +32,7 @@ from helpers.kalman.fused.lanes import (
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, get, jitable, put, transposed
 from helpers.kalman.recursions import LOG_2PI
-from helpers.kalman.square_root import LOST, WATCHED
+from helpers.kalman.square_root import WATCHED, fill_shares
 
 # Pivots whose logarithms are taken together. Where their product is beyond the range of a double,
 # 1e308, the series takes the pass for one.
@@ -68,6 +68,7 @@ class Space(NamedTuple):
     c: int  # (m,)
     a: int  # (m,), then r
     P: int  # (m, m), then N
+    share: int  # (m,), as `fill_shares` has them
     most: int  # (m,), the largest variances so far
     l: int  # the log-likelihood
     pivots: int  # the product of some pivots of F
@@ -97,7 +98,7 @@ class Space(NamedTuple):
 def lay_out(n, p, m):
     """The places, and after the last one the number of vectors that are needed."""
     sizes = (
-        max(m, p), p, p, p, p * m, p * p, m * m, m * m, m, m, m * m, m, 1, 1, m, m, m * m, m * m,
+        max(m, p), p, p, p, p * m, p * p, m * m, m * m, m, m, m * m, m, m, 1, 1, m, m, m * m, m * m,
         p * m, p * p, m, p, m * m, p * m, p * p, m * m, n * p, n * p * p, n * p * m, n * p * m,
         n * p * m, n * m, n * m * m,
     )  # fmt: skip
@@ -107,7 +108,7 @@ def lay_out(n, p, m):
     return Space(
         x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13],
         x[14], x[15], x[16], x[17], x[18], x[19], x[20], x[21], x[22], x[23], x[24], x[25], x[26],
-        x[27], x[28], x[29], x[30], x[31], x[32], x[33],
+        x[27], x[28], x[29], x[30], x[31], x[32], x[33], x[34],
     )  # fmt: skip
 
 
@@ -212,17 +213,20 @@ def update(w, s, t, p, m):
 
 @jitable
 def fell(w, s, P, m):
-    """How far a variance of P is below LOST of the most that it was; then P may count as most."""
+    """Above zero where a variance of P is below its share of the most that it was.
+
+    If its share is not 0. Then P may count as the most.
+    """
     found = broadcast(-1.0)
     for i in range(m):
-        x, most = load(w, P + i * m + i), load(w, s.most + i)
-        found = larger(broadcast(LOST) * most - x, found)
+        x, share, most = load(w, P + i * m + i), load(w, s.share + i), load(w, s.most + i)
+        found = larger(share * (share * most - x), found)
         store(w, s.most + i, larger(x, most))
     return found
 
 
 @jitable
-def filter_lanes(w, s, sizes, y, model, first):
+def filter_lanes(w, s, sizes, y, model, shares, first):
     """Forwards. Returns a number above zero for the series whose P0 may be vague."""
     n, p, m = sizes
     plus, zero = broadcast(1.0), constant(s.none)
@@ -232,6 +236,7 @@ def filter_lanes(w, s, sizes, y, model, first):
     clear(w, s.none, max(m, p))
     clear(w, s.l, 1)
     store(w, s.pivots, plus)
+    gather(w, s.share, shares, first, 0)
     clear(w, s.most, m)
     vague, taken = fell(w, s, s.P, m), 0
     for t in range(n):
@@ -320,14 +325,14 @@ def smooth_lanes(w, s, sizes, model, y_bar, out, first):
 
 
 @jitable
-def all_in_lanes(w, s, sizes, first, stop, ends, y, model, backwards, l, vague, y_bar, out):
+def all_in_lanes(w, s, sizes, first, stop, ends, y, model, shares, backwards, l, vague, y_bar, out):
     """Series first to stop - 1 in the memory w; arrays in `Many`."""
     _, p, m = sizes
     for j in range(first, stop, LANES):
         n = 1
         for lane in range(min(LANES, stop - j)):
             n = max(n, ends[j + lane])
-        store(w, s.X, filter_lanes(w, s, (n, p, m), y, model, j))
+        store(w, s.X, filter_lanes(w, s, (n, p, m), y, model, shares, j))
         scatter(w, s.X, vague, j, 0)
         scatter(w, s.l, l, j, 0)
         if backwards:
@@ -349,6 +354,12 @@ def all_many(arrays, p, m):
     )  # fmt: skip
 
 
+@jitable
+def member(A, j):
+    """That of series j, or of all."""
+    return A[j if len(A) > 1 else 0]
+
+
 @kept_on_disk(njit(IN_LANES, cache=True, error_model="numpy", nogil=True))
 def in_lanes(first, stop, ends, y, model, backwards, l, vague, y_bar, out):
     """Series first to stop - 1, each of ends[j] steps: their l (J,), y_bar (J, n, p) and out.
@@ -363,17 +374,14 @@ def in_lanes(first, stop, ends, y, model, backwards, l, vague, y_bar, out):
     s = lay_out(n, p, m)
     memory = np.empty((s.end + 1) * LANES)
     w = (memory.ctypes.data + 63) // 64 * 64
+    shares = np.empty((max(len(model.P0), len(model.T), len(model.W)), m))
+    for j in range(len(shares)):
+        fill_shares(member(model.P0, j), member(model.T, j), member(model.W, j), shares[j])
     all_in_lanes(
-        w, s, (n, p, m), first, stop, ends, many(y, p), all_many(model, p, m), backwards,
-        many(l, 1), many(vague, 1), many(y_bar, p), all_many(out, p, m),
+        w, s, (n, p, m), first, stop, ends, many(y, p), all_many(model, p, m), many(shares, m),
+        backwards, many(l, 1), many(vague, 1), many(y_bar, p), all_many(out, p, m),
     )  # fmt: skip
-    memory[0] = 0.0  # the address w was good until here
-
-
-@jitable
-def member(A, j):
-    """That of series j, or of all."""
-    return A[j if len(A) > 1 else 0]
+    memory[0], shares[0, 0] = 0.0, 0.0  # their addresses were good until here
 
 
 @jitable

@@ -41,7 +41,7 @@ from helpers.kalman.fused.registers import (
 )
 from helpers.kalman.fused.tiles import jitable, put
 from helpers.kalman.recursions import symmetric
-from helpers.kalman.square_root import LOST, WATCHED, was_known
+from helpers.kalman.square_root import WATCHED, fill_shares
 
 
 class Like(NamedTuple):
@@ -99,18 +99,19 @@ def change(P, P_next):
 
 
 @jitable
-def fell(P, most):
-    """Whether some variance of P is below LOST of the most that it was."""
+def fell(P, share, most):
+    """Whether some variance of P is below its share, if that is not 0, of the most that it was."""
     for i in range(len(P)):
-        if P[i, i] < LOST * most[i]:
+        if share[i] > 0.0 and P[i, i] < share[i] * most[i]:
             return True
     return False
 
 
 @jitable
-def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, gain_of):
+def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, gain_of):
     """Forwards: write l, what is `kept` if `back`, and the step whose gain each step has.
 
+    shares (m,) are those of `fill_shares`, zeros if a vague P0 is not watched for.
     Returns how it ended, at which step, and the first step of the first steady state, n if there
     is none.
     """
@@ -122,7 +123,9 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
     P_next = P_filt = J = T = W = I_m
     C_inv = H = I_p
     c, d, Z, S, G, Kf = x, z, like.Z, like.Z, like.Z, like.Z.T
-    d_t, Z_t, logdet, most = d, Z, 0.0, 0.0 * x
+    d_t, Z_t, logdet = d, Z, 0.0
+    share, most = read(x, shares, 0), 0.0 * x
+    watch = share.sum() > 0.0
     first, until, gain, steady, taken = n, 0, 0, False, 0.0
     since, before, looked = 0, -1.0, 0
     for t in range(n):
@@ -162,7 +165,7 @@ def filter_small(like, y, observed, model, varying, watch, tol, back, l, kept, g
         if watch and taken < WATCHED * m:
             taken += o.sum()
             most = larger(most, diagonal(P))
-            if fell(P_filt if t == n - 1 else P_next, most):
+            if fell(P_filt if t == n - 1 else P_next, share, most):
                 return VAGUE, t, n
         if steady:  # from here on with the gain of this step
             until, steady = observed.same_until[t], False
@@ -248,7 +251,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
 
 @jitable
 def small_pass(
-    like, y, model, backwards, wanted, watch, tol, weight, l, y_bar, kept, gain_of, observed, out,
+    like, y, model, backwards, wanted, shares, tol, weight, l, y_bar, kept, gain_of, observed, out,
     report,
 ):  # fmt: skip
     """Forwards and, if `backwards`, the gradient of the sum of l times `weight`.
@@ -259,7 +262,7 @@ def small_pass(
     X = model
     steps = max(X.c.steps, X.d.steps, X.T.steps, X.Z.steps, X.H.steps, X.W.steps)
     how, t, first = filter_small(
-        like, y, observed, model, steps > 1, watch, tol, backwards, l, kept, gain_of
+        like, y, observed, model, steps > 1, shares, tol, backwards, l, kept, gain_of
     )
     report[0], report[1], report[2] = t, 0, first
     if how == DONE and backwards:
@@ -293,14 +296,16 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
     wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
-    watch = num[14] != 0 and not was_known(model.P0, model.W[0])
+    shares = np.zeros(m)
+    if num[14] != 0:
+        fill_shares(model.P0, model.T, model.W, shares)
     kept = Kept(means.ctypes.data, gains.ctypes.data)
     how = small_pass(
-        like, y.ctypes.data, all_in_time(model, p, m), back, wanted, watch, tol,
-        l_bar[0] if back else 1.0, l.ctypes.data, y_bar.ctypes.data, kept, gain_of, observed,
-        all_in_time(out, p, m), report,
+        like, y.ctypes.data, all_in_time(model, p, m), back, wanted,
+        shares.ctypes.data, tol, l_bar[0] if back else 1.0, l.ctypes.data, y_bar.ctypes.data, kept,
+        gain_of, observed, all_in_time(out, p, m), report,
     )  # fmt: skip
-    means[:1], gains[:1] = 0.0, 0.0  # their addresses were good until here
+    shares[0], means[:1], gains[:1] = 0.0, 0.0, 0.0  # their addresses were good until here
     return how
 
 

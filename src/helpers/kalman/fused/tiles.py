@@ -443,12 +443,12 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
             j += LANES
 
 
-def place(x):
+def place_of(x):
     """An array of integers, or in compiled code its address, which costs no reference count."""
     return x
 
 
-@overload(place, jit_options=_OPTIONS)
+@overload(place_of, jit_options=_OPTIONS)
 def _place(x):
     return lambda x: x.ctypes.data
 
