@@ -56,6 +56,19 @@ def season(period: int) -> StateSpace:
     return StateSpace(**seasonal_arrays(period=period))
 
 
+def exponential_smoothing(period: int) -> tuple[np.ndarray, StateSpace]:
+    """P0 = W, H = 0, and variances that are the rounding of zeros; with a series."""
+    m = period + 2
+    T, R = np.zeros((m, m)), np.zeros((m, 1))
+    T[1, 1] = T[2, -1] = 1
+    T[range(3, m), range(2, m - 1)] = 1
+    R[:3, 0] = 1.0, 0.3, 0.37
+    Z, one = np.zeros((1, m)), np.eye(1)
+    Z[0, [0, 1, -1]] = 1
+    model = StateSpace(np.zeros(m), R @ R.T, np.zeros(m), [0.0], T=T, Z=Z, R=R, H=0 * one, Q=one)
+    return np.random.default_rng(0).normal(size=(60, 1)).cumsum(axis=0), model
+
+
 REPEATING = ("AR(3)", "VAR(2)", "VAR(3)")
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kalman_models import CASES, NAMES_OF_CASES, REPEATING, make, repeating, season
+from kalman_models import (
+    CASES,
+    NAMES_OF_CASES,
+    REPEATING,
+    exponential_smoothing,
+    make,
+    repeating,
+    season,
+)
 from kalman_oracle import true_gradient
 from numba import njit
 
@@ -294,14 +302,7 @@ def test_bad_input_in_the_users_terms():
 
 
 def test_a_known_start_takes_no_roots():
-    """Exponential smoothing: P0 = W, H = 0, and variances that are the rounding of zeros."""
-    T = np.zeros((5, 5))
-    T[1, 1] = T[2, 4] = T[3, 2] = T[4, 3] = 1
-    R = np.array([[1.0], [0.3], [0.37], [0], [0]])
-    one = np.eye(1)
-    given = StateSpace(np.zeros(5), R @ R.T, np.zeros(5), [0.0], T=T, Z=[[1.0, 1, 0, 0, 1]], R=R,
-                       H=0 * one, Q=one)  # fmt: skip
-    y = np.random.default_rng(0).normal(size=(60, 1)).cumsum(axis=0)
+    y, given = exponential_smoothing(3)
     before = np.diagonal(kalman_filter(y, given).out.P_pred, axis1=1, axis2=2)
     assert (before[1:20] < 1e-5 * np.maximum.accumulate(before)[:19]).any()  # it looks vague
     assert not reference._filter_in_parts(y, given)[1][0]

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, REPEATING, arrays_of, make, repeating, season
+from kalman_models import (
+    CASES,
+    REPEATING,
+    arrays_of,
+    exponential_smoothing,
+    make,
+    repeating,
+    season,
+)
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -496,6 +504,13 @@ def test_lyapunov_sums():
         assert np.abs(read(w, s.N_k, m, m) - total).max() < 1e-13
         assert np.abs(read(w, s.S, m, m) - totals).max() < 1e-12
         assert np.abs(read(w, A, m, m) - power).max() < 1e-14
+
+
+@pytest.mark.parametrize("period", [2, 3])
+def test_a_known_start_is_not_watched(period):
+    y, model = exponential_smoothing(period)
+    for small in (False, True):
+        assert run(y, model, watch=True, small=small)[0] == DONE
 
 
 @pytest.mark.parametrize("what", REPEATING)
