@@ -4,6 +4,7 @@ Each test here answers in seconds, and tools/plant.py plants the faults that the
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from kalman_models import (
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import reference
-from helpers.kalman.fused import backward, layout, one_pass, tiles
+from helpers.kalman.fused import backward, forward, layout, one_pass, tiles
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -37,6 +38,7 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
 from helpers.kalman.fused.small import InTime, Kept, Like, sizes_of_kept, small_pass
+from helpers.kalman.fused.small import change as small_change
 from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.kalman.square_root import fill_shares, is_past
@@ -430,6 +432,20 @@ def test_tolerance_bounds_what_a_slow_covariance_misses(tol=1e-4):
     assert abs(P[steps.steady_from[end]] / P[-1] - 1) < 2 * tol
 
 
+def test_variances_that_are_rounding_do_not_hide_what_moves():
+    """A look found a change of 1e17, the next one of 0.01: steady, if that was a rate."""
+    noise, before, after = np.zeros((2, 2)), np.diag([1.0, 1e-33]), np.diag([1.01, 0.0])
+    noise[0, 0], noise[1, 1] = 1.0, 1e-50
+    w, _ = layout.checked_memory(Sizes(1, 1, 2), Saved(False, False))
+    for first, then in ((noise, before), (before, noise), (before, after), (after, before)):
+        for name, X in (("P", first), ("P_next", then)):
+            for i, j in np.ndindex(2, 2):
+                w.data[getattr(w.space, name).at + i * getattr(w.space, name).ld + j] = X[i, j]
+        found = forward.change(w, w.space.P, w.space.P_next)
+        assert found == pytest.approx(small_change(first, then))
+        assert 0.009 < found <= 1
+
+
 def test_no_steady_state_without_tolerance():
     model, y = slow(0.1, 0.5), np.zeros((60, 1))
     assert (run(y, model, wanted=None, tol=1e-13)[1].steady_from >= 0).any()
@@ -509,8 +525,9 @@ def test_lyapunov_sums():
 @pytest.mark.parametrize("period", [2, 3])
 def test_a_known_start_is_not_watched(period):
     y, model = exponential_smoothing(period)
-    for small in (False, True):
-        assert run(y, model, watch=True, small=small)[0] == DONE
+    moving = replace(model, T=np.repeat(model.T[np.newaxis], len(y), axis=0))
+    for small, given in product((False, True), (model, moving)):
+        assert run(y, given, watch=True, small=small)[0] == DONE
 
 
 @pytest.mark.parametrize("what", REPEATING)
@@ -540,5 +557,7 @@ def test_which_states_repeat_others():
     assert past([[0, 1, 0], [1, 0, 0], [0, 1, 0]], [0, 0, 1]) == [False] * 3  # a circle
     assert past([[1, 0], [1, 0]], [0, 0]) == [False] * 2  # a constant, and its lag
     assert past([[1, 1, 0], [0, 1, 0], [0, 0, 0]], [1, 0, 0]) == [False, False, True]  # nothing
+    made_of_two = [[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0.5]]  # one is a constant
+    assert past(made_of_two, [0, 0, 0, 1]) == [False, False, True, False]
     T, W = np.array(2 * [lags], float), np.diag([1.0, 0, 0])[np.newaxis]
     assert not is_past(1, np.eye(3), T, W)

@@ -215,6 +215,16 @@ FAULTS = {
         "add(w, totals, size, total, m)",
         "add(w, totals, size + 1.0, total, m)",
     ),
+    "a change in units of the later variance alone": (
+        "forward.py",
+        "x = max(entry(w, P, i, i), entry(w, P_next, i, i))",
+        "x = entry(w, P_next, i, i)",
+    ),
+    "few states: a change in units of the later variances alone": (
+        "small.py",
+        "scale = max(P[i, i], P_next[i, i]) * max(P[j, j], P_next[j, j])",
+        "scale = P_next[i, i] * P_next[j, j]",
+    ),
     "a vague start not noticed": (
         "forward.py",
         "if watch and shows_vague(w, P_next, model):",

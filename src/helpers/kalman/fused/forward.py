@@ -275,11 +275,15 @@ def predict(w, t, P, F_inv, P_next, TP, T_entries):
 
 @jitable
 def change(w, P, P_next):
-    """max |P_next - P|_ij / sqrt(P_ii P_jj): how far the covariance moved, whatever the units."""
+    """max |P_next - P|_ij / sqrt(x_i x_j), x the larger of both variances: how far P moved.
+
+    Whatever the units, and at most 2: what is the rounding of zero before or after a step must not
+    look like a change beside which all others are small.
+    """
     s = space(w)
     m = sizes(w).m
     for i in range(m):
-        x = entry(w, P_next, i, i)
+        x = max(entry(w, P, i, i), entry(w, P_next, i, i))
         put(w, s.row.at + i, 1.0 / x if x > 0.0 else 0.0)
     largest = 0.0
     for i in range(m):

@@ -92,7 +92,8 @@ def change(P, P_next):
     largest = 0.0
     for i in range(len(P)):
         for j in range(i + 1):
-            scale, x = P_next[i, i] * P_next[j, j], P_next[i, j] - P[i, j]
+            scale = max(P[i, i], P_next[i, i]) * max(P[j, j], P_next[j, j])
+            x = P_next[i, j] - P[i, j]
             if scale > 0.0:
                 largest = max(largest, x * x / scale)
     return np.sqrt(largest)
