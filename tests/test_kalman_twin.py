@@ -434,16 +434,17 @@ def test_tolerance_bounds_what_a_slow_covariance_misses(tol=1e-4):
 
 def test_variances_that_are_rounding_do_not_hide_what_moves():
     """A look found a change of 1e17, the next one of 0.01: steady, if that was a rate."""
-    noise, before, after = np.zeros((2, 2)), np.diag([1.0, 1e-33]), np.diag([1.01, 0.0])
-    noise[0, 0], noise[1, 1] = 1.0, 1e-50
+    assert forward.is_steady(1e-12, 1e-6, 4, 1e-13)
+    for now, before in ((0.01, 1e17), (1e-12, 1.0), (1e-12, 2.0), (0.1, 0.1), (1e-12, -1.0)):
+        assert not forward.is_steady(now, before, 4, 1e-13)
+    one, other = np.diag([1.0, 1e-33]), np.diag([1.01, 0.0])
     w, _ = layout.checked_memory(Sizes(1, 1, 2), Saved(False, False))
-    for first, then in ((noise, before), (before, noise), (before, after), (after, before)):
-        for name, X in (("P", first), ("P_next", then)):
+    for first, then in ((one, other), (other, one)):
+        for X, at in ((first, w.space.P), (then, w.space.P_next)):
             for i, j in np.ndindex(2, 2):
-                w.data[getattr(w.space, name).at + i * getattr(w.space, name).ld + j] = X[i, j]
-        found = forward.change(w, w.space.P, w.space.P_next)
-        assert found == pytest.approx(small_change(first, then))
-        assert 0.009 < found <= 1
+                tiles.put(w, at.at + i * at.ld + j, X[i, j])
+        assert forward.change(w, w.space.P, w.space.P_next) == pytest.approx(1.0)
+        assert small_change(first, then) == pytest.approx(1.0)
 
 
 def test_no_steady_state_without_tolerance():

@@ -215,6 +215,11 @@ FAULTS = {
         "add(w, totals, size, total, m)",
         "add(w, totals, size + 1.0, total, m)",
     ),
+    "a rate taken from a change of any size": (
+        "forward.py",
+        "if not 0.0 < before < TELLING:",
+        "if not 0.0 < before:",
+    ),
     "a change in units of the later variance alone": (
         "forward.py",
         "x = max(entry(w, P, i, i), entry(w, P_next, i, i))",

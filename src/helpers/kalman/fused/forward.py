@@ -47,6 +47,7 @@ SYMMETRIC_EVERY = 4
 # Two looks at the change of P lie FIRST_LOOK steps apart at first, then an eighth of the steps that
 # the search has taken: the search costs little where P never settles, and finds it late by 1/8.
 FIRST_LOOK, LOOK_LATER = 4, 8
+TELLING = 0.01  # a change below which the next one tells a rate
 ROUNDING = 16 * np.finfo(np.float64).eps  # of the change from one step to the next
 
 
@@ -277,8 +278,7 @@ def predict(w, t, P, F_inv, P_next, TP, T_entries):
 def change(w, P, P_next):
     """max |P_next - P|_ij / sqrt(x_i x_j), x the larger of both variances: how far P moved.
 
-    Whatever the units, and at most 2: what is the rounding of zero before or after a step must not
-    look like a change beside which all others are small.
+    Whatever the units, and at most 2, but for rounding.
     """
     s = space(w)
     m = sizes(w).m
@@ -304,12 +304,15 @@ def is_time_to_look(waited, searched):
 def is_steady(now, before, steps, tol):
     """Whether what is still to come of the change, were it to shrink at this rate, is below tol.
 
-    So too where two looks find no more than rounding: in the steps between them, an eighth of all,
-    what was below it has shrunk further, while the rate can no longer be seen.
+    A change from which a rate is taken has to be small already: what is the rounding of a variance
+    of zero changes by any factor in a step.
+
+    Steady, too, where two looks find no more than rounding: in the steps between them, an eighth of
+    all, what was below it has shrunk further, while the rate can no longer be seen.
     """
     if now == 0.0:
         return True
-    if not before > 0.0:
+    if not 0.0 < before < TELLING:
         return False
     if now <= ROUNDING and before <= ROUNDING:
         return True
