@@ -177,6 +177,59 @@ def dense(y, model, A):
     return value, delta, covariance
 
 
+STARTS = {  # states, series; what is changed; after how many of 60 steps the columns may end
+    "one series": ((4, 1), {}, (3, 12)),
+    "two series": ((5, 2), {}, (2, 8)),
+    "without noise": ((4, 2), {"H": 0.0}, (2, 8)),
+    "more series than states": ((2, 3), {}, (1, 2)),
+    "the first steps missing": ((4, 1), {"missing": slice(0, 25)}, (28, 30)),
+    "hardly seen at first": ((2, 1), {"Z": "late"}, (60, 60)),
+    "a normal prior": ((3, 1), {"precision": 1.0}, (2, 8)),
+    "varying over time": ((3, 2), {"time": True}, (1, 8)),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_columns_end_when_delta_is_known(name):
+    """An ordinary pass goes on from there: the gradients are those of columns to the end."""
+    (m, p), change, (least, most) = STARTS[name]
+    n, rng = 60, np.random.default_rng(len(name))
+    model = StateSpace(**random_model(m, p, rng=rng))
+    A, precision = rng.normal(size=(m, max(1, m - 1))), None
+    if "H" in change:
+        model = replace(model, H=0 * model.H)
+    if "time" in change:
+        varied = {x: getattr(model, x) * rng.uniform(0.9, 1.1, (n, 1, 1)) for x in "TZRHQ"}
+        model = replace(model, c=rng.normal(size=(n, m)), d=rng.normal(size=(n, p)), **varied)
+    if change.get("Z") == "late":  # nearly no trace of the second number until half of the steps
+        Z = np.tile([[[1.0, 1e-5]]], (n, 1, 1))
+        Z[n // 2 + 3 :, 0, 1] = 1.0
+        model, A = replace(model, T=np.eye(m), Z=Z), np.eye(m)
+    if "precision" in change:
+        L = rng.normal(size=(A.shape[1],) * 2)
+        precision = L @ L.T + np.eye(len(L))
+    y, _ = simulate(n, rng, **model.asdict())
+    y[rng.random(y.shape) < 0.1] = np.nan
+    y[change.get("missing", slice(0, 0))] = np.nan
+    columns = diffuse._Columns(y, model, A, None, None, precision)
+    assert least <= columns._compiled(True, 0.0)[-1][1] <= most
+    found, expected = (
+        diffuse.loglike_and_grad(y, model, A, method, precision=precision)
+        for method in ("fused", "reference")
+    )
+    assert relative_error(found.value, expected.value) < 1e-12
+    assert relative_error(found.dy, expected.dy) < 1e-10
+    largest = max(np.abs(G).max() for G in expected.gradients.asdict().values())
+    for x, G in expected.gradients.asdict().items():
+        error = np.abs(getattr(found.gradients, x) - G).max()
+        assert error < 1e-10 * max(np.abs(G).max(), 1e-3 * largest), x
+    assert np.abs(found.A_bar - expected.A_bar).max() < 1e-10 * largest
+    for a, b in zip(found.estimate, expected.estimate, strict=True):
+        assert relative_error(a, b) < 1e-9
+    if precision is not None:
+        assert relative_error(found.precision_bar, expected.precision_bar) < 1e-10
+
+
 def test_several_series_against_least_squares():
     y, model, A = several()
     value, delta, covariance = dense(y, model, A)

@@ -44,6 +44,7 @@ conditions, Journal of Time Series Analysis 31, 407-414) for the marginal likeli
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -295,27 +296,41 @@ class _Columns:
         self.precision = None if precision is None else _checked_precision(precision, q)
         self.missing = np.isnan(y)
 
-    @property
+    @cached_property
     def _pure(self) -> np.ndarray:
         """Which numbers enter the first state alone: their P0 is free under a flat prior."""
         enters = np.zeros(self.q, bool)
-        for M in (self.X, self.B):
-            enters |= np.abs(M.reshape(-1, self.q)).max(axis=0) > 0
+        if not self._in_the_start_alone:
+            for M in (self.X, self.B):
+                enters |= np.abs(M.reshape(-1, self.q)).max(axis=0) > 0
         return ~enters & (self.precision is None)
 
+    @property
+    def _in_the_start_alone(self) -> bool:
+        return self.given["X"] is None and self.given["B"] is None
+
+    def starts(self):
+        """Those of the columns (q + 1, m), and P0."""
+        flat = self.A[:, self._pure]
+        self.room = _room(self.model) if flat.size else 0.0
+        P0 = symmetric(self.model.P0) + self.room * flat @ flat.T
+        return np.vstack([self.model.a0, self.A.T]), P0
+
     def series(self):
-        """y (q + 1, n, p) with d taken off, starts (q + 1, m), c (q + 1, n or 1, m), and P0."""
+        """y (q + 1, n, p) with d taken off, and c (q + 1, n or 1, m)."""
         model, X, B = self.model, *(_columns_first(M) for M in (self.X, self.B))
         y = np.empty((self.q + 1, *self.y.shape), np.result_type(self.y, X))
         y[0], y[1:] = self.y - model.d, -X
         y[:, self.missing] = np.nan
-        starts = np.vstack([model.a0, self.A.T])
         steps = max(B.shape[1], len(model.c) if model.c.ndim == 2 else 1)
         c = np.empty((self.q + 1, steps, model.m), np.result_type(model.c, B))
         c[0], c[1:] = model.c, B
-        flat = self.A[:, self._pure]
-        self.room = _room(model) if flat.size else 0.0
-        return y, starts, c, symmetric(model.P0) + self.room * flat @ flat.T
+        return y, c
+
+    def series_alone(self):
+        """The first of :meth:`series`, where the others are zeros."""
+        c = self.model.c
+        return (self.y - self.model.d)[np.newaxis], c.reshape(1, -1, self.model.m)
 
     def _loop(self, method: str) -> bool:
         complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
@@ -345,7 +360,8 @@ class _Columns:
 
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
-        y, starts, c, P0 = self.series()
+        starts, P0 = self.starts()
+        y, c = self.series_alone() if self._in_the_start_alone else self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
@@ -369,28 +385,32 @@ class _Columns:
         """What a direction of delta does, in words."""
         parts = [(self.A @ direction, "state")] if self.given["A"] is not None else []
         told = [_in_words(x, what) for x, what in parts if np.abs(x).max() > 0]
-        regressors = self.given["X"] is not None or self.given["B"] is not None
-        return ", ".join(told) or ("regressors alone" if regressors else "a column of zeros")
+        nothing = "a column of zeros" if self._in_the_start_alone else "regressors alone"
+        return ", ".join(told) or nothing
 
     def _gathered(self, value, delta, root, y_bar, starts_bar, c_bar, gradients) -> Integrated:
         """The gradients of what was given, from those of the q + 1 series."""
         model = self.model
-        columns = {"X": -np.moveaxis(y_bar[1:], 0, -1), "B": np.moveaxis(c_bar[1:], 0, -1)}
-        for x, M in (("X", self.X), ("B", self.B)):
-            columns[x] = columns[x] if M.ndim == 3 else columns[x].sum(axis=0)
+        columns = {"X": None, "B": None}
+        for x, bars in (("X", -y_bar), ("B", c_bar)):
+            if self.given[x] is not None:
+                bars = np.moveaxis(bars[1:], 0, -1)
+                columns[x] = bars if getattr(self, x).ndim == 3 else bars.sum(axis=0)
         bars = gradients.asdict() | {"a0": starts_bar[0], "c": c_bar[0], "d": -y_bar[0]}
         for x in "cd":
             if x not in model.time_varying:
                 bars[x] = bars[x].sum(axis=0)
         covariance = root @ root.T
-        estimate = Estimate(delta, covariance - np.diag(self.room * self._pure))
+        given_P0 = covariance.copy()
+        given_P0.flat[:: self.q + 1] -= self.room * self._pure
+        estimate = Estimate(delta, given_P0)
         precision_bar = None
         if self.precision is not None:
             inverse = np.linalg.inv(self.precision)
             precision_bar = (inverse - covariance - np.outer(delta, delta)) / 2
         return Integrated(
             value, y_bar[0], Gradients(**bars), starts_bar[1:].T, estimate,
-            *(columns[x] if self.given[x] is not None else None for x in "XB"), precision_bar,
+            columns["X"], columns["B"], precision_bar,
         )  # fmt: skip
 
 
@@ -398,7 +418,7 @@ class _Loop:
     """The readable engine: the columns forwards, their mixture, and the way back."""
 
     def __init__(self, columns: _Columns):
-        y, starts, c, P0 = columns.series()
+        (starts, P0), (y, c) = columns.starts(), columns.series()
         n, model, q = y.shape[1], columns._zero(P0=P0), columns.q
         precision = np.zeros((q, q)) if columns.precision is None else columns.precision
         self.delta, self.varies = np.zeros(q), c.shape[1] > 1
@@ -479,11 +499,10 @@ def _columns_first(M):  # noqa: N803
 
 def _room(model: StateSpace) -> float:
     """A variance of the size of the model's others, for the diffuse states."""
-    first = {x: X[0] if x in model.time_varying else X for x, X in model.asdict().items()}
-    W = first["R"] @ first["Q"] @ first["R"].T
-    variances = np.concatenate([np.diag(first["H"]), np.diag(W)]).real
-    variances = variances[variances > 0]
-    return float(variances.mean()) if len(variances) else 1.0
+    H, R, Q = (X if X.ndim == 2 else X[0] for X in (model.H, model.R, model.Q))
+    variances = np.append(H.diagonal(), (R @ Q @ R.T).diagonal()).real
+    positive = variances > 0
+    return float(variances[positive].mean()) if positive.any() else 1.0
 
 
 def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803

@@ -2,7 +2,8 @@ r"""The log-likelihood with unknown numbers integrated out, as an Op with its cl
 
 :func:`kalman_diffuse_loglike` is :func:`helpers.kalman.diffuse.loglike` for PyTensor and PyMC: an
 exact diffuse start, regression coefficients, or both.  The Op's inputs are the q + 1 series of
-:mod:`helpers.kalman.diffuse`, the data and a column for each number; PyTensor puts them together,
+:mod:`helpers.kalman.diffuse`, the data and a column for each number (the data alone where delta
+enters the first state alone); PyTensor puts them together,
 and takes their gradients apart.
 
 It runs in Numba, C and Python modes, and in JAX mode by :func:`helpers.kalman.jax.integrated`.
@@ -106,17 +107,18 @@ def posterior(
     m = a0.shape[0]
     # A column for each number, first.
     A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")  # noqa: N806
-    columns = pt.zeros((q, *y.shape))
-    if X is not None:
-        columns -= X if X.ndim == 3 else X[:, None, :]
-    d = d if d.ndim == 2 else d[None]
-    series = pt.concatenate([(y - d)[None], columns])
-    series = pt.switch(pt.isnan(y)[None], np.nan, series)
     starts = pt.concatenate([a0[None], pt.zeros((q, m)) if A is None else A])
+    series = (y - (d if d.ndim == 2 else d[None]))[None]
     c = c[None] if c.ndim == 2 else c[None, None]
-    B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]  # noqa: N806
-    steps = pt.maximum(c.shape[1], B.shape[1])
-    c = pt.concatenate([pt.broadcast_to(M, (M.shape[0], steps, m)) for M in (c, B)])
+    if X is not None or B is not None:  # else the columns of the series and of c are zeros
+        columns = pt.zeros((q, *y.shape))
+        if X is not None:
+            columns -= X if X.ndim == 3 else X[:, None, :]
+        series = pt.concatenate([series, columns])
+        series = pt.switch(pt.isnan(y)[None], np.nan, series)
+        B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]  # noqa: N806
+        steps = pt.maximum(c.shape[1], B.shape[1])
+        c = pt.concatenate([pt.broadcast_to(M, (M.shape[0], steps, m)) for M in (c, B)])
     flat = pt.ones((q,), dtype="bool")
     for M in (X, B if "B" in given else None):
         if M is not None:

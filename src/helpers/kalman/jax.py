@@ -146,7 +146,8 @@ def integrated(
         The series with d taken off, and for each number what it adds to d, with the opposite sign
         and the same gaps.
     starts, c : array (q + 1, m), (q + 1, n or 1, m)
-        a0 and c, and what each number adds to them.
+        a0 and c, and what each number adds to them. Where that is nothing, to c and to d, y and c
+        may have the series alone, (1, n, p) and (1, n or 1, m), which takes less time.
     P0 : array (m, m)
     T, Z, H, W : array
         With an axis of length n or 1 for time; W = R Q R'.
@@ -192,10 +193,13 @@ def _check_integrated(shapes: dict) -> None:
         for dim, length in zip(INTEGRATED[name], shapes[name], strict=False):
             sizes.setdefault(dim, length)
     sizes["q + 1"] = sizes.get("q", 0) + 1
+    sizes["as y"] = sizes.get("q + 1 or 1")
     for name, shape in shapes.items():
         dims = INTEGRATED[name]
         fits = len(shape) == len(dims) and all(
-            length in (1, sizes.get("n")) if dim == "n or 1" else length == sizes.get(dim)
+            length in (1, sizes.get(dim.removesuffix(" or 1")))
+            if dim.endswith(" or 1")
+            else length == sizes.get(dim)
             for dim, length in zip(dims, shape, strict=True)
         )
         if not fits:

@@ -23,7 +23,8 @@ from helpers.statespace import DIMENSIONS, STATIC
 
 # What the pass with numbers integrated out takes, and its dimensions.
 INTEGRATED = {
-    "y": ("q + 1", "n", "p"), "starts": ("q + 1", "m"), "c": ("q + 1", "n or 1", "m"),
+    "y": ("q + 1 or 1", "n", "p"), "starts": ("q + 1", "m"),
+    "c": ("as y", "n or 1", "m"),
     "P0": ("m", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
     "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"), "precision": ("q", "q"),
 }  # fmt: skip

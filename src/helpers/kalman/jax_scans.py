@@ -73,6 +73,11 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision):
     """:func:`integrated` as JAX alone computes it."""
     missing = jnp.isnan(y[0])
     d = jnp.zeros(y.shape[2], y.dtype)
+    if len(y) < len(starts):  # the columns are zeros
+        q = len(starts) - 1
+        zeros = jnp.where(missing, jnp.nan, jnp.zeros_like(y[0]))
+        y = jnp.concatenate([y, jnp.broadcast_to(zeros, (q, *zeros.shape))])
+        c = jnp.concatenate([c, jnp.zeros((q, *c.shape[1:]), c.dtype)])
     T, Z, H, W = (X if len(X) > 1 else X[0] for X in (T, Z, H, W))  # noqa: N806
 
     def seen(y, starts, c):

@@ -224,3 +224,27 @@ def load_step(w, t, model, observed):
 def until(A, n):
     """A (1 or more, ...) up to step n."""
     return A[:n] if len(A) > 1 else A
+
+
+@jitable
+def first_steps(model, n):
+    """The model, or its gradient, up to step n."""
+    return Arrays(
+        model.a0, model.P0, model.c, model.d, until(model.T, n), until(model.Z, n),
+        until(model.H, n), until(model.W, n),
+    )  # fmt: skip
+
+
+@jitable
+def later(A, k):
+    """A (1 or n, ...) from step k on."""
+    return A[k:] if len(A) > 1 else A
+
+
+@jitable
+def model_later(model, k):
+    """The model, or its gradient, from step k on."""
+    return Arrays(
+        model.a0, model.P0, later(model.c, k), later(model.d, k), later(model.T, k),
+        later(model.Z, k), later(model.H, k), later(model.W, k),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ of this is for stands in :mod:`helpers.kalman.diffuse`, whose readable loop test
 import numpy as np
 from numba import carray, njit, types
 
+from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.entry import (
     GAINS,
     GRADIENT,
@@ -17,6 +18,7 @@ from helpers.kalman.fused.entry import (
     REALS,
     address_of_pass,
     bundle,
+    call,
     check,
     compiled_once,
     contiguous,
@@ -27,14 +29,18 @@ from helpers.kalman.fused.entry import (
 )
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import (
+    Arrays,
     Observed,
     Wanted,
+    first_steps,
     indices_in,
+    later,
     listed_pattern,
+    model_later,
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out, space
 from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
@@ -59,8 +65,12 @@ from helpers.kalman.fused.tiles import (
     transposed,
 )
 from helpers.kalman.recursions import factor_if_identified
+from helpers.kalman.square_root import root as root_of
 
-UNIDENTIFIED = 4  # beside the ways in which a pass ends
+UNIDENTIFIED, LATE = 4, 5  # beside the ways in which a pass ends
+# The columns end where what is not known of delta adds less than WIDE times what else is not known
+# of any state: the pass that goes on from there would lose the digits of an uncertain start.
+WIDE = 1e3
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 ROWS = 32  # that are mixed at once
 
@@ -139,6 +149,219 @@ def mix(w, X, rows, columns, mixture, block, zero):
         copy(w, here, block, count)
 
 
+@jitable
+def steps_that_show(y, q):
+    """The steps after which as many entries of y (n, p) have been observed as there are numbers."""
+    n, p = y.shape
+    observed = 0
+    for t in range(n):
+        for i in range(p):
+            observed += not np.isnan(y[t, i])
+        if observed >= q:
+            return t + 1
+    return n
+
+
+@jitable
+def state_after(w, x, mean, root, a, P, B):
+    """The state after the columns' steps, with delta in what is not known of it.
+
+    Its mean a, its covariance P = P_given + B B' and B = A_t root. Returns whether P is not WIDE.
+    """
+    s = space(w)
+    m, q = B.shape
+    for i in range(m):
+        a[i] = entry(w, x.a, i, 0)
+        for j in range(q):
+            a[i] += entry(w, x.a, i, j + 1) * mean[j]
+            B[i, j] = 0.0
+            for l in range(q):
+                B[i, j] += entry(w, x.a, i, l + 1) * root[l, j]
+    P[:] = B @ np.ascontiguousarray(B.T)
+    narrow = True
+    for i in range(m):
+        narrow = narrow and P[i, i] <= WIDE * entry(w, s.P_filt, i, i)
+        for j in range(m):
+            P[i, j] += 0.5 * (entry(w, s.P_filt, i, j) + entry(w, s.P_filt, j, i))
+    return narrow
+
+
+@jitable
+def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
+    """Write the mixture for the way back through the first steps, and where it begins.
+
+    From r and N of the steps after them. The mean and the root become those of delta given all.
+    """
+    m, q = B.shape
+    B_t = np.ascontiguousarray(B.T)
+    NB = N @ B
+    told = B_t @ NB
+    later_t, _ = root_of(N + NB @ np.ascontiguousarray(NB.T))
+    told_t, _ = root_of(told)
+    shift, less = root @ (B_t @ r), root @ np.ascontiguousarray(told_t.T)
+    mean += shift
+    for i in range(q):
+        row = mixture.at + (i + 1) * mixture.ld
+        put(w, row, shift[i])
+        for j in range(q):
+            put(w, row + 1 + j, root[i, j])
+        for j in range(len(told_t)):
+            put(w, row + 1 + q + m + j, less[i, j])
+    for j in range(1 + q, 1 + q + m + q):
+        put(w, x.g.at + j, -1.0)
+    for i in range(m):
+        row = x.r.at + i * x.r.ld
+        put(w, row, r[i])
+        for j in range(q):
+            put(w, row + 1 + j, -NB[i, j])
+        for j in range(len(later_t)):
+            put(w, row + 1 + q + j, later_t[j, i])
+    left_t, _ = root_of(np.eye(q) - told)
+    left = np.zeros((q, q))
+    left[:, : len(left_t)] = left_t.T
+    root[:] = root @ left
+
+
+@jitable
+def through(
+    k, series, starts, model, out, wanted, backwards, precision, S, mean, root, value, starts_bar,
+    tol, report,
+):  # fmt: skip
+    """The columns through the first k steps, and an ordinary pass through the others.
+
+    With k < n there is a way back, and the series are one: the columns of y and c are zeros.
+    Returns how it ended; UNIDENTIFIED and LATE before anything but S, mean and root is written.
+    """
+    n, p, m, q, members = *series.y.shape[1:], len(model.P0), len(mean), len(series.y)
+    # The pass of a series that never surprises: its gains, and what the covariances give. Its last
+    # step, if it is the one after the columns' last, sees nothing: P_filt is the P that it began
+    # with.
+    steps = k if k == n else k + 1
+    nothing, unused = np.zeros((steps, p)), np.zeros((steps, p))
+    for t in range(steps):
+        for i in range(p):
+            if t == k or np.isnan(series.y[0, t, i]):
+                nothing[t, i] = np.nan
+    here, out_here = first_steps(model, steps), first_steps(out, steps)
+    covariances, l_of_P, ones = zeros_like(here), np.empty(steps), np.ones(n)
+    saved = Saved(True, backwards and (wanted.T or wanted.Z))
+    count = q + 1 if k == n else 1 + q + m + q
+    plan, columns = np.empty(HEADER, np.int64), padded(count)
+    at = padded(lay_out(Sizes(steps, p, m), saved, plan))
+    x, size = lay_out_columns(at, steps, p, m, columns, True)
+    step = np.int64(1)
+    mixture, block = Mat(size, columns, step), Mat(size + columns * columns, columns, step)
+    memory = np.empty(size + (columns + ROWS) * columns + 8)
+    start = begin(memory, plan)
+    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
+    entries = np.empty((steps, p), np.uint8)
+    room = np.empty(room_for_indices(steps, p, m), np.int64)
+    asked = np.array(
+        [steps, p, m, len(here.c), len(here.d), len(here.T), len(here.Z), len(here.H), len(here.W),
+         GRADIENT if backwards and wanted.matrices else GAINS,
+         int(backwards and wanted.matrices), int(backwards and wanted.T),
+         int(backwards and wanted.Z), int(backwards and wanted.W), 0]
+    )  # fmt: skip
+    how = run(
+        address_of_pass(), (w, header, entries, room), asked, report, tol if k == n else 0.0,
+        l_of_P, ones[:steps], nothing, unused, here, covariances,
+    )  # fmt: skip
+    if how != DONE:
+        return how
+    gains, places = np.empty(steps, np.int64), indices_in(room, steps, p, m)
+    gain_of_each_step(places.steady_from, gains)
+    observed, varying = Observed(entries, places.same_until), varies(here)
+    pattern = listed_pattern(places.pattern)
+
+    clear_sums(w)
+    for place in range(x.zero.at, x.s.at):
+        put(w, place, 0.0)
+    for j in range(q + 1):
+        if j < members:
+            for t in range(k):
+                for i in range(p):
+                    if entries[t, i]:
+                        put(w, x.v.at + (t * p + i) * columns + j, series.y[j, t, i])
+        put(w, x.g.at + j, 1.0)
+        for i in range(m):
+            put(w, x.a.at + i * columns + j, starts[j, i])
+    sweep_forward(
+        w, x, columns, 0, k, here, observed, varying, pattern.T, gains, l_of_P, series, 0,
+        members, True,
+    )  # fmt: skip
+    mean[:] = 0.0
+    more = find_delta(w, x, k * p, columns, mixture, block, S, precision, mean, root)
+    if np.isnan(more):
+        return UNIDENTIFIED
+    for t in range(k):
+        more += l_of_P[t]
+        for i in range(p):
+            more -= 0.5 * entry(w, x.u, t * p + i, 0) * entry(w, x.v, t * p + i, 0)
+
+    clear(w, mixture, columns)
+    put(w, mixture.at, 1.0)
+    clear(w, x.r, m)
+    if k < n:
+        a, P, B, r, P_bar = (
+            np.empty(m), np.empty((m, m)), np.empty((m, q)), np.empty(m), np.zeros((m, m))
+        )  # fmt: skip
+        if not state_after(w, x, mean, root, a, P, B):
+            return LATE
+        rest, out_rest, l = model_later(model, k), model_later(out, k), np.empty(n - k)
+        c, c_bar = later(series.c[0], k), later(series.c_bar[0], k)
+        rest = Arrays(a, P, c, rest.d, rest.T, rest.Z, rest.H, rest.W)
+        out_rest = Arrays(
+            r, P_bar, c_bar, out_rest.d, out_rest.T, out_rest.Z, out_rest.H, out_rest.W
+        )
+        how = call(
+            series.y[0, k:], rest, out_rest, l, ones[k:], series.y_bar[0, k:], True,
+            Wanted(True, wanted.T, wanted.Z, wanted.W), tol, report,
+        )  # fmt: skip
+        report[0] += k
+        if how != DONE:
+            return how
+        more += np.sum(l)
+        N = r.reshape((m, 1)) * r - 2.0 * P_bar
+        columns_for_the_rest(w, x, mixture, mean, root, B, r, N)
+    else:
+        for i in range(q):
+            for j in range(q):
+                put(w, mixture.at + (i + 1) * columns + j + 1, root[i, j])
+    value[0] = more
+    if backwards:
+        # The series moves to the mean of delta, each column becomes a standard deviation of it.
+        mix(w, x.u, k * p, columns, mixture, block, x.zero)
+        for i in range(q):
+            put(w, mixture.at + (i + 1) * columns, mean[i])
+        if saved.filtered:
+            mix(w, x.a_filt, k * m, columns, mixture, block, x.zero)
+        sweep_back(
+            w, x, columns, 0, k, here, observed, varying, pattern.T_t, gains, wanted, series, 0,
+            members, out_here,
+        )  # fmt: skip
+        hand_over_y(w, x, 0, k, observed, series, 0, members)
+        rg, r_t = np.empty((m, count)), np.empty((count, m))
+        for j in range(count):
+            for i in range(m):
+                r_t[j, i] = entry(w, x.r, i, j)
+                rg[i, j] = r_t[j, i] * get(w, x.g.at + j)
+        starts_bar[:] = 0.0
+        starts_bar[0] = r_t[0]
+        for i in range(q):
+            for j in range(count):
+                z = get(w, mixture.at + (i + 1) * columns + j)
+                for l in range(m):
+                    starts_bar[i + 1, l] += z * rg[l, j]
+        out.P0[:] += rg @ r_t / 2 + covariances.P0
+        out_here.T[:] += covariances.T
+        out_here.Z[:] += covariances.Z
+        out_here.H[:] += covariances.H
+        out_here.W[:] += covariances.W
+    report[1] = k
+    memory[0], room[0] = 0.0, 0  # their addresses were good until here
+    return DONE
+
+
 def _integrated(
     sizes, report, tol, y, c, starts, l, y_bar, c_bar, starts_bar, precision, S, delta, root, value,
     a0, P0, c_none, d_none, T, Z, H, W, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar,
@@ -147,13 +370,13 @@ def _integrated(
     """The series and its columns, by their addresses.
 
     ``sizes`` are n, p, m, the lengths over time of (no) c and d, T, Z, H, W; q, the length over
-    time of c, and 0 or 1: whether there is a way back, and the four of `Wanted`. y (q + 1, n, p),
-    d taken off; c (q + 1, n or 1, m); starts (q + 1, m). Returns how it ended; 0 if it could not
-    finish.
+    time of c, and 0 or 1: whether there is a way back, the four of `Wanted`; and J. y (J, n, p), d
+    taken off; c (J, n or 1, m); starts (q + 1, m). J is q + 1, or 1 where the columns of y and c
+    are zeros. Returns how it ended; 0 if it could not finish.
     """
-    num = carray(sizes, 16)
+    num = carray(sizes, 17)
     n, p, m, q, nc = num[0], num[1], num[2], num[9], num[10]
-    J = q + 1
+    J = num[16]
     backwards, wanted = num[11] != 0, Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
     model = bundle(num, a0, P0, c_none, d_none, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar, W_bar)
@@ -161,103 +384,24 @@ def _integrated(
         np.arange(J), carray(y, (J, n, p)), carray(c, (J, nc, m)), np.ones(J), carray(l, (J, n)),
         carray(y_bar, (J, n, p)), carray(c_bar, (J, nc, m)),
     )  # fmt: skip
-
-    # The pass of a series that never surprises: its gains, and what the covariances give.
-    nothing, unused = np.zeros((n, p)), np.zeros((n, p))
-    for t in range(n):
-        for i in range(p):
-            if np.isnan(series.y[0, t, i]):
-                nothing[t, i] = np.nan
-    covariances, l_of_P, ones = zeros_like(model), np.empty(n), np.ones(n)
-    saved = Saved(True, backwards and (wanted.T or wanted.Z))
-    plan, columns = np.empty(HEADER, np.int64), padded(J)
-    at = padded(lay_out(Sizes(n, p, m), saved, plan))
-    x, size = lay_out_columns(at, n, p, m, columns, True)
-    step = np.int64(1)
-    mixture, block = Mat(size, columns, step), Mat(size + columns * columns, columns, step)
-    memory = np.empty(size + (columns + ROWS) * columns + 8)
-    start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
-    entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
-    asked = np.zeros(15, np.int64)
-    asked[:9] = num[:9]
-    asked[9] = GRADIENT if backwards and wanted.matrices else GAINS
-    if backwards:
-        asked[10:14] = num[12:16]
-    how = run(
-        address_of_pass(), (w, header, entries, room), asked, carray(report, 3), tol, l_of_P, ones,
-        nothing, unused, model, covariances,
-    )  # fmt: skip
-    if how != DONE:
-        return how
-    gains, places = np.empty(n, np.int64), indices_in(room, n, p, m)
-    gain_of_each_step(places.steady_from, gains)
-    observed, varying = Observed(entries, places.same_until), varies(model)
-    pattern = listed_pattern(places.pattern)
-
-    clear_sums(w)
-    for place in range(x.zero.at, x.s.at):
-        put(w, place, 0.0)
-    for j in range(J):
-        for t in range(n):
-            for i in range(p):
-                if entries[t, i]:
-                    put(w, x.v.at + (t * p + i) * columns + j, series.y[j, t, i])
-    beginnings = carray(starts, (J, m))
-    for j in range(J):
-        put(w, x.g.at + j, 1.0)
-        for i in range(m):
-            put(w, x.a.at + i * columns + j, beginnings[j, i])
-    sweep_forward(
-        w, x, columns, 0, model, observed, varying, pattern.T, gains, l_of_P, series, 0, J,
-        True,
-    )  # fmt: skip
-    mean, root_out = carray(delta, q), carray(root, (q, q))
-    more = find_delta(
-        w, x, n * p, columns, mixture, block, carray(S, (q, q)), carray(precision, (q, q)), mean,
-        root_out,
-    )  # fmt: skip
-    if np.isnan(more):
-        return UNIDENTIFIED
-    for t in range(n):
-        more += l_of_P[t]
-        for i in range(p):
-            more -= 0.5 * entry(w, x.u, t * p + i, 0) * entry(w, x.v, t * p + i, 0)
-    value_out = carray(value, 1)
-    value_out[0] = more
-    if not backwards:
-        memory[0], room[0] = 0.0, 0  # their addresses were good until here
-        return DONE
-    # The series moves to the mean of delta, each column becomes a standard deviation of it.
-    clear(w, mixture, columns)
-    put(w, mixture.at, 1.0)
-    for i in range(q):
-        for j in range(q):
-            put(w, mixture.at + (i + 1) * columns + j + 1, root_out[i, j])
-    mix(w, x.u, n * p, columns, mixture, block, x.zero)
-    if saved.filtered:
-        for i in range(q):
-            put(w, mixture.at + (i + 1) * columns, mean[i])
-        mix(w, x.a_filt, n * m, columns, mixture, block, x.zero)
-    clear(w, x.r, m)
-    sweep_back(
-        w, x, columns, 0, model, observed, varying, pattern.T_t, gains, wanted, series, 0, J,
-        out,
-    )  # fmt: skip
-    hand_over_y(w, x, 0, observed, series, 0, J)
-    r = np.empty((m, J))
-    for i in range(m):
-        for j in range(J):
-            r[i, j] = entry(w, x.r, i, j)
-    beginnings_bar = carray(starts_bar, (J, m))
-    beginnings_bar[:] = r.T
-    out.P0[:] += r @ np.ascontiguousarray(r.T) / 2 + covariances.P0
-    out.T[:] += covariances.T
-    out.Z[:] += covariances.Z
-    out.H[:] += covariances.H
-    out.W[:] += covariances.W
-    memory[0], room[0] = 0.0, 0
-    return DONE
+    k = n
+    if backwards and J == 1 and q > 0:
+        # Once delta is known the steps are those of any model: as soon as there are as many
+        # observations as numbers, or later where these leave a direction open, or nearly so.
+        k = steps_that_show(series.y[0], q)
+    how = LATE
+    while how == LATE or how == UNIDENTIFIED:
+        if 2 * k > n:
+            k = n
+        how = through(
+            k, series, carray(starts, (q + 1, m)), model, out, wanted, backwards,
+            carray(precision, (q, q)), carray(S, (q, q)), carray(delta, q), carray(root, (q, q)),
+            carray(value, 1), carray(starts_bar, (q + 1, m)), tol, carray(report, 3),
+        )  # fmt: skip
+        if k == n:
+            break
+        k *= 2
+    return how
 
 
 INTEGRATED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 28)
@@ -272,20 +416,24 @@ def integrated(
 
     y (q + 1, n, p), the series with d taken off and, with the same gaps, less what delta adds to d;
     starts (q + 1, m) and c (q + 1, n or 1, m) in the same way; P0 (m, m), and T, Z, H, W with an
-    axis of length n or 1 for time; precision (q, q).
+    axis of length n or 1 for time; precision (q, q). Where delta enters the first state alone, y
+    and c may have the series alone, (1, n, p) and (1, n or 1, m): then the columns end as soon as
+    delta is known well, and an ordinary pass goes on.
 
     Returns how it ended, the value (without the determinant of the precision), the mean of delta,
     root with root root' the covariance of delta, S + precision, the gradients of y, starts and c,
     and those of the model; and a report, whose first entry is the step whose F is not positive
-    definite, else n. What is a number is NaN if it did not end well.
+    definite, else n, and whose second is the number of steps that the columns took. What is a number is NaN if it did not end well.
     """
     y, starts, c = contiguous(y), contiguous(starts), contiguous(c)
     precision = contiguous(precision)
     J, n, p = y.shape
-    q, m = J - 1, len(P0)
+    q, m = len(starts) - 1, len(P0)
     model = copied(np.zeros(m), P0, np.zeros((1, m)), np.zeros((1, p)), T, Z, H, W)
     check(y[0], model, y[0, :, 0])
-    if starts.shape != (J, m) or c.shape[0] != J or c.shape[2] != m:
+    if J != q + 1 and J != 1:
+        raise ValueError("y is neither the series and its columns nor the series alone")
+    if starts.shape[1] != m or c.shape[0] != J or c.shape[2] != m:
         raise ValueError("the starts or c are not as many or as long as the columns")
     if c.shape[1] != 1 and c.shape[1] != n:
         raise ValueError("c varies over time, but not over as many steps as y has")
@@ -298,7 +446,7 @@ def integrated(
     out, report = zeros_like(model), np.array([n, 0, 0])
     sizes = np.array(
         [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W), q, c.shape[1],
-         int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W)]
+         int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W), J]
     )  # fmt: skip
     how = _call_integrated(
         sizes.ctypes, report.ctypes, tol, y.ctypes, c.ctypes, starts.ctypes, l.ctypes, y_bar.ctypes,
@@ -314,12 +462,11 @@ def integrated(
         value[:], y_bar[:], starts_bar[:], c_bar[:] = np.nan, np.nan, np.nan, np.nan
         out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
         out.H[:], out.W[:], delta[:], root[:] = np.nan, np.nan, np.nan, np.nan
-    elif backwards:
+    elif backwards and J > 1:
         # The series' part came with delta, that of column j with column j of the root.
         back = np.zeros((J, J))
         back[0, 0] = 1.0
         back[1:, 0], back[1:, 1:] = delta, root
         y_bar = (back @ y_bar.reshape(J, n * p)).reshape(J, n, p)
-        starts_bar = back @ starts_bar
         c_bar = (back @ c_bar.reshape(J, c.shape[1] * m)).reshape(c.shape)
     return how, value[0], delta, root, S, y_bar, starts_bar, c_bar, out, report

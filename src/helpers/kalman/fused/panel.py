@@ -29,16 +29,17 @@ from helpers.kalman.fused.inputs import (
     Arrays,
     Observed,
     Wanted,
+    first_steps,
     indices_in,
     listed_pattern,
     look_at,
+    model_later,
     room_for_indices,
-    until,
     varies,
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import all_equal
-from helpers.kalman.fused.roots import model_later, pull_roots, start_in_roots
+from helpers.kalman.fused.roots import pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded
 from helpers.kalman.recursions import at_step, update_columns
@@ -46,15 +47,6 @@ from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
 
 compiled = njit(cache=True, error_model="numpy", nogil=True)
 PANEL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
-
-
-@jitable
-def first_steps(model, n):
-    """The model, or its gradient, up to step n."""
-    return Arrays(
-        model.a0, model.P0, model.c, model.d, until(model.T, n), until(model.Z, n),
-        until(model.H, n), until(model.W, n),
-    )  # fmt: skip
 
 
 @jitable

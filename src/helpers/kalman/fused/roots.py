@@ -22,26 +22,17 @@ from helpers.kalman.fused.entry import (
     small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
-from helpers.kalman.fused.inputs import Arrays, Observed, look_at, room_for_indices
+from helpers.kalman.fused.inputs import (
+    Arrays,
+    Observed,
+    look_at,
+    model_later,
+    room_for_indices,
+)
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
-
-
-@jitable
-def later(A, k):
-    """A (1 or n, ...) from step k on."""
-    return A[k:] if len(A) > 1 else A
-
-
-@jitable
-def model_later(model, k):
-    """The model, or its gradient, from step k on."""
-    return Arrays(
-        model.a0, model.P0, later(model.c, k), later(model.d, k), later(model.T, k),
-        later(model.Z, k), later(model.H, k), later(model.W, k),
-    )  # fmt: skip
 
 
 @jitable

@@ -125,17 +125,17 @@ def hand_over_c(w, A, x, series, first, count, t):
 
 @jitable
 def sweep_forward(
-    w, x, columns, k, model, observed, varying, T_entries, gains, l_of_P, series, first, count,
+    w, x, columns, k, n, model, observed, varying, T_entries, gains, l_of_P, series, first, count,
     keep_v,
 ):  # fmt: skip
-    """The columns of `count` series from member `first` on, through the steps of a pass.
+    """The columns of `count` series from member `first` on, through the first n steps of a pass.
 
     The pass began at step k of the series. x.a holds the state before it. What the covariances give
     to the log-likelihoods is in l_of_P (n,). With `keep_v` v is kept for every step, x.v holds y
     beforehand (zeros in gaps), and no log-likelihoods are written.
     """
     s = space(w)
-    n, p, m = sizes(w)
+    _, p, m = sizes(w)
     for t in range(n):
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
@@ -174,15 +174,17 @@ def sweep_forward(
 
 @jitable
 def sweep_back(
-    w, x, columns, k, model, observed, varying, T_entries, gains, wanted, series, first, count, out,
+    w, x, columns, k, n, model, observed, varying, T_entries, gains, wanted, series, first, count,
+    out,
 ):  # fmt: skip
     """The way back through the same steps. What the columns give is added to `out`, and to series.
 
-    x.r holds in its first place what the steps that follow left there, and then what comes before
-    these steps; x.u is left with e. T_entries are those of T'.
+    To series only what the first `count` columns give. x.r holds in its first place what the steps
+    that follow left there, and then what comes before these steps; x.u is left with e. T_entries
+    are those of T'.
     """
     s = space(w)
-    n, p, m = sizes(w)
+    last, p, m = sizes(w)
     filtered = wanted.T or wanted.Z
     clear(w, x.c_bar, m)
     block = 1 if varying else BLOCK
@@ -206,7 +208,7 @@ def sweep_back(
             else:
                 product(w, e, -1.0, Kf, x.s, e, p, m, columns)
                 product(w, r, 1.0, transposed(s.Z), e, x.s, m, p, columns)
-            if filtered and t < n - 1:  # after the last step r is zero, and there is no TP
+            if filtered and t < last - 1:  # after the last step r is zero, and there is no TP
                 TP = below(s.TP, gains[t] * m)
                 product(w, a_filt, 1.0, transposed(TP), r_next, a_filt, m, m, columns)
             if series.c.shape[1] > 1:
@@ -225,9 +227,9 @@ def sweep_back(
 
 
 @jitable
-def hand_over_y(w, x, k, observed, series, first, count):
-    """The gradient of y, from the e that the way back left."""
-    n, p, _ = sizes(w)
+def hand_over_y(w, x, k, n, observed, series, first, count):
+    """The gradient of y in n steps, from the e that the way back left."""
+    p = sizes(w).p
     for j in range(count):
         g, y_bar = get(w, x.g.at + j), series.y_bar[series.members[first + j]]
         for t in range(n):
@@ -322,17 +324,17 @@ def sweep(
             for i in range(m):
                 put(w, x.a.at + i * columns + j, a[i, first + j])
         sweep_forward(
-            w, x, columns, k, model, observed, varying, pattern.T, gains, l_of_P, series, first,
+            w, x, columns, k, n, model, observed, varying, pattern.T, gains, l_of_P, series, first,
             count, False,
         )  # fmt: skip
         if not backwards:
             continue
         clear(w, x.r, m)
         sweep_back(
-            w, x, columns, k, model, observed, varying, pattern.T_t, gains, wanted, series, first,
-            count, out,
+            w, x, columns, k, n, model, observed, varying, pattern.T_t, gains, wanted, series,
+            first, count, out,
         )  # fmt: skip
-        hand_over_y(w, x, k, observed, series, first, count)
+        hand_over_y(w, x, k, n, observed, series, first, count)
         for j in range(count):
             for i in range(m):
                 a[i, first + j] = entry(w, x.r, i, j)
