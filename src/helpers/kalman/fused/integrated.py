@@ -52,9 +52,7 @@ from helpers.kalman.fused.sweep import (
 )
 from helpers.kalman.fused.tiles import (
     Mat,
-    below,
     clear,
-    copy,
     dot,
     entry,
     get,
@@ -72,7 +70,6 @@ UNIDENTIFIED, LATE = 4, 5  # beside the ways in which a pass ends
 # of any state: the pass that goes on from there would lose the digits of an uncertain start.
 WIDE = 1e3
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
-ROWS = 32  # that are mixed at once
 
 
 @jitable
@@ -140,16 +137,6 @@ def find_delta(w, x, rows, columns, products, move, S, precision, delta, root):
 
 
 @jitable
-def mix(w, X, rows, columns, mixture, block, zero):
-    """The columns of X (rows, columns), times the matrix `mixture`; block is room for ROWS rows."""
-    for first in range(0, rows, ROWS):
-        count = min(ROWS, rows - first)
-        here = below(X, first)
-        product(w, block, 1.0, here, mixture, zero, count, columns, columns)
-        copy(w, here, block, count)
-
-
-@jitable
 def steps_that_show(y, q):
     """The steps after which as many entries of y (n, p) have been observed as there are numbers."""
     n, p = y.shape
@@ -191,12 +178,22 @@ def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
     """Write the mixture for the way back through the first steps, and where it begins.
 
     From r and N of the steps after them. The mean and the root become those of delta given all.
+
+    What the covariances and the columns give together is -(N - rho S^-1 rho'), in which S is that
+    of all steps, and which is -N at the k-th. With root root' = S_k^-1, B = A_{k+1} root and R the
+    root of B'NB, S^-1 = root (I - B'NB) root'. Let n and p be the N and the rho root that the first
+    k steps make of zeros after them, and let L lead from there to the k-th. Then it is
+
+        -n + (p + L'NB) (p + L'NB)' - L' (N + NB B'N) L - p R R'p' ,
+
+    so q columns that begin with NB, m with a root of N + NB B'N and weight -1, and q that begin
+    with nothing, of root R and weight -1. No term is larger than what the first steps say.
     """
     m, q = B.shape
     B_t = np.ascontiguousarray(B.T)
     NB = N @ B
     told = B_t @ NB
-    later_t, _ = root_of(N + NB @ np.ascontiguousarray(NB.T))
+    after_t, _ = root_of(N + NB @ np.ascontiguousarray(NB.T))
     told_t, _ = root_of(told)
     shift, less = root @ (B_t @ r), root @ np.ascontiguousarray(told_t.T)
     mean += shift
@@ -214,8 +211,8 @@ def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
         put(w, row, r[i])
         for j in range(q):
             put(w, row + 1 + j, -NB[i, j])
-        for j in range(len(later_t)):
-            put(w, row + 1 + q + j, later_t[j, i])
+        for j in range(len(after_t)):
+            put(w, row + 1 + q + j, after_t[j, i])
     left_t, _ = root_of(np.eye(q) - told)
     left = np.zeros((q, q))
     left[:, : len(left_t)] = left_t.T
@@ -246,12 +243,13 @@ def through(
     covariances, l_of_P, ones = zeros_like(here), np.empty(steps), np.ones(n)
     saved = Saved(True, backwards and (wanted.T or wanted.Z))
     count = q + 1 if k == n else 1 + q + m + q
-    plan, columns = np.empty(HEADER, np.int64), padded(count)
+    columns, mixed = padded(q + 1), padded(count)
+    plan, step = np.empty(HEADER, np.int64), np.int64(1)
     at = padded(lay_out(Sizes(steps, p, m), saved, plan))
-    x, size = lay_out_columns(at, steps, p, m, columns, True)
-    step = np.int64(1)
-    mixture, block = Mat(size, columns, step), Mat(size + columns * columns, columns, step)
-    memory = np.empty(size + (columns + ROWS) * columns + 8)
+    x, at = lay_out_columns(at, steps, p, m, columns, True)
+    back, at = lay_out_columns(at, steps, p, m, mixed, False)
+    move, mixture = Mat(at, columns, step), Mat(at + columns, mixed, step)
+    memory = np.empty(at + columns + columns * mixed + 8)
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((steps, p), np.uint8)
@@ -282,7 +280,6 @@ def through(
                 for i in range(p):
                     if entries[t, i]:
                         put(w, x.v.at + (t * p + i) * columns + j, series.y[j, t, i])
-        put(w, x.g.at + j, 1.0)
         for i in range(m):
             put(w, x.a.at + i * columns + j, starts[j, i])
     sweep_forward(
@@ -290,7 +287,7 @@ def through(
         members, True,
     )  # fmt: skip
     mean[:] = 0.0
-    more = find_delta(w, x, k * p, columns, mixture, block, S, precision, mean, root)
+    more = find_delta(w, x, k * p, columns, mixture, move, S, precision, mean, root)
     if np.isnan(more):
         return UNIDENTIFIED
     for t in range(k):
@@ -298,9 +295,13 @@ def through(
         for i in range(p):
             more -= 0.5 * entry(w, x.u, t * p + i, 0) * entry(w, x.v, t * p + i, 0)
 
+    for place in range(back.zero.at, back.s.at):
+        put(w, place, 0.0)
+    for j in range(count):
+        put(w, back.g.at + j, 1.0)
+    clear(w, back.r, m)
     clear(w, mixture, columns)
     put(w, mixture.at, 1.0)
-    clear(w, x.r, m)
     if k < n:
         a, P, B, r, P_bar = (
             np.empty(m), np.empty((m, m)), np.empty((m, q)), np.empty(m), np.zeros((m, m))
@@ -322,34 +323,34 @@ def through(
             return how
         more += np.sum(l)
         N = r.reshape((m, 1)) * r - 2.0 * P_bar
-        columns_for_the_rest(w, x, mixture, mean, root, B, r, N)
+        columns_for_the_rest(w, back, mixture, mean, root, B, r, N)
     else:
         for i in range(q):
             for j in range(q):
-                put(w, mixture.at + (i + 1) * columns + j + 1, root[i, j])
+                put(w, mixture.at + (i + 1) * mixed + j + 1, root[i, j])
     value[0] = more
     if backwards:
         # The series moves to the mean of delta, each column becomes a standard deviation of it.
-        mix(w, x.u, k * p, columns, mixture, block, x.zero)
+        product(w, back.u, 1.0, x.u, mixture, back.zero, k * p, columns, mixed)
         for i in range(q):
-            put(w, mixture.at + (i + 1) * columns, mean[i])
+            put(w, mixture.at + (i + 1) * mixed, mean[i])
         if saved.filtered:
-            mix(w, x.a_filt, k * m, columns, mixture, block, x.zero)
+            product(w, back.a_filt, 1.0, x.a_filt, mixture, back.zero, k * m, columns, mixed)
         sweep_back(
-            w, x, columns, 0, k, here, observed, varying, pattern.T_t, gains, wanted, series, 0,
+            w, back, mixed, 0, k, here, observed, varying, pattern.T_t, gains, wanted, series, 0,
             members, out_here,
         )  # fmt: skip
-        hand_over_y(w, x, 0, k, observed, series, 0, members)
+        hand_over_y(w, back, 0, k, observed, series, 0, members)
         rg, r_t = np.empty((m, count)), np.empty((count, m))
         for j in range(count):
             for i in range(m):
-                r_t[j, i] = entry(w, x.r, i, j)
-                rg[i, j] = r_t[j, i] * get(w, x.g.at + j)
+                r_t[j, i] = entry(w, back.r, i, j)
+                rg[i, j] = r_t[j, i] * get(w, back.g.at + j)
         starts_bar[:] = 0.0
         starts_bar[0] = r_t[0]
         for i in range(q):
             for j in range(count):
-                z = get(w, mixture.at + (i + 1) * columns + j)
+                z = get(w, mixture.at + (i + 1) * mixed + j)
                 for l in range(m):
                     starts_bar[i + 1, l] += z * rg[l, j]
         out.P0[:] += rg @ r_t / 2 + covariances.P0
@@ -423,7 +424,8 @@ def integrated(
     Returns how it ended, the value (without the determinant of the precision), the mean of delta,
     root with root root' the covariance of delta, S + precision, the gradients of y, starts and c,
     and those of the model; and a report, whose first entry is the step whose F is not positive
-    definite, else n, and whose second is the number of steps that the columns took. What is a number is NaN if it did not end well.
+    definite, else n, and whose second is the number of steps that the columns took. What is a
+    number is NaN if it did not end well.
     """
     y, starts, c = contiguous(y), contiguous(starts), contiguous(c)
     precision = contiguous(precision)
