@@ -13,7 +13,10 @@ first state:
     python benchmarks/co2_starts.py [--quick] [--record FILE]
 
 Each is sampled by PyMC on Numba, one chain after the other on one core, from five seeds, in a
-process of its own. It takes about ten minutes and writes ``results/co2_starts.json``.
+process of its own. Before that the value and all gradients of the same model are timed, as
+functions of PyTensor with nothing around them: with an ordinary first state, and with its first two
+or all thirteen entries diffuse; and statsmodels' value with an exact diffuse start. It takes about
+ten minutes and writes ``results/co2_starts.json``.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from helpers.timing import machine, write_record
 RECORD = Path(__file__).parent / "results" / "co2_starts.json"
 SAMPLED = ("sigma_level", "sigma_season", "sigma_noise")
 SEEDS = kalman_nuts.SEEDS
+TURN = 5e-3  # seconds that calls in a row take at least
 LENGTH = {False: {"tune": 300, "draws": 300}, True: {"tune": 30, "draws": 30}}  # by --quick
 
 
@@ -85,6 +89,57 @@ def model_of(start: str):
     return model
 
 
+def price(turns: int) -> dict:
+    """Seconds per call, in turns, of value and gradient by start, and of statsmodels' value."""
+    import pytensor
+    import pytensor.tensor as pt
+    from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+    from helpers.datasets import seasonal_arrays
+    from helpers.kalman import kalman_loglike
+    from helpers.kalman.diffuse_op import kalman_diffuse_loglike
+
+    y, variances = co2().y, np.array([0.02, 0.05, 1e-5, 1e-4])
+    arrays = seasonal_arrays(variances, P0=0.0)
+    m = len(arrays["a0"])
+    known = arrays | {"a0": np.append(y[0], np.zeros(m - 1)), "P0": np.eye(m)}
+    symbols = [pt.tensor(x, dtype="float64", shape=X.shape) for x, X in arrays.items()]
+
+    def call(value, arrays):
+        outputs = [value, *pytensor.grad(value, symbols)]
+        f = pytensor.function(symbols, outputs, mode="NUMBA", trust_input=True)
+        inputs = [np.array(X, order="C") for X in arrays.values()]
+        return lambda: f(*inputs)
+
+    def diffuse(q):
+        return kalman_diffuse_loglike(pt.constant(y), *symbols, A=pt.constant(np.eye(m)[:, :q]))
+
+    theirs = UnobservedComponents(y[:, 0], "lltrend", seasonal=12, use_exact_diffuse=True)
+    theirs.update(variances)
+    calls = {
+        "ordinary": call(kalman_loglike(pt.constant(y), *symbols).sum(), known),
+        "two diffuse": call(diffuse(2), known),
+        "thirteen diffuse": call(diffuse(m), arrays),
+        "statsmodels, value": lambda: theirs.ssm.loglike(),
+    }
+    found = {name: [] for name in calls}
+    for function in calls.values():
+        in_a_row(function, 0.1)
+    for _ in range(turns):
+        for name, function in calls.items():
+            found[name].append(float(f"{in_a_row(function, TURN):.4g}"))
+    return found
+
+
+def in_a_row(function, least: float) -> float:
+    """Seconds per call, called again and again for so many seconds at least."""
+    begin, calls, seconds = perf_counter(), 0, 0.0
+    while seconds < least:
+        function()
+        calls, seconds = calls + 1, perf_counter() - begin
+    return seconds / calls
+
+
 STARTS = ("thirty", "seventeen", "vague", "diffuse")
 
 
@@ -121,7 +176,7 @@ def sample(start: str, seeds, tune: int, draws: int) -> dict:
 
 
 def in_own_process(job: dict) -> dict:
-    """The result of `sample` in a new process, on one BLAS thread."""
+    """The result of `sample`, or of `price`, in a new process, on one BLAS thread."""
     environment = os.environ | ONE_THREAD
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
@@ -133,6 +188,7 @@ def in_own_process(job: dict) -> dict:
 def main(quick: bool, path: Path) -> None:
     begin = perf_counter()
     record = {"machine": machine(), "chains": kalman_nuts.CHAINS, **LENGTH[quick], "starts": {}}
+    record["price"] = in_own_process({"turns": 5 if quick else 51})
     for start in STARTS:
         print(f"{perf_counter() - begin:5.0f} s  {start}", flush=True)
         job = {"start": start, "seeds": SEEDS[:2] if quick else SEEDS} | LENGTH[quick]
@@ -154,7 +210,8 @@ if __name__ == "__main__":
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
         threadpool_limits(1)
-        write_record(sample(**options.job), options.record)
+        run = sample if "start" in options.job else price
+        write_record(run(**options.job), options.record)
     elif options.quick and options.record == RECORD:
         parser.error("a trial does not replace the record: say --record FILE")
     else:

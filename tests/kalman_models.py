@@ -80,7 +80,7 @@ def repeating(what: str) -> StateSpace:
         T[:, 0] = 0.5, -0.3, 0.2
         R, p = np.eye(3)[:, :1], 1
     else:  # a vector autoregression and its lags
-        p, lags = {"VAR(2)": (2, 2), "VAR(3)": (3, 3)}[what]
+        p, lags = {"VAR(2)": (2, 2), "VAR(3)": (2, 3)}[what]
         T = np.diag(np.ones(p * (lags - 1)), -p)
         T[:p] = 0.4 / lags / p * rng.normal(size=(p, lags * p))
         T[:p, :p] += 0.3 * np.eye(p)

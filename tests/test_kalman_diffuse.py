@@ -183,7 +183,8 @@ STARTS = {  # states, series; what is changed; after how many of 60 steps the co
     "without noise": ((4, 2), {"H": 0.0}, (2, 8)),
     "more series than states": ((2, 3), {}, (1, 2)),
     "the first steps missing": ((4, 1), {"missing": slice(0, 25)}, (28, 30)),
-    "hardly seen at first": ((2, 1), {"Z": "late"}, (60, 60)),
+    "not seen at first": ((2, 1), {"Z": 0.0}, (60, 60)),
+    "hardly seen at first": ((2, 1), {"Z": 1e-3}, (60, 60)),
     "a normal prior": ((3, 1), {"precision": 1.0}, (2, 8)),
     "varying over time": ((3, 2), {"time": True}, (1, 8)),
 }
@@ -201,9 +202,9 @@ def test_the_columns_end_when_delta_is_known(name):
     if "time" in change:
         varied = {x: getattr(model, x) * rng.uniform(0.9, 1.1, (n, 1, 1)) for x in "TZRHQ"}
         model = replace(model, c=rng.normal(size=(n, m)), d=rng.normal(size=(n, p)), **varied)
-    if change.get("Z") == "late":  # nearly no trace of the second number until half of the steps
-        Z = np.tile([[[1.0, 1e-5]]], (n, 1, 1))
-        Z[n // 2 + 3 :, 0, 1] = 1.0
+    if "Z" in change:  # little or no trace of the second number until half of the steps
+        Z = np.ones((n, 1, 2))
+        Z[: n // 2 + 3, 0, 1] = change["Z"] * rng.normal(size=n // 2 + 3)
         model, A = replace(model, T=np.eye(m), Z=Z), np.eye(m)
     if "precision" in change:
         L = rng.normal(size=(A.shape[1],) * 2)

@@ -318,7 +318,7 @@ def test_a_known_start_takes_no_roots():
 def test_states_that_repeat_others_take_no_roots(what, jitter):
     """Their variance falls to nothing though P0 is not vague; where it is, that is still seen."""
     model = repeating(what)
-    n, m = 40, model.m
+    n, m = 25, model.m
     if jitter:
         root = np.linalg.cholesky(model.R @ model.Q @ model.R.T + jitter * np.eye(m))
         model = replace(model, R=root, Q=np.eye(m), H=jitter * np.eye(model.p))

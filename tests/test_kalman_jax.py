@@ -454,7 +454,7 @@ def test_an_integral_for_each_of_many_models():
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("y", lambda y: y[0], r"y has shape \(14, 2\), expected \(q \+ 1, n, p\) with q = 2"),
+        ("y", lambda y: y[0], r"y has shape \(14, 2\), expected \(q \+ 1 or 1, n, p\) with q = 2"),
         ("starts", lambda x: x[1:], r"starts has shape \(2, 3\), expected \(q \+ 1, m\) with"),
         ("T", lambda T: T[0], r"T has shape \(3, 3\), expected \(n or 1, m, m\) with"),
         ("Z", lambda Z: Z[..., :2], r"Z has shape \(1, 2, 2\), .* with .* m = 3"),
