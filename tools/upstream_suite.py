@@ -85,8 +85,9 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(sources))
     if not any(Path(x.split("::")[0]).exists() for x in options):
         options.append("tests/statespace")
-    # Their settings make errors of warnings, which a newer pandas gives.
-    settings = ["-q", "--rootdir", str(sources), "-W", "ignore::DeprecationWarning"]
+    # Their settings make errors of warnings, which a newer pandas or PyTensor gives.
+    settings = ["-q", "--rootdir", str(sources)]
+    settings += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
     return pytest.main([*settings, *options], plugins=plugins)
 
 
