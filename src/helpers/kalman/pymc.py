@@ -115,7 +115,7 @@ class ClosedFormSmoother(DisturbanceSmoother):
 
     The covariances, where something asks for them, are DisturbanceSmoother's. A model with this
     smoother draws states by :func:`helpers.kalman.smoothing_op.kalman_draw`. The jitter enters what
-    is smoothed, not what is simulated, as in pymc-extras. Not for JAX mode.
+    is smoothed, not what is simulated, as in pymc-extras.
     """
 
     def build_graph(self, data, matrices, filter_outputs):
