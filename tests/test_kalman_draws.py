@@ -2,6 +2,7 @@
 covariance are compared with the joint law without sampling; gradients with complex steps."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import mpmath
 import numpy as np
@@ -22,6 +23,7 @@ from helpers.kalman.smoothing_op import (
 from helpers.statespace import NAMES, SYMMETRIC
 
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
+JAX = pytest.param("JAX", marks=pytest.mark.skipif(not find_spec("jax"), reason="needs JAX"))
 N, M, P, SHOCKS = 8, 4, 2, 2
 
 
@@ -219,8 +221,9 @@ def regular(varying, rng, n, m):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
 @pytest.mark.parametrize("kind", ["draws", "draws, diffuse", "draws, varying", "means, diffuse"])
-def test_gradients_against_complex_steps(kind):
+def test_gradients_against_complex_steps(kind, mode):
     rng, n, m = np.random.default_rng(11), 5, 3
     model = regular("varying" in kind, rng, n, m)
     y = rng.normal(size=(n, P))
@@ -235,7 +238,7 @@ def test_gradients_against_complex_steps(kind):
     out = kalman_draw(*given, normals, A=A) if draws else kalman_smooth(*given, A=A)[None]
     g = rng.normal(size=(len(normals), n, m))
     wrt = list(symbols.values())
-    evaluate = pytensor.function(wrt, [out, *pt.grad((out * g).sum(), wrt)], mode=PYTHON)
+    evaluate = pytensor.function(wrt, [out, *pt.grad((out * g).sum(), wrt)], mode=mode)
     value, *bars = evaluate(*arrays.values())
 
     def reference(**moved):
@@ -271,7 +274,8 @@ def test_the_compiled_functions_are_the_text():
         assert relative_error(X, Y) < 1e-12
 
 
-def test_gradient_of_singular_covariances_at_their_rank():
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
+def test_gradient_of_singular_covariances_at_their_rank(mode):
     """P0, Q and H of rank one or zero, scaled: the draw moves with the square root."""
     model, y = a_model(), a_series()
     model = replace(model, H=np.array([[1.0, 1.0], [1.0, 1.0]]))
@@ -280,7 +284,7 @@ def test_gradient_of_singular_covariances_at_their_rank():
     scaled = {"P0": s[0] * model.P0, "H": s[1] * model.H, "Q": s[2] * model.Q}
     arrays = model.asdict() | scaled
     total = (kalman_draw(y, *arrays.values(), normals) ** 2).sum()
-    bar = pytensor.function([s], pt.grad(total, s), mode=PYTHON)(np.ones(3))
+    bar = pytensor.function([s], pt.grad(total, s), mode=mode)(np.ones(3))
 
     def reference(x):
         arrays = {X: x[i] * getattr(model, X) for i, X in enumerate(scaled)}
@@ -348,11 +352,28 @@ def test_what_does_not_fit_is_refused():
     assert covariance_root(pt.dmatrix()).ndim == 2
 
 
-def test_an_op_says_nan_where_the_data_leave_a_direction_open():
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
+def test_an_op_says_nan_where_the_data_leave_a_direction_open(mode):
     model, y = a_model(), a_series()
     blind = replace(model, Z=np.array([[1.0, 0, 0, 0]] * 2), T=np.eye(M))
     out = kalman_smooth(y, *blind.asdict().values(), A=np.eye(M)[:, 1:2])
-    assert np.isnan(pytensor.function([], out, mode=PYTHON)()).all()
+    assert np.isnan(pytensor.function([], out, mode=mode)()).all()
+
+
+@pytest.mark.skipif(not find_spec("jax"), reason="needs JAX")
+def test_the_root_in_jax_is_the_same():
+    rng = np.random.default_rng(9)
+    L, g = np.tril(rng.normal(size=(4, 4))), rng.normal(size=(5, 4, 4))
+    singular = L[:, :2] @ L[:, :2].T, np.diag([0.0, 2.0, 0.0, 1.0]), np.zeros((4, 4))
+    arrays = np.array([L @ L.T, *singular, np.eye(4)])
+    P0 = pt.dtensor3("P0")
+    B = CovarianceRoot()(P0)
+    root_and_bar = [B, pt.grad((B * g).sum(), P0)]
+    theirs, ours = (
+        pytensor.function([P0], root_and_bar, mode=mode)(arrays) for mode in ("JAX", PYTHON)
+    )
+    for found, expected in zip(theirs, ours, strict=True):
+        assert np.abs(found - expected).max() < 1e-12 * np.abs(expected).max()
 
 
 @pytest.fixture
@@ -448,7 +469,7 @@ def test_only_models_with_our_smoother_draw_in_our_way(extras, monkeypatch):
         register_filter("rts")
 
 
-@pytest.mark.parametrize("mode", ["NUMBA", PYTHON])
+@pytest.mark.parametrize("mode", ["NUMBA", PYTHON, JAX])
 def test_marginals_of_any_rank(mode):
     """A draw is linear in its numbers: with unit vectors, its responses give the covariance."""
     rng, m = np.random.default_rng(5), 4

@@ -57,6 +57,21 @@ def test_same_outputs_and_gradients_within_the_jitter(name, fill):
         assert np.abs(found - expected).max() < 1e3 * jitter * scale, k
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_whole_numbers_with_gaps():
+    """There is no NaN among them: a gap is where the fill value stands, and nothing else."""
+    _, model = make("gaps")
+    y = np.arange(3 * model.Z.shape[0]).reshape(3, -1)
+    y[1, 0] = -9999
+    given = [pt.constant(X) for X in model.asdict().values()]
+    found, expected = (
+        pytensor.function([], ClosedFormFilter().build_graph(pt.constant(x), *given), mode=PYTHON)()
+        for x in (y, y.astype(float))
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_without_jitter_to_rounding():
     y, model = make("gaps")
     arguments = [y, *model.asdict().values()]

@@ -286,7 +286,7 @@ def _varies_over_devices(X) -> bool:
 
 @cache
 def register_ops() -> None:
-    """Tell PyTensor's JAX backend how it runs the Ops of :mod:`helpers.kalman.op`.
+    """Tell PyTensor's JAX backend how it runs the Ops of :mod:`helpers.kalman.op` and its kin.
 
     That module calls this when the first function is compiled in JAX mode.  The Op of the value
     becomes the function behind :func:`loglike`: samplers that run on JAX (NumPyro's and BlackJAX's
@@ -294,7 +294,14 @@ def register_ops() -> None:
     """
     from pytensor.link.jax.dispatch import jax_funcify
 
-    from helpers.kalman import diffuse_op, directions_op, panel_op, products
+    from helpers.kalman import (
+        diffuse_op,
+        directions_op,
+        jax_draws,
+        panel_op,
+        products,
+        smoothing_op,
+    )
     from helpers.kalman import op as ops
 
     @jax_funcify.register(products.Product)
@@ -313,16 +320,19 @@ def register_ops() -> None:
         """What an Op returns: the arrays of these names, or the only one."""
         return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
 
+    def gradient_of(names, tol, inputs, l_bar):
+        """l, and by name its gradients, by the engine of this device."""
+        if _is_compiled("fused", inputs):
+            return jax_calls.gradient(names, tol, tuple(inputs), l_bar, None)
+        return jax_scans.gradient(names, inputs, l_bar)
+
     @jax_funcify.register(ops.KalmanLoglikeGrad)
     def _(op, **kwargs):
         names = tuple(x for x in op.requested if x != "l")
 
         def gradients(*inputs):
             *inputs, l_bar = _as_arrays((*INPUTS, "l_bar"), inputs)
-            if _is_compiled("fused", inputs):
-                l, found = jax_calls.gradient(names, op.tol, tuple(inputs), l_bar, None)
-            else:
-                l, found = jax_scans.gradient(names, inputs, l_bar)
+            l, found = gradient_of(names, op.tol, inputs, l_bar)
             return chosen(found | {"l": l}, op.requested)
 
         return gradients
@@ -401,3 +411,40 @@ def register_ops() -> None:
             return chosen(found | {"value": value}, op.requested)
 
         return gradients
+
+    def draws_of(op):
+        def residuals(y, *model):
+            return gradient_of(("a0", "c"), op.tol, (y, *model), jnp.ones_like(y[:, 0]))[1]
+
+        return partial(jax_draws.draws, residuals)
+
+    def pulled(function, symmetric_ones):
+        """The gradients of a function's inputs, some of them symmetric, from its cotangent."""
+
+        def gradients(*inputs):
+            found = list(vjp(function, *inputs[:-1])[1](inputs[-1]))
+            for k in symmetric_ones:
+                found[k] = (found[k] + found[k].mT) / 2
+            return tuple(found) if len(found) > 1 else found[0]
+
+        return gradients
+
+    @jax_funcify.register(smoothing_op.KalmanDraw)
+    def _(op, **kwargs):
+        return draws_of(op)
+
+    @jax_funcify.register(smoothing_op.KalmanDrawGrad)
+    def _(op, **kwargs):
+        return pulled(draws_of(op), [smoothing_op.INPUTS.index(x) for x in ("P0", "H", "W")])
+
+    @jax_funcify.register(smoothing_op.CovarianceRoot)
+    def _(op, **kwargs):
+        return vmap(jax_draws.root)
+
+    @jax_funcify.register(smoothing_op.CovarianceRootGrad)
+    def _(op, **kwargs):
+        return pulled(vmap(jax_draws.root), [0])
+
+    @jax_funcify.register(smoothing_op.NormalMarginals)
+    def _(op, **kwargs):
+        return jax_draws.marginals

@@ -98,7 +98,8 @@ FILTER_OUTPUT_NAMES_IN_ORDER = [FILTER_OUTPUT_NAMES[k] for k in (0, 1, 4, 2, 3, 
 def _with_jitter(given, missing, jitter):
     """y with NaN for what is missing, and the Ops' arrays with the jitter."""
     data, a0, P0, c, d, T, Z, R, H, Q = given
-    y = pt.switch(missing, pt.constant(float("nan"), dtype=data.dtype), data)
+    dtype = np.result_type(np.float32, data.type.numpy_dtype)  # whole numbers have no NaN
+    y = pt.switch(missing, pt.constant(np.nan, dtype=dtype.name), data)
     H = H + jitter * pt.eye(H.shape[-1])
     return y, a0, P0, c, d, T, Z, H, _shocks(T, R, Q, jitter)
 
@@ -114,7 +115,7 @@ class ClosedFormSmoother(DisturbanceSmoother):
 
     The covariances, where something asks for them, are DisturbanceSmoother's. A model with this
     smoother draws states by :func:`helpers.kalman.smoothing_op.kalman_draw`. The jitter enters what
-    is smoothed, not what is simulated, as in pymc-extras. Not for JAX mode.
+    is smoothed, not what is simulated, as in pymc-extras.
     """
 
     def build_graph(self, data, matrices, filter_outputs):

@@ -29,7 +29,7 @@ through the same gains, the series :math:`y = -Z x`, gives :math:`r^x` and :math
    \bar P_0 = \operatorname{sym} q_0 r_0^\top, \quad
    \bar A = q_0 \hat\delta^\top + r_0 \hat\delta^{x\top} .
 
-It runs in Numba, C and Python modes.
+It runs in Numba, C and Python modes, and in JAX mode by :mod:`helpers.kalman.jax_draws`.
 """
 
 from __future__ import annotations
