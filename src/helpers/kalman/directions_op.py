@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph import Apply
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import _vectorize_node, graph_replace
+from pytensor.graph.traversal import toposort
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import vectorize_node_fallback
@@ -21,6 +23,7 @@ from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     DIMENSIONS,
     INPUTS,
+    KalmanLoglikeGrad,
     KalmanLoglikeTangent,
     _letters,
     numba_funcify_kalman,
@@ -121,6 +124,28 @@ def vectorize(op, node, *inputs):
     )
 
 
+def in_batches(outputs: list, batches: dict) -> list:
+    """The outputs where some variables are batches.
+
+    Unlike `vectorize_graph`, which makes a `Blockwise` of every node, it leaves those alone that
+    depend on no batch: they are the nodes of the value and the gradient, and computed once.
+    """
+    new = dict(batches)
+    for node in toposort(outputs, blockers=list(batches)):
+        if not any(X in new for X in node.inputs):
+            continue
+        if isinstance(node.op, OpFromGraph):
+            inner = node.op.fgraph.unfreeze()
+            given = dict(zip(inner.inputs, node.inputs, strict=True))
+            outside = graph_replace(inner.outputs, given, strict=False)
+            found = in_batches(outside, {X: new[X] for X in node.inputs if X in new})
+        else:
+            found = _vectorize_node(node.op, node, *(new.get(X, X) for X in node.inputs))
+            found = found.outputs if isinstance(found, Apply) else found
+        new |= zip(node.outputs, found, strict=True)
+    return [new.get(X, X) for X in outputs]
+
+
 def batch_of_scan(node) -> list | None:
     """The outputs of a `Scan` that only maps, and holds a `KalmanLoglikeTangent`, without a loop.
 
@@ -133,13 +158,12 @@ def batch_of_scan(node) -> list | None:
     if not any(isinstance(inner.op, KalmanLoglikeTangent) for inner in op.fgraph.apply_nodes):
         return None
     steps = node.inputs[0]
-    given = [
-        *(X[:steps] for X in op.outer_seqs(node.inputs)),
-        *op.outer_non_seqs(node.inputs),
-    ]
-    inner = op.fgraph.unfreeze()
+    inner, first = op.fgraph.unfreeze(), info.n_seqs
+    fixed = dict(zip(inner.inputs[first:], op.outer_non_seqs(node.inputs), strict=True))
+    outputs = graph_replace(inner.outputs, fixed, strict=False)
+    batches = [X[:steps] for X in op.outer_seqs(node.inputs)]
     try:
-        found = vectorize_graph(inner.outputs, dict(zip(inner.inputs, given, strict=True)))
+        found = in_batches(outputs, dict(zip(inner.inputs[:first], batches, strict=True)))
     except NotImplementedError:
         return None
     answer = []
@@ -202,8 +226,8 @@ def share(fgraph) -> None:
     """One node in the place of several that differ only in what of them is read."""
     groups = {}
     for node in fgraph.toposort():
-        if isinstance(node.op, KalmanLoglikeTangent):
-            key = type(node.op), node.op.varying, node.op.along, tuple(node.inputs)
+        if isinstance(node.op, KalmanLoglikeGrad | KalmanLoglikeTangent):
+            key = node.op.requesting(()), tuple(node.inputs)
             groups.setdefault(key, []).append(node)
     for nodes in groups.values():
         if len(nodes) == 1:

@@ -25,7 +25,7 @@ from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
@@ -35,6 +35,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
+from helpers.kalman.linear import merge, one_map_around
 from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
@@ -714,23 +715,25 @@ class _ManyDirections(GraphRewriter):
             unroll(fgraph)
 
 
-class _OneTangent(GraphRewriter):
-    """Several tangents at once, where PyTensor would compute them one by one."""
+class _OneNode(GraphRewriter):
+    """Several gradients or tangents at once, where PyTensor would compute them one by one."""
 
     def __init__(self, rewrite: str):
         self.rewrite_name = rewrite
 
     def apply(self, fgraph):
-        if sum(isinstance(node.op, KalmanLoglikeTangent) for node in fgraph.apply_nodes) > 1:
+        kinds = KalmanLoglikeGrad | KalmanLoglikeTangent
+        if sum(isinstance(node.op, kinds) for node in fgraph.apply_nodes) > 1:
             from helpers.kalman import directions_op
 
-            MergeOptimizer().apply(fgraph)
+            merge(fgraph)
             getattr(directions_op, self.rewrite_name)(fgraph)
 
 
 # Before the rewrites of Scan, which take it apart; where sums of sums are one; and where what
 # nothing reads is gone.
 optdb.register("helpers_kalman_directions", _ManyDirections(), "fast_run", position=0.04)
-optdb.register("helpers_kalman_unite", _OneTangent("unite"), "fast_run", position=1.25)
-optdb.register("helpers_kalman_share", _OneTangent("share"), "fast_run", position=2.9)
+optdb.register("helpers_kalman_unite", _OneNode("unite"), "fast_run", position=1.25)
+optdb.register("helpers_kalman_share", _OneNode("share"), "fast_run", position=2.9)
 fold_constants_into(_KalmanOp)
+one_map_around(_KalmanOp)

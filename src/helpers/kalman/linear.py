@@ -1,0 +1,472 @@
+"""Linear maps with constant coefficients around the filter, each as one Op.
+
+Between a model's parameters and the filter's arrays, and on the way back from the filter's
+gradients, most of what a graph does is to move numbers: into a block of a matrix, onto its
+diagonal, out of it again, times a constant R on both sides.  PyTensor has an Op for each move, and
+in Numba mode each of them is compiled for every kind of index and every layout of arrays: half a
+second of compilation for a few dozen numbers.  All of it is y = A x + b with constants A and b,
+which are known when the function is compiled.  A rewrite follows where each number comes from, and
+puts one :class:`LinearMap` in the place of the whole way.  Its code does not depend on A, so that
+it is compiled once for each number of dimensions and found on disk from then on.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import optdb
+from pytensor.graph import Apply, Op
+from pytensor.graph.basic import Constant
+from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    ExtractDiag,
+    Join,
+    MakeVector,
+    Split,
+)
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.linalg.constructors import BlockDiagonal
+from pytensor.tensor.math import Sum
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
+from pytensor.tensor.type import TensorType
+from scipy.sparse import coo_array, csr_array, vstack
+
+from helpers.kalman.products import Product
+
+# Larger maps are left to PyTensor.  Coefficients are constants of the compiled function; and where
+# there are many numbers to move, code that knows how they lie is worth its compilation.
+COEFFICIENTS = 10_000
+ENTRIES = 300_000  # of an array: looking at more of them takes longer than compiling
+# One number for all maps, at no cost: the matrices are sparse.
+COLUMNS = np.iinfo(np.int32).max
+
+# These put numbers elsewhere, repeat or drop them, and put zeros between them.
+MOVES = (
+    Alloc,
+    AdvancedSubtensor,
+    BlockDiagonal,
+    DimShuffle,
+    ExtractDiag,
+    Join,
+    MakeVector,
+    Reshape,
+    SpecifyShape,
+    Split,
+    Subtensor,
+)
+INCREMENTS = IncSubtensor, AdvancedIncSubtensor
+# These cost next to nothing to compile, or are fused with what is beside them.
+CHEAP = DimShuffle, Elemwise, MakeVector, Subtensor, Sum
+
+
+class LinearMap(Op):
+    """y = b + sum of the A x, with A as rows and columns (2, count) and values before each x.
+
+    y has `shape`; its entries, and those of each x, are numbered row by row. The first input holds
+    the lengths of y and then how many entries each x has, the next two where b is not zero and what
+    it is there.
+    """
+
+    __props__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.shape = shape
+
+    def make_node(self, *inputs):
+        inputs = [pt.as_tensor(X) for X in inputs]
+        return Apply(self, inputs, [pt.tensor(dtype="float64", shape=self.shape)])
+
+    def perform(self, node, inputs, output_storage):
+        lengths, at, b, *terms = inputs
+        y = np.zeros(self.shape)
+        flat = y.reshape(-1)
+        flat[at] = b
+        sizes = lengths[len(self.shape) :]
+        for size, where, values, x in zip(sizes, *[iter(terms)] * 3, strict=True):
+            if x.size != size:
+                raise ValueError(f"an array has {x.size} entries, expected {size}")
+            np.add.at(flat, where[0], values * np.ravel(x)[where[1]])
+        output_storage[0][0] = y
+
+    def infer_shape(self, node, shapes):
+        return [tuple(pt.constant(k, dtype="int64") for k in self.shape)]
+
+
+@register_funcify_and_cache_key(LinearMap)
+def numba_funcify_linear_map(op, node, **kwargs):
+    """A loop over coefficients for each x, and a key under which PyTensor keeps it on disk.
+
+    All that differs from map to map is an argument, so that many of them are one function.
+    """
+    ndim, count = len(op.shape), (len(node.inputs) - 3) // 3
+    names = [f"where_{i}, values_{i}, x_{i}" for i in range(count)]
+    lengths = [f"lengths[{i}]" for i in range(ndim)]
+    lines = [
+        f"def linear_map(lengths, at, b, {', '.join(names)}):",
+        f"    flat = np.zeros({' * '.join(lengths) or 1})",
+        "    for i in range(b.size):",
+        "        flat[at[i]] = b[i]",
+    ]
+    for i in range(count):
+        lines += [
+            f"    if x_{i}.size != lengths[{ndim + i}]:",
+            "        raise ValueError('an array is not of the size that it was compiled for')",
+            f"    for i in range(values_{i}.size):",
+            f"        flat[where_{i}[0, i]] += values_{i}[i] * x_{i}.flat[where_{i}[1, i]]",
+        ]
+    lines.append(f"    return flat.reshape(({''.join(f'{x}, ' for x in lengths)}))")
+    source = "\n".join(lines)
+    function = compile_numba_function_src(source, "linear_map", global_env={"np": np})
+    return numba_njit(function), sha256(f"kalman-linear-map-1 {source}".encode()).hexdigest()
+
+
+class Affine(NamedTuple):
+    """What a variable is: its entries, in the order of rows, are matrix @ sources + offset."""
+
+    matrix: csr_array
+    offset: np.ndarray
+    shape: tuple[int, ...]
+
+
+class NotLinear(Exception):  # noqa: N818 (no error: a node at which a map begins)
+    """The outputs of a node are not known to be affine in its inputs."""
+
+
+class Follow:
+    """Follows affine functions through the nodes of a graph, from `sources` with constant shapes.
+
+    `state` has of each variable its `Affine`, its value if it is constant, or nothing.
+    """
+
+    def __init__(self, shape_of):
+        self.shape_of = shape_of
+        self.state, self.sources, self.used = {}, [], 0
+
+    def get(self, X):
+        """The state of a variable; one that no node before it gave is constant or a source."""
+        if X not in self.state:
+            self.state[X] = X.data if isinstance(X, Constant) else self._source(X)
+        return self.state[X]
+
+    def _source(self, X):
+        shape = self.shape_of(X)
+        if shape is None and is_float(X) and X.owner and isinstance(X.owner.op, Elemwise):
+            # Of a batch, PyTensor does not always know how many there are.
+            given = [self.get(Y) for Y in X.owner.inputs]
+            if not any(Y is None for Y in given):
+                shape = np.broadcast_shapes(*map(shape_of_state, given))
+        if shape is None or prod(shape) > ENTRIES:
+            return None
+        size, first = prod(shape), self.used
+        self.used += size
+        self.sources.append((X, first, first + size))
+        data, at = np.ones(size), np.arange(size + 1)
+        matrix = csr_array((data, np.arange(first, self.used), at), shape=(size, COLUMNS))
+        return Affine(matrix, np.zeros(size), shape)
+
+    def visit(self, node) -> bool:
+        """Find the states of a node's outputs; False where they are sources."""
+        given = [self.get(X) for X in node.inputs]
+        try:
+            if any(X is None for X in given):
+                raise NotLinear
+            found = self.outputs(node, given)
+        except NotLinear:
+            return False
+        self.state |= zip(node.outputs, found, strict=True)
+        return True
+
+    def outputs(self, node, given: list) -> list:
+        """The states of a node's outputs from those of its inputs."""
+        op = node.op
+        if isinstance(op, Shape | Shape_i):
+            shape = shape_of_state(given[0])
+            return [np.array(shape if isinstance(op, Shape) else shape[op.i])]
+        if isinstance(op, OpFromGraph):
+            return self._through(op.fgraph, given)
+        kinds = (*MOVES, *INCREMENTS, ARange, Blockwise, Elemwise, Product, Sum)
+        if not isinstance(op, kinds):
+            raise NotLinear
+        if not any(isinstance(X, Affine) for X in given):
+            return performed(node, given)
+        if any(X.type.dtype != "float64" for X in node.outputs):
+            raise NotLinear
+        if isinstance(op, Elemwise):
+            return [self._elemwise(op.scalar_op, given)]
+        if isinstance(op, Sum):
+            return [self._sum(op, given[0])]
+        if isinstance(getattr(op, "core_op", op), Product):
+            return [self._product(*given)]
+        if isinstance(op, Blockwise):
+            return self._blockwise(node, given)
+        if isinstance(op, INCREMENTS) and not op.set_instead_of_inc:
+            return [self._increment(node, given)]
+        if isinstance(op, (*MOVES, *INCREMENTS)):
+            return self._moved(node, given)
+        raise NotLinear
+
+    def combine(self, states, rows, tokens, weights, shape) -> Affine:
+        """The array of which entry ``rows[i]`` has a term: weight i times what token i stands for.
+
+        Tokens are numbered from 1 through all ``states``; 0 stands for nothing.
+        """
+        rows, tokens, weights = (np.ravel(X) for X in np.broadcast_arrays(rows, tokens, weights))
+        there = (tokens > 0) & (weights != 0)
+        rows, tokens = rows[there].astype(np.int64), tokens[there].astype(np.int64) - 1
+        weights = weights[there]
+        picked = vstack([X.matrix for X in states], format="csr")[tokens]
+        counts, size = np.diff(picked.indptr), prod(shape)
+        if picked.nnz > COEFFICIENTS or size > ENTRIES:
+            raise NotLinear
+        entries = (
+            picked.data * np.repeat(weights, counts),
+            (np.repeat(rows, counts), picked.indices),
+        )
+        matrix = coo_array(entries, shape=(size, COLUMNS)).tocsr()
+        offset = np.zeros(size)
+        np.add.at(offset, rows, weights * np.concatenate([X.offset for X in states])[tokens])
+        return Affine(matrix, offset, shape)
+
+    def affine(self, X) -> Affine:
+        """A number or array that does not change, as a function that is constant."""
+        if isinstance(X, Affine):
+            return X
+        X = np.asarray(X, dtype=np.float64)
+        if X.size > ENTRIES:
+            raise NotLinear
+        return Affine(csr_array((X.size, COLUMNS)), X.ravel(), X.shape)
+
+    def _moved(self, node, given) -> list:
+        states, arguments = with_tokens(
+            [self.affine(X) if is_float(v) else X for X, v in zip(given, node.inputs, strict=True)]
+        )
+        found = performed(node, arguments)
+        return [self.combine(states, np.arange(X.size), np.ravel(X), 1.0, X.shape) for X in found]
+
+    def _increment(self, node, given) -> Affine:
+        X, Y = (self.affine(x) for x in given[:2])
+        (twice,) = performed(node, [np.zeros(X.shape), np.ones(Y.shape), *given[2:]])
+        if (twice > 1).any():
+            raise NotLinear
+        states, (old, more) = with_tokens([X, Y])
+        (put,) = performed(node, [np.zeros(X.shape), more, *given[2:]])
+        rows = np.arange(X.offset.size)
+        terms = np.stack([old.ravel(), put.ravel()])
+        return self.combine(states, np.stack([rows, rows]), terms, 1.0, X.shape)
+
+    def _elemwise(self, op, given) -> Affine:
+        shape = np.broadcast_shapes(*map(shape_of_state, given))
+        if prod(shape) > ENTRIES:
+            raise NotLinear
+        rows = np.arange(prod(shape)).reshape(shape)
+        if isinstance(op, ps.Add | ps.Sub | ps.Neg | ps.Identity):
+            states, tokens = with_tokens([self.affine(X) for X in given])
+            signs = {ps.Sub: [1.0, -1.0], ps.Neg: [-1.0]}.get(type(op), [1.0] * len(given))
+            tokens = np.stack([np.broadcast_to(X, shape) for X in tokens])
+            signs = np.reshape(signs, (-1, *[1] * len(shape)))
+            return self.combine(states, rows[np.newaxis], tokens, signs, shape)
+        moving = [i for i, X in enumerate(given) if isinstance(X, Affine)]
+        divides = isinstance(op, ps.TrueDiv)
+        if len(moving) > 1 or not (isinstance(op, ps.Mul) or divides and moving == [0]):
+            raise NotLinear
+        states, (tokens,) = with_tokens([given[moving[0]]])
+        factors = [np.asarray(X, np.float64) for X in given if not isinstance(X, Affine)]
+        weights = 1.0 / factors[0] if divides else np.asarray(1.0)
+        for factor in [] if divides else factors:
+            weights = weights * factor
+        if not np.isfinite(weights).all():
+            raise NotLinear
+        tokens, weights = (np.broadcast_to(X, shape) for X in (tokens, weights))
+        return self.combine(states, rows, tokens, weights, shape)
+
+    def _sum(self, op, X: Affine) -> Affine:
+        axes = range(len(X.shape)) if op.axis is None else op.axis
+        kept = [1 if i in axes else k for i, k in enumerate(X.shape)]
+        rows = np.broadcast_to(np.arange(prod(kept)).reshape(kept), X.shape)
+        shape = tuple(k for i, k in enumerate(X.shape) if i not in axes)
+        states, (tokens,) = with_tokens([X])
+        return self.combine(states, rows, tokens, 1.0, shape)
+
+    def _product(self, A, B) -> Affine:
+        """out[..., i, j] = sum over k of A[..., i, k] B[..., k, j], of which one is constant."""
+        left = isinstance(A, Affine)
+        if left and isinstance(B, Affine):
+            raise NotLinear
+        states, (tokens,) = with_tokens([A if left else B])
+        weights = np.asarray(B if left else A, np.float64)
+        A, B = (tokens, weights) if left else (weights, tokens)
+        A, B = A[..., :, :, np.newaxis], B[..., np.newaxis, :, :]
+        full = np.broadcast_shapes(A.shape, B.shape)  # (..., i, k, j)
+        if prod(full) > ENTRIES or not np.isfinite(weights).all():
+            raise NotLinear
+        shape = (*full[:-2], full[-1])
+        rows = np.arange(prod(shape)).reshape(*full[:-2], 1, full[-1])
+        tokens, weights = (A, B) if left else (B, A)
+        return self.combine(states, *np.broadcast_arrays(rows, tokens, weights), shape)
+
+    def _blockwise(self, node, given) -> list:
+        """Moves of each of a batch."""
+        core = node.op._create_dummy_core_node(node.inputs)
+        if not isinstance(core.op, MOVES):
+            raise NotLinear
+        states, arguments = with_tokens(
+            [self.affine(X) if is_float(v) else X for X, v in zip(given, node.inputs, strict=True)]
+        )
+        ranks = [len(x.shape) - v.ndim for x, v in zip(arguments, core.inputs, strict=True)]
+        batch = np.broadcast_shapes(*(x.shape[:k] for x, k in zip(arguments, ranks, strict=True)))
+        wide = [
+            np.broadcast_to(x, batch + x.shape[k:]) for x, k in zip(arguments, ranks, strict=True)
+        ]
+        found = [performed(core, [x[i] for x in wide]) for i in np.ndindex(batch)]
+        whole = [np.stack(X) for X in zip(*found, strict=True)]
+        whole = [X.reshape(batch + X.shape[1:]) for X in whole]
+        return [self.combine(states, np.arange(X.size), np.ravel(X), 1.0, X.shape) for X in whole]
+
+    def _through(self, fgraph, given) -> list:
+        """The same through the graph inside a node."""
+        inner = Follow(lambda X: None)
+        inner.state |= zip(fgraph.inputs, given, strict=True)
+        for node in fgraph.toposort():
+            if not inner.visit(node):
+                raise NotLinear
+        return [inner.get(X) for X in fgraph.outputs]
+
+
+def shape_of_state(X) -> tuple[int, ...]:
+    """The shape of what is affine, or of a constant."""
+    return X.shape if isinstance(X, Affine) else np.shape(X)
+
+
+def is_float(X) -> bool:
+    """Whether a variable is one that maps are followed through."""
+    return isinstance(X.type, TensorType) and X.type.dtype == "float64"
+
+
+def with_tokens(given: list) -> tuple[list[Affine], list]:
+    """The affine ones of these; and all, with arrays of tokens in their place, as in `combine`."""
+    states, arguments, first = [], [], 1
+    for X in given:
+        if isinstance(X, Affine):
+            states.append(X)
+            size = prod(X.shape)
+            X = np.arange(first, first + size, dtype=np.float64).reshape(X.shape)
+            first += size
+        arguments.append(X)
+    return states, arguments
+
+
+def performed(node, arguments: list) -> list:
+    """What a node makes of these values."""
+    node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
+    storage = [[None] for _ in node.outputs]
+    node.op.perform(node, arguments, storage)
+    return [X for (X,) in storage]
+
+
+class OneMap(GraphRewriter):
+    """One `LinearMap` in the place of all nodes that it is made of, around Ops of these kinds."""
+
+    def __init__(self):
+        self.kinds = []
+
+    def apply(self, fgraph):
+        kinds = tuple(self.kinds)
+        if not any(isinstance(getattr(x.op, "core_op", x.op), kinds) for x in fgraph.apply_nodes):
+            return
+        follow = Follow(lambda X: shape_of(fgraph, X))
+        linear = {node: None for node in fgraph.toposort() if follow.visit(node)}
+        replaced = {}
+        for node in linear:
+            for X in node.outputs:
+                if fgraph.clients[X] and all(client in linear for client, _ in fgraph.clients[X]):
+                    continue
+                found = self._instead(X, follow, linear)
+                if found is not None:
+                    replaced[X] = found
+        fgraph.replace_all(list(replaced.items()), reason=type(self).__name__)
+        merge(fgraph)
+
+    def _instead(self, X, follow: Follow, linear: dict):
+        """A constant, or a node of its own, if that takes less to compile."""
+        state = follow.state[X]
+        if not isinstance(state, Affine):
+            return (
+                pt.constant(state, dtype=X.type.dtype) if isinstance(X.type, TensorType) else None
+            )
+        if not state.matrix.nnz:
+            return pt.constant(state.offset.reshape(state.shape))
+        if not any(not isinstance(x.op, CHEAP) for x in behind(X, linear)):
+            return None
+        (at,) = state.offset.nonzero()
+        inputs, sizes, matrix = [at, state.offset[at]], [*state.shape], state.matrix.tocoo()
+        for source, first, last in follow.sources:
+            within = (matrix.col >= first) & (matrix.col < last)
+            if within.any():
+                where = np.stack([matrix.row[within], matrix.col[within] - first])
+                inputs += [where.astype(np.int64), matrix.data[within], source]
+                sizes.append(last - first)
+        return LinearMap(state.shape)(np.array(sizes, np.int64), *inputs)
+
+
+def shape_of(fgraph, X) -> tuple[int, ...] | None:
+    """The shape of a variable that maps can start from."""
+    if not is_float(X):
+        return None
+    shape, feature = X.type.shape, getattr(fgraph, "shape_feature", None)
+    if None in shape and feature is not None:
+        known = [feature.get_shape(X, i) for i in range(X.ndim)]
+        shape = [int(k.data) if isinstance(k, Constant) else None for k in known]
+    return None if None in shape else tuple(shape)
+
+
+def behind(X, nodes: dict):
+    """Those of the nodes that lead to a variable without another node between."""
+    seen, open_ = set(), [X.owner]
+    while open_:
+        node = open_.pop()
+        if node in nodes and node not in seen:
+            seen.add(node)
+            yield node
+            open_ += [x.owner for x in node.inputs if x.owner]
+
+
+def merge(fgraph) -> None:
+    """One node in the place of equal ones.
+
+    PyTensor's own rewrite looks at each node once, and forgets it if its twin goes meanwhile.
+    """
+    MergeOptimizer().rewrite(fgraph)
+    seen = {}
+    for node in fgraph.toposort():
+        first = seen.setdefault((node.op, *node.inputs), node)
+        if first is not node:
+            fgraph.replace_all(
+                list(zip(node.outputs, first.outputs, strict=True)), reason="helpers_kalman_merge"
+            )
+
+
+_one_map = OneMap()
+# After the shapes are known, and before elementwise Ops are fused.
+optdb.register("helpers_kalman_linear", _one_map, "numba", position=2.95)
+
+
+def one_map_around(*kinds: type) -> None:
+    """Let PyTensor do so in every function with such an Op that it compiles for Numba."""
+    _one_map.kinds += kinds
