@@ -371,6 +371,31 @@ def test_memory_that_runs_out_is_an_error():
     assert resource.getrlimit(resource.RLIMIT_AS)[0] != 2 << 30
 
 
+NOT_COMPILED = """
+import numpy as np
+from helpers.kalman.fused import building
+entry, load = building.load("entry"), building.load
+def fails(name, announce=None):
+    if name == "roots":
+        raise OSError("no space left on device")
+    return load(name, announce)
+building.load = fails
+I = np.eye(5)
+try:
+    entry.loglike(np.ones((9, 1)), I[0], 1e12 * I, I[:1], I[:1, :1], I[None] / 2, I[None, :1],
+                  I[None, :1, :1], I[None], 0.0)
+except RuntimeError as error:
+    print("RuntimeError:", error)
+"""
+
+
+def test_a_pass_that_cannot_be_compiled_is_an_error():
+    """The reason is told; what Python raises must not come back to compiled code as an address."""
+    found = subprocess.run([sys.executable, "-c", NOT_COMPILED], capture_output=True, text=True)
+    assert found.stdout.startswith("RuntimeError: the pass for a vague P0 was not compiled")
+    assert "no space left on device" in found.stderr
+
+
 def test_every_compiled_source_is_in_the_name_on_disk(tmp_path):
     """Editing any line of what is compiled changes the name under which machine code is kept."""
     folder = Path(fused.__file__).parents[1]

@@ -498,6 +498,29 @@ def test_memory_that_runs_out_is_an_error_of_jax():
     assert run.stdout.startswith("RESOURCE_EXHAUSTED: the Kalman filter ran out of memory")
 
 
+NOT_COMPILED = """
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+from helpers.kalman.fused import entry
+from helpers.kalman.jax import loglike
+I = jnp.eye(5)
+def total(P0):
+    return loglike(I[:, :1], I[0], P0, I[0], I[0, :1], I / 2, I[:1], I, I[:1, :1], I).sum()
+f = jax.jit(total).lower(I).compile()
+entry._addresses[0, 0], entry.compile_later = 0, lambda m, p: 1 / 0
+try:
+    jax.block_until_ready(f(1e12 * I))
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_pass_that_cannot_be_compiled_is_no_lack_of_memory():
+    run = subprocess.run([sys.executable, "-c", NOT_COMPILED], capture_output=True, text=True)
+    assert run.stdout.startswith("INTERNAL: the pass for a vague P0 was not compiled")
+
+
 def _spy(function, calls):
     def spied(*args):
         calls.append(args)

@@ -6,6 +6,7 @@ kept on disk under a name that changes with every line of its sources.
 """
 
 import ctypes
+import traceback
 from hashlib import sha256
 from pathlib import Path
 
@@ -122,7 +123,8 @@ compiled_once(_pass, PASS, "helpers_kalman_pass")
 LARGEST = 4
 SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
 # Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers, at
-# (0, 0) the one with its first steps in roots, at (0, 1) the whole one.
+# (0, 0) the one with its first steps in roots, at (0, 1) the whole one. At (1, 0): whether the
+# compilation of the one at (0, 0) has failed.
 _KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)
 _addresses[0, 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
@@ -138,8 +140,18 @@ def compile_later(m, p):
     return _addresses[m, p]
 
 
+def _compiled_or_zero(m, p):
+    """`compile_later` for compiled code, to which ctypes returns anything where Python raises."""
+    try:
+        return compile_later(m, p)
+    except BaseException:  # an interrupt as well
+        traceback.print_exc()
+        _addresses[1, 0] |= m == 0
+        return 0
+
+
 _python_compile_later = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
-    compile_later
+    _compiled_or_zero
 )
 _address = ctypes.cast(_python_compile_later, ctypes.c_void_p).value
 llvmlite.binding.add_symbol("helpers_kalman_compile_later", _address)
@@ -167,6 +179,12 @@ def address_of(m, p):
     """The entry of `_addresses`, compiled if it was not before; 0 if that failed."""
     address = _kept_address(m, p)
     return address if address != 0 else _call_compile_later(m, p)
+
+
+@jitable
+def is_not_compiled():
+    """Whether the pass with its first steps in roots was asked for and could not be compiled."""
+    return _kept_address(1, 0) != 0
 
 
 @jitable

@@ -14,6 +14,7 @@ from helpers.kalman.fused.entry import (
     GAINS,
     GRADIENT,
     INTEGERS,
+    NOT_COMPILED,
     OUT_OF_MEMORY,
     REALS,
     address_of_pass,
@@ -23,6 +24,7 @@ from helpers.kalman.fused.entry import (
     compiled_once,
     contiguous,
     copied,
+    is_not_compiled,
     kept_on_disk,
     run,
     zeros_like,
@@ -459,6 +461,8 @@ def integrated(
         out.W.ctypes,
     )  # fmt: skip
     if how == 0:
+        if is_not_compiled():
+            raise RuntimeError(NOT_COMPILED)
         raise MemoryError(OUT_OF_MEMORY)
     if how != DONE:
         value[:], y_bar[:], starts_bar[:], c_bar[:] = np.nan, np.nan, np.nan, np.nan

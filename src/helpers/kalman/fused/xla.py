@@ -13,8 +13,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from helpers.kalman.fused.entry import (
+    NOT_COMPILED,
     OUT_OF_MEMORY,
     call_at,
+    is_not_compiled,
     kept_on_disk,
     loglike,
     loglike_and_grad,
@@ -28,14 +30,16 @@ EXTENSION, API, ARGUMENTS, RESULTS = 1, 2, 7, 12
 DATA, RANK, DIMENSIONS = 3, 4, 5  # ... in XLA_FFI_Buffer
 TYPE, METADATA, VERSION = 1, 3, 3  # ... in XLA_FFI_Metadata_Extension and XLA_FFI_Metadata
 API_VERSION, CREATE_ERROR = 4, 6  # ... and in XLA_FFI_Api
-IS_METADATA, RESOURCE_EXHAUSTED = 1, 8  # their numbers in the enumerations
+IS_METADATA, RESOURCE_EXHAUSTED, INTERNAL = 1, 8, 13  # their numbers in the enumerations
 OLDEST = 1  # the minor version that releases of JAX have of which we know: 0.6 to 0.8
 LOW = 2**32 - 1  # a number of four bytes shares its word with nothing, or with another one
 
 # Places among the arguments of every function here: tol (1,), and of `gradient`: l_bar, and the
 # gradients for weights of one.
 TOL, WEIGHTS, KNOWN = 9, 10, 11
-MESSAGE = np.frombuffer(OUT_OF_MEMORY.encode() + b"\0", np.uint8)
+MESSAGE, OTHER = (
+    np.frombuffer(text.encode() + b"\0", np.uint8) for text in (OUT_OF_MEMORY, NOT_COMPILED)
+)
 
 
 @intrinsic
@@ -202,7 +206,9 @@ def _handler(work, dtype):
         made = 0
         try:
             work(frame, dtype)
-        except Exception:  # the arguments have been checked: what can fail is memory
+        except Exception:  # compiled code cannot ask which; the arguments have been checked
+            if is_not_compiled():
+                error[2], error[3] = OTHER.ctypes.data, INTERNAL
             create = words(frame[API], CREATE_ERROR + 1)[CREATE_ERROR]
             made = call_at(create, (error.ctypes.data,))
         error[0] = 0  # its address was good until here
