@@ -73,6 +73,7 @@ LANES_FROM, LANES_UP_TO = 3, 8
 # States times steps beyond which the pass for one series takes less time than four lanes, which are
 # steady later than one series.
 SETTLED = 1500
+PIECES = 4  # for each thread: with more, what a call costs would show
 
 
 def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
@@ -567,15 +568,22 @@ def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     blocks = -(-count // multiple)
-    cuts = np.linspace(0, blocks, min(blocks, 8 * threads) + 1).astype(int) * multiple
+    cuts = np.linspace(0, blocks, min(blocks, PIECES * threads) + 1).astype(int) * multiple
     cuts = np.unique(np.minimum(cuts if threads > 1 else [0, count], count))
-    pieces = zip(cuts, cuts[1:], strict=False)
-    if threads == 1 or len(cuts) < 3:
+    pieces = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
+
+    def take():
         for piece in pieces:
             work(piece)
+
+    if threads == 1 or len(cuts) < 3:
+        take()
         return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, pieces))
+    with ThreadPoolExecutor(threads - 1) as pool:  # beside this thread, which waits for nothing
+        others = [pool.submit(take) for _ in range(threads - 1)]
+        take()
+        for other in others:
+            other.result()
 
 
 def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803
