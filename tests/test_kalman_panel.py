@@ -10,8 +10,7 @@ from numba import njit
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, reference
-from helpers.kalman.fused import lanes, layout, one_pass, sweep, tiles
-from helpers.kalman.fused import own as series_in_lanes
+from helpers.kalman.fused import lane_pass, lanes, layout, one_pass, sweep, tiles
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -319,13 +318,13 @@ def test_the_lanes_in_guarded_memory(name):
     given, shares = given._replace(P0=many(P0, 2)), np.empty((J, m))
     for x, share in zip(P0, shares, strict=True):
         fill_shares(x, X["T"], X["W"], share)
-    s = series_in_lanes.lay_out(n, p, m)
+    s = lane_pass.lay_out(n, p, m)
     places = [tiles.Mat(at * LANES, 1, 1) for at in s[:-1]]
     w = Memory(s.end * LANES, places)
     l, vague, y_bar = many(np.zeros(J), 0), many(np.zeros(J), 0), many(np.zeros(Y.shape), 1)
-    series_in_lanes.all_in_lanes(
-        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, many(shares, 1), True, l, vague,
-        y_bar, out,
+    lane_pass.all_in_lanes(
+        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, many(shares, 1), True, 1e-13, l,
+        vague, y_bar, out, np.empty(n, np.int64),
     )  # fmt: skip
     values, dY, each = loop(Y, model)  # noqa: N806
     known = np.arange(J) != 2

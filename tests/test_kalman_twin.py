@@ -21,7 +21,7 @@ from kalman_models import (
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import reference
-from helpers.kalman.fused import backward, forward, layout, one_pass, tiles
+from helpers.kalman.fused import backward, forward, lane_pass, lanes, layout, one_pass, tiles
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -562,3 +562,42 @@ def test_which_states_repeat_others():
     assert past(made_of_two, [0, 0, 0, 1]) == [False, False, True, False]
     T, W = np.array(2 * [lags], float), np.diag([1.0, 0, 0])[np.newaxis]
     assert not is_past(1, np.eye(3), T, W)
+
+
+def test_models_in_lanes_are_steady_while_all_of_them_are():
+    """Own models: gains, N and sums of steady stretches, which a gap in one of the lanes ends."""
+    n, m, p = 84, 2, 1
+    rng = np.random.default_rng(17)
+    one = random_model(m, p, m, rng=rng)
+    one["T"] = one["T"] * 0.3 / np.abs(np.linalg.eigvals(one["T"])).max()
+    models = [StateSpace(**(one | {"Q": f * one["Q"]})) for f in np.linspace(0.5, 2, LANES)]
+    Y = np.array([simulate(n, rng, **model.asdict())[0] for model in models])  # noqa: N806
+    Y[1, 24], Y[2, 60:] = np.nan, np.nan  # a gap; an end before the others'
+    given = [arrays_of(model) for model in models]
+
+    def many(X):  # noqa: N803 (series, steps, size)
+        return lanes.Many(held(X), LANES, X.shape[1], X.shape[2])
+
+    stacked = [
+        np.array([A.reshape(-1, A.size) for A in arrays]) for arrays in zip(*given, strict=True)
+    ]
+    out = Arrays(*(many(np.zeros(X.shape)) for X in stacked))
+    shares, l, vague, y_bar = (
+        many(np.zeros((LANES, *X))) for X in ((1, m), (1, 1), (1, 1), (n, p))
+    )  # fmt: skip
+    gain_of, s = np.full(n, -1), lane_pass.lay_out(n, p, m)
+    w = Memory(s.end * LANES, [Mat(at * LANES, 1, 1) for at in s[:-1]])
+    lane_pass.all_in_lanes(
+        w, s, (n, p, m), 0, LANES, np.full(LANES, n), many(Y), Arrays(*map(many, stacked)), shares,
+        True, 1e-13, l, vague, y_bar, out, gain_of,
+    )  # fmt: skip
+    steady = gain_of != np.arange(n)
+    assert steady[[23, 59, 83]].all() and not steady[[0, 24, 25, 60]].any()
+    for j, (y, model) in enumerate(zip(Y, models, strict=True)):
+        value, dy, G = reference.loglike_and_grad(y, model)
+        assert abs(l.data.data[j] / value - 1) < 1e-12
+        assert relative_error(y_bar.data.data.reshape(Y.shape)[j], dy) < 1e-11
+        bars = {x: getattr(out, x).data.data.reshape(LANES, -1)[j] for x in Arrays._fields}
+        bars["Q"] = (model.R.T @ bars["W"].reshape(m, m) @ model.R).ravel()
+        for x in ("a0", "P0", "c", "d", "T", "Z", "H", "Q"):
+            assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)

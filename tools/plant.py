@@ -53,6 +53,31 @@ FAULTS = {
         ", no_p, no_m\n",
         "            c_sum = no_x\n",
     ),
+    "lanes: a gap in one of them does not end the steady state of all": (
+        "lane_pass.py",
+        "            steady, since, looked = False, t, t\n            store",
+        "            store",
+    ),
+    "lanes: steady as soon as one of them is": (
+        "lane_pass.py",
+        "steady = steady and is_steady(now, before, steps, tol)",
+        "steady = is_steady(now, before, steps, tol)",
+    ),
+    "lanes: N of the steps after it settled not summed": (
+        "lane_pass.py",
+        "broadcast(1.0 * same), N.at",
+        "broadcast(0.0 * same), N.at",
+    ),
+    "lanes: N left as it is, though gains change": (
+        "lane_pass.py",
+        "            settled, since, looked = False, t, t\n",
+        "",
+    ),
+    "lanes: what a stretch gives to Z counted once": (
+        "lane_pass.py",
+        "times = broadcast(1.0 * count)",
+        "times = broadcast(1.0)",
+    ),
     "outputs: numbers after a negative F": (
         "steps.py",
         "            out.l[t:] = np.nan\n",

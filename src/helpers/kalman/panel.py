@@ -65,13 +65,15 @@ __all__ = ["loglike", "loglike_and_grad"]
 
 MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covariances shared
 
-# States up to which series with own models fill the lanes of vectors. The products of larger
-# matrices fill vectors by themselves, and those of few states and series are made in registers
-# (:mod:`helpers.kalman.fused.small`), which takes no longer.
-LANES_UP_TO = 8
-# States times steps beyond which the pass for one series, which has a steady state, takes less time
-# than the lanes, which have none: measured at 1 to 8 states, between 1000 and 1600.
+# Series with models of their own fill the lanes of vectors, LANES_FROM to LANES_UP_TO states. The
+# products of larger matrices fill vectors by themselves, and those of few states are made in
+# registers (:mod:`helpers.kalman.fused.small`), which takes no longer: up to LARGEST states where
+# vectors have four lanes, or arrays vary over time and nothing is ever steady.
+LANES_FROM, LANES_UP_TO = 3, 8
+# States times steps beyond which the pass for one series takes less time than four lanes, which are
+# steady later than one series.
 SETTLED = 1500
+PIECES = 4  # for each thread: with more, what a call costs would show
 
 
 def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
@@ -535,14 +537,19 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     dY = np.zeros(y.shape)  # noqa: N806
     wanted = np.arange(J)
     threads = threads or config.NUMBA_NUM_THREADS
-    settles = tol > 0 and not given.varying and m * y.shape[1] > SETTLED
+    settles, wide = tol > 0 and not given.varying, code.LANES == 8
     in_registers = max(m, y.shape[2]) <= fused.building.load("entry").LARGEST
-    if m <= LANES_UP_TO and not settles and not in_registers:
-        fixed = ends, y, model, gradient, l, vague, dY, out
+    if wide and settles:
+        lanes = LANES_FROM <= m <= LANES_UP_TO
+    else:
+        lanes = m <= LANES_UP_TO and not in_registers
+        lanes = lanes and not (settles and m * y.shape[1] > SETTLED)
+    if lanes:
+        fixed = ends, y, model, gradient, tol, l, vague, dY, out
         _in_pieces(threads, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
         wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
-    for A in (dY, *out) if gradient and len(wanted) else ():
-        A[wanted] = 0
+        for A in (dY, *out) if gradient and len(wanted) else ():
+            A[wanted] = 0
     fixed = ends, y, model, gradient, tol, l, failed, dY, out
     _in_pieces(threads, len(wanted), 1, lambda cut: code.passes(wanted[slice(*cut)], *fixed))
     if not gradient:
@@ -561,15 +568,22 @@ def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     blocks = -(-count // multiple)
-    cuts = np.linspace(0, blocks, min(blocks, 8 * threads) + 1).astype(int) * multiple
+    cuts = np.linspace(0, blocks, min(blocks, PIECES * threads) + 1).astype(int) * multiple
     cuts = np.unique(np.minimum(cuts if threads > 1 else [0, count], count))
-    pieces = zip(cuts, cuts[1:], strict=False)
-    if threads == 1 or len(cuts) < 3:
+    pieces = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
+
+    def take():
         for piece in pieces:
             work(piece)
+
+    if threads == 1 or len(cuts) < 3:
+        take()
         return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, pieces))
+    with ThreadPoolExecutor(threads - 1) as pool:  # beside this thread, which waits for nothing
+        others = [pool.submit(take) for _ in range(threads - 1)]
+        take()
+        for other in others:
+            other.result()
 
 
 def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803

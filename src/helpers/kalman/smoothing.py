@@ -20,6 +20,10 @@ the same model, their sum is one:
    \tilde\alpha_{t+1} = T \tilde\alpha_t + c + R \eta^+_t + W r_t , \qquad
    r \text{ that of } y - y^+ .
 
+That r is also the one of y less the simulated noise in the model that starts at
+:math:`\alpha^+_1` and has the shocks :math:`c + R \eta^+_t`, known as they are, in the place of
+its mean: the pass moves each column's mean by them, and no :math:`y^+` is formed.
+
 With all random numbers zero this is the smoothed mean. A thousand draws are a thousand columns of
 one covariance recursion. Covariances may be singular, H may be zero, y may have gaps: forecasts are
 draws after the last observation.
@@ -257,7 +261,8 @@ def path(start, T, shocks):
     X = np.empty_like(shocks)
     X[0] = start
     for t in range(len(X) - 1):
-        X[t + 1] = X[t] @ at_step(T, t).T + shocks[t]  # def-draws-path
+        np.dot(X[t], at_step(T, t).T, X[t + 1])  # def-draws-path
+        X[t + 1] += shocks[t]
     return X
 
 
@@ -271,31 +276,34 @@ def pull_path(T, g):
 
 def times(X, W):
     """W x for all columns x of all steps; W (1 or n, k, m), X (n, J, m)."""
-    out = np.empty((X.shape[0], X.shape[1], W.shape[1]), X.dtype)
-    for t in range(len(X)):
-        out[t] = X[t] @ at_step(W, t).T
+    n, J, m = X.shape
+    if len(W) == 1:
+        return (np.ascontiguousarray(X).reshape((n * J, m)) @ W[0].T).reshape((n, J, W.shape[1]))
+    out = np.empty((n, J, W.shape[1]), X.dtype)
+    for t in range(n):
+        out[t] = X[t] @ W[t].T
     return out
 
 
-def series_of(misses, Z, X, A):
-    """The columns as series (J + K + q, n, p) and their starts, all with the gaps of `misses`.
+def series_of(seen, starts, shocks, A):
+    """The columns as series (K + q, n, p), their starts and what their steps add (K + q, n, m).
 
-    First the J series `misses` (n, J, p) themselves, then -Z x for the paths X (n, K, m), then a
-    series of zeros for each column of A (m, q), which starts there.
+    All have the gaps of `seen` (n, J, p). First come those J series, then series of zeros: K - J
+    that fill up starts (K, m) and shocks (n, K, m), and one for each column of A (m, q), which
+    starts there and moves without shocks.
     """
-    n, J, p = misses.shape
-    K, q = X.shape[1], A.shape[1]
-    Y = np.empty((J + K + q, n, p), misses.dtype)
+    n, J, p = seen.shape
+    K, q, m = len(starts), A.shape[1], len(A)
+    Y = np.zeros((K + q, n, p), seen.dtype)
+    Y[:J] = np.transpose(seen, (1, 0, 2))
     for t in range(n):
-        Y[:J, t] = misses[t]
-        Y[J : J + K, t] = -(X[t] @ at_step(Z, t).T)
-        Y[J + K :, t] = 0.0
         for i in range(p):
-            if np.isnan(misses[t, 0, i]):
+            if np.isnan(seen[t, 0, i]):
                 Y[:, t, i] = np.nan
-    starts = np.zeros((J + K + q, len(A)), misses.dtype)
-    starts[J + K :] = A.T
-    return Y, starts
+    first, c = np.zeros((K + q, m), seen.dtype), np.zeros((K + q, n, m), seen.dtype)
+    first[:K], first[K:] = starts, A.T
+    c[:K] = np.transpose(shocks, (1, 0, 2))
+    return Y, first, c
 
 
 def information_of(r, A):
@@ -392,10 +400,8 @@ class _Smoother:
             parts = self.split(xi)
         start, shocks, noise = (X.astype(self.dtype) for X in parts)
         start, shocks = start + self.model.a0, shocks + self.c[:, None]
-        plus = path(start, self.T, shocks)
-        misses = (self.y - self.d)[:, None] - times(plus, self.Z) - noise
-        Y, starts = series_of(misses, self.Z, plus[:, :0], self.A)
-        r, e = self.columns(Y, starts)
+        seen = (self.y - self.d)[:, None] - noise
+        r, e = self.columns(*series_of(seen, start, shocks, self.A))
         J = len(start)
         delta = settle(r, e, np.zeros_like(start), self.information(r), self.A)
         start = start + delta @ self.A.T + r[0, :J] @ symmetric(self.model.P0)
@@ -407,17 +413,16 @@ class _Smoother:
             _refuse_unidentified(S.real, lambda x: _in_words(self.A @ x, "state"))
         return S
 
-    def columns(self, Y, starts):  # noqa: N803
-        """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p) with starts (J, m)."""
+    def columns(self, Y, starts, c):  # noqa: N803
+        """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), starts (J, m) and c (J, n, m)."""
         J, n, _ = Y.shape
-        none = np.zeros((J, n, self.model.m))
         if self.loop:
-            group = _Group(Y, starts, none, self.without_mean(P0=self.P0))
+            group = _Group(Y, starts, c, self.without_mean(P0=self.P0))
             dY, r_0, r, _ = group.pull()  # noqa: N806
         else:
             # Copies: machine code is kept for arrays of one type, and a model's are read-only.
             given = (
-                Y, starts, self.P0, none, self.T, self.Z, self.H, self.W, np.ones((J, n))
+                Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, n))
             )  # fmt: skip
             fused = _fused()
             _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806
@@ -454,7 +459,8 @@ class _Smoother:
         V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
         if self.A.shape[1]:
             Y = np.repeat(nothing[None].astype(self.dtype), self.A.shape[1], axis=0)
-            r, _ = self.columns(Y, self.A.T.astype(self.dtype))
+            none = np.zeros((len(Y), n, m))
+            r, _ = self.columns(Y, self.A.T.astype(self.dtype), none)
             prior = np.diag((np.arange(self.A.shape[1]) >= flat).astype(float))
             S = self.information(r, prior)
             C = path(self.A.T + r[0] @ self.P0, self.T, times(r[1:], self.W))

@@ -8,7 +8,8 @@ numbers are all zero.
 **The pullback.** Let g be the cotangent of the draw, :math:`\rho_{t-1} = T^\top \rho_t + g_t` its
 pullback through the model's recursion, and x the path with the shocks :math:`W \rho_t` that starts
 at :math:`P_0 \rho_0`: the states' covariance times g, before any observation. One more column
-through the same gains, the series :math:`y = -Z x`, gives :math:`r^x` and :math:`e^x`. With
+through the same gains, the series :math:`y = -Z x`, gives :math:`r^x` and :math:`e^x`. (So does
+y = 0 in the model whose mean is x.) With
 
 .. math::
 
@@ -45,7 +46,10 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
 from helpers.kalman import smoothing
+from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
+from helpers.kalman.fused.registers import larger
+from helpers.kalman.fused.tiles import LANES, Memory, get, put
 from helpers.kalman.op import _from_model
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
@@ -179,20 +183,15 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
 # The Op's lines, from the recursions of smoothing: Numba compiles them as they stand.
 
 
-def columns(Y, starts, P0, T, Z, H, W, tol):  # noqa: N803
+def columns(Y, starts, c, P0, T, Z, H, W, tol):  # noqa: N803
     """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
-    J, n, p = Y.shape
-    m = len(P0)
+    J, n, _ = Y.shape
     _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
-        Y, starts, P0, np.zeros((J, n, m)), T, Z, H, W, np.ones((J, n)), True, False, False, False,
-        False, tol,
+        Y, starts, P0, c, T, Z, H, W, np.ones((J, n)), True, False, False, False, False, tol
     )  # fmt: skip
-    r, e = np.empty((n + 1, J, m)), np.empty((n, J, p))
-    r[0] = r_0
-    for t in range(n):
-        r[t + 1] = c_bar[:, t]
-        e[t] = -dY[:, t]
-    return r, e, report[0] == n
+    r = np.empty((n + 1, J, len(P0)))
+    r[0], r[1:] = r_0, np.transpose(c_bar, (1, 0, 2))
+    return r, np.ascontiguousarray(-np.transpose(dY, (1, 0, 2))), report[0] == n
 
 
 def panel_pass(*arguments):
@@ -207,33 +206,25 @@ def is_identified(S):
 
 def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     """The draws (n, J, m); y and shocks have d and c off and on."""
-    n, J, m = shocks.shape
-    plus = path(start, T, shocks)
-    misses = np.empty(noise.shape)
-    seen = times(plus, Z)
-    for t in range(n):
-        misses[t] = y[t] - seen[t] - noise[t]
-    Y, starts = series_of(misses, Z, plus[:, :0], A)
-    r, e, well = columns(Y, starts, P0, T, Z, H, W, tol)
+    J, m = start.shape
+    seen = np.expand_dims(y, 1) - noise
+    Y, starts, c = series_of(seen, start, shocks, A)
+    r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
     S = information_of(r, A)
     if not well or not is_identified(S):
         return np.full(shocks.shape, np.nan)
     delta = settle(r, e, np.zeros((J, m)), S, A)
     first = start + delta @ A.T + np.ascontiguousarray(r[0, :J]) @ P0
-    return path(first, T, shocks + times(np.ascontiguousarray(r[1:, :J]), W))
+    return path(first, T, shocks + times(r[1:, :J], W))
 
 
 def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     """The gradients of the ten inputs from those of the draws, g (n, J, m)."""
     n, J, m = shocks.shape
-    plus = path(start, T, shocks)
     rho = pull_path(T, g)
-    x = path(rho[0] @ P0, T, times(rho[1:], W))
-    misses, seen = np.empty(noise.shape), times(plus, Z)
-    for t in range(n):
-        misses[t] = y[t] - seen[t] - noise[t]
-    Y, starts = series_of(misses, Z, x, A)
-    r, e, well = columns(Y, starts, P0, T, Z, H, W, tol)
+    of_both = np.concatenate((start, rho[0] @ P0)), np.concatenate((shocks, times(rho[1:], W)), 1)
+    Y, starts, c = series_of(np.expand_dims(y, 1) - noise, *of_both, A)
+    r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
     S = information_of(r, A)
     both = np.zeros((2 * J, m))
     both[J:] = rho[0]
@@ -299,39 +290,75 @@ def pull_roots(P, B_bar):
     return out
 
 
-def factor_upper(U, P):
-    """C' with C C' = P in the upper triangle of U, which holds that of P; whether it is all there.
+def factor_in_lanes(w, m):
+    """C' with C C' = P for LANES covariances, in the place of their upper triangles at place 0.
 
-    Without pivots, so not where a variance is lost but for FULL_RANK of it.
+    Without pivots, so not where a variance is lost but for FULL_RANK of it: returned is a number
+    that is zero or more there, and below zero where the factor is all there.
     """
-    m = len(U)
-    for k in range(m):
-        if not U[k, k] > FULL_RANK * P[k, k]:
-            return False
-        U[k, k] = np.sqrt(U[k, k])
-        for j in range(k + 1, m):
-            U[k, j] /= U[k, k]
-        for i in range(k + 1, m):
-            x = U[k, i]
+    lost = lanes.broadcast(-1.0)
+    for i in range(m):
+        x = lanes.load(w, i * m + i)
+        least = lanes.broadcast(FULL_RANK) * x
+        for k in range(i):
+            y = lanes.load(w, k * m + i)
+            x = x - y * y
+        lost = larger(least - x, lost)
+        pivot = lanes.root(x)
+        lanes.store(w, i * m + i, pivot)
+        for j in range(i + 1, m):
+            x = lanes.load(w, i * m + j)
+            for k in range(i):
+                x = x - lanes.load(w, k * m + i) * lanes.load(w, k * m + j)
+            lanes.store(w, i * m + j, x / pivot)
+    return lost
+
+
+def load_lanes(w, P, z, first):
+    """Steps `first` and after: the upper triangles of P (n, m, m) at place 0, then z (n, m)."""
+    n, m = z.shape
+    for lane in range(LANES):  # in lanes beyond the last step stands the last one once more
+        t = min(first + lane, n - 1)
+        for i in range(m):
+            put(w, (m * m + i) * LANES + lane, z[t, i])
             for j in range(i, m):
-                U[i, j] -= x * U[k, j]
-    return True
+                put(w, (i * m + j) * LANES + lane, P[t, i, j])
+
+
+def add_marginals(w, P, z, out):
+    """Add B z to `out` (n, m) for each step; w has room for m (m + 1) + 1 vectors."""
+    n, m = z.shape
+    for first in range(0, n, LANES):
+        load_lanes(w, P, z, first)
+        lost = m * (m + 1)
+        lanes.store(w, lost, factor_in_lanes(w, m))
+        for j in range(m - 1, -1, -1):
+            x = lanes.load(w, m * m) * lanes.load(w, j)
+            for k in range(1, j + 1):
+                x = x + lanes.load(w, m * m + k) * lanes.load(w, k * m + j)
+            lanes.store(w, j, x)  # the factor's first row is read no more in this column
+        for lane in range(min(LANES, n - first)):
+            t = first + lane
+            if get(w, lost * LANES + lane) < 0.0:
+                for j in range(m):
+                    out[t, j] += get(w, j * LANES + lane)
+            else:
+                B_t, _ = root(symmetric(P[t]))
+                for k in range(len(B_t)):
+                    out[t] += z[t, k] * B_t[k]
+
+
+def place(room):
+    """Where compiled code finds a vector of doubles: in Python, checked memory of its size."""
+    return Memory(len(room))
 
 
 def marginals(mean, P, z):
     """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
-    (n, m), out = mean.shape, mean.copy()
-    U = np.empty((m, m))
-    for t in range(n):
-        U[:] = P[t]
-        if factor_upper(U, P[t]):
-            for k in range(m):
-                for j in range(k, m):
-                    out[t, j] += z[t, k] * U[k, j]
-        else:
-            B_t, _ = root(symmetric(P[t]))
-            for k in range(len(B_t)):
-                out[t] += z[t, k] * B_t[k]
+    m, out = mean.shape[1], mean.copy()
+    room = np.empty((m * (m + 1) + 2) * LANES)
+    add_marginals(place(room), P, z, out)
+    room[0] = 0.0  # its address was good until here
     return out
 
 
@@ -470,6 +497,10 @@ class NormalMarginals(_SmoothingOp):
     __props__ = ()
     function = "marginals"
 
+    def call(self, *inputs):
+        with np.errstate(all="ignore"):  # of lanes in which a factor is not all there
+            return super().call(*inputs)
+
     def make_node(self, mean, P, z):  # noqa: N803
         mean = pt.as_tensor_variable(mean)
         P, z = (pt.as_tensor_variable(X).astype(mean.dtype) for X in (P, z))  # noqa: N806
@@ -493,7 +524,7 @@ _PYTHON = {
     "marginals": marginals,
 }  # fmt: skip
 _TEXT = [path, pull_path, times, series_of, information_of, settle]
-_TEXT += [columns, is_identified, pull_root, factor_upper]
+_TEXT += [columns, is_identified, pull_root, factor_in_lanes, load_lanes, add_marginals]
 
 
 def _digest() -> str:
@@ -525,6 +556,10 @@ def _compiled() -> dict:
                 )
 
             return call
+
+        @overload(place, jit_options=options)
+        def _place(room):
+            return lambda room: (room.ctypes.data + 63) // 64 * 64
 
         for function in _TEXT:
             register_jitable(**options)(function)
