@@ -318,7 +318,7 @@ def _checked(Y, model: StateSpace, a0, c, d) -> _Given:  # noqa: N803
         means.append(X)
     c, d = means
     zero = replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(p))
-    return _Given(y - d, observed, a0, c, zero, lengths)
+    return _Given(y - d if d.any() else y, observed, a0, c, zero, lengths)
 
 
 def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # noqa: N803
@@ -396,7 +396,7 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
     _, _, P0, _, _, T, Z, H, W = fused.arrays_of(y[0], model)
     # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
     arrays = [np.array(M, dtype=float, order="C") for M in (a0, P0, c, T, Z, H, W)]
-    weights, flags = np.ones(y.shape[:2]), [gradient] * 5
+    weights, flags = np.ones((len(y), 1)), [gradient] * 5
     l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
         np.require(y, float, "CW"), *arrays, weights, *flags, fused._tolerance(tol)
     )

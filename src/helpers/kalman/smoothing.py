@@ -422,7 +422,7 @@ class _Smoother:
         else:
             # Copies: machine code is kept for arrays of one type, and a model's are read-only.
             given = (
-                Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, n))
+                Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
             )  # fmt: skip
             fused = _fused()
             _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806

@@ -284,12 +284,12 @@ def _panel(
 ):  # fmt: skip
     """All series, with arrays by their addresses; those that are written to are given as zeros.
 
-    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W over time,
-    then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a pass where
-    the weights l_bar (J, n) do not vary within any of them. Returns how it ended, 0 if it could not
-    finish.
+    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W and l_bar
+    over time, then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a
+    pass where the weights l_bar (J, n or 1) do not vary within any of them. Returns how it ended, 0
+    if it could not finish.
     """
-    num = carray(sizes, 16)
+    num = carray(sizes, 17)
     J, n, p, m = num[0], num[1], num[2], num[3]
     no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
     model = Arrays(
@@ -301,18 +301,18 @@ def _panel(
         carray(Z_bar, (num[8], p, m)), carray(H_bar, (num[9], p, p)),
         carray(W_bar, (num[10], m, m)),
     )  # fmt: skip
-    c_shape, a0_shape, weights = (num[5], num[6], m), (num[4], m), carray(l_bar, (J, n))
+    c_shape, a0_shape, weights = (num[5], num[6], m), (num[4], m), carray(l_bar, (J, num[11]))
     series = Series(
         np.empty(0, np.int64), carray(y, (J, n, p)), carray(c, c_shape), weights[:, 0].copy(),
         carray(l, (J, n)), carray(y_bar, (J, n, p)), carray(c_bar, c_shape),
     )  # fmt: skip
     a0s, a0_bars, told = carray(a0, a0_shape), carray(a0_bar, a0_shape), carray(report, 2)
-    wanted = Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
+    wanted = Wanted(num[13] != 0, num[14] != 0, num[15] != 0, num[16] != 0)
     equal = True
     for j in range(J):
         equal = equal and all_equal(weights[j])
     if equal:
-        return all_groups(series, a0s, model, out, a0_bars, num[11] != 0, wanted, tol, told)
+        return all_groups(series, a0s, model, out, a0_bars, num[12] != 0, wanted, tol, told)
     return one_by_one(series, weights, a0s, model, out, a0_bars, wanted, tol, told)
 
 
@@ -323,7 +323,7 @@ _call_panel = compiled_once(_panel, PANEL, "helpers_kalman_panel")
 def loglike_and_grad(
     y, a0, P0, c, T, Z, H, W, l_bar, backwards, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip
-    """The log-likelihoods l (J, n) and the gradient of their sum weighted with l_bar (J, n).
+    """The log-likelihoods l (J, n) and the gradient of their sum weighted with l_bar (J, n or 1).
 
     y (J, n, p), d taken off; a0 (J or 1, m); c (J or 1, n or 1, m); P0 (m, m); T, Z, H, W with an
     axis of length n or 1 for time. Returns l, y_bar, a0_bar (as a0), c_bar (as c), the gradients of
@@ -343,7 +343,7 @@ def loglike_and_grad(
         raise ValueError("a0 or c does not have length m, the number of rows of P0")
     if (len(a0s) != J and len(a0s) != 1) or (len(cs) != J and len(cs) != 1):
         raise ValueError("a0 or c is not that of as many series as there are")
-    if weights.shape != (J, n):
+    if len(weights) != J or (weights.shape[1] != n and weights.shape[1] != 1):
         raise ValueError("l_bar does not have a row for each series and a column for each step")
     if cs.shape[1] != 1 and cs.shape[1] != n:
         raise ValueError("c varies over time, but not over as many steps as y has")
@@ -352,7 +352,8 @@ def loglike_and_grad(
     report = np.array([n, 0])
     sizes = np.array(
         [J, n, p, m, len(a0s), len(cs), cs.shape[1], len(model.T), len(model.Z), len(model.H),
-         len(model.W), int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W)]
+         len(model.W), weights.shape[1], int(backwards), int(want_matrices), int(want_T),
+         int(want_Z), int(want_W)]
     )  # fmt: skip
     how = _call_panel(
         sizes.ctypes, report.ctypes, tol, y.ctypes, a0s.ctypes, cs.ctypes, model.P0.ctypes,
