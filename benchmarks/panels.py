@@ -38,6 +38,9 @@ LARGEST_ERROR = 1e-9
 OWN_SIZES = ((1, 1, 50), (2, 1, 200), (4, 1, 200), (8, 1, 200))  # m, p, n
 # The package's passes as they are on this machine's disk: what compiling takes is not asked here.
 AS_INSTALLED = {"NUMBA_CACHE_DIR": ""}
+# Seconds of a turn where a contender has two threads: after a pause the second processor takes some
+# fifty milliseconds to be of use.
+LONG_TURN = 0.2
 FEW = 2  # series that the slow peer of the hierarchical model gets
 
 
@@ -45,7 +48,7 @@ def drawn(model: StateSpace, J: int, n: int, rng) -> np.ndarray:  # noqa: N803
     return np.array([simulate(n, rng, **model.asdict())[0] for _ in range(J)])
 
 
-def race(field: Field, Y, model, expected: dict, requested, options, ours) -> dict:  # noqa: N803
+def race(field: Field, Y, model, expected: dict, requested, options, ours, turn=TURN) -> dict:  # noqa: N803
     """Errors and times of a field on one problem; raises if one of the project's own is wrong."""
     problem = options.cache / "panel.npz"
     np.savez(problem, y=Y, **model.asdict(), **expected)
@@ -59,7 +62,7 @@ def race(field: Field, Y, model, expected: dict, requested, options, ours) -> di
         "series": len(Y),
         "size": [model.m, model.p, model.r, Y.shape[1]],
         "errors": errors,
-        "rows": field.race(list(loaded), "row", seconds=TURN),
+        "rows": field.race(list(loaded), "row", seconds=turn),
         "left out": dict(field.left_out),
     }
 
@@ -96,7 +99,7 @@ def measure_own(options) -> dict:
             expected = {"value": l.sum(), "bar T": bars.T, "bar Q": bars.Q}
             field.left_out.clear()
             label = f"m = {m}, n = {n}"
-            found[label] = race(field, Y, model, expected, ("T", "Q"), options, names)
+            found[label] = race(field, Y, model, expected, ("T", "Q"), options, names, LONG_TURN)
             told(options, label, found[label], "own")
     return found
 

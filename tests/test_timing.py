@@ -325,3 +325,18 @@ print(found + [len(os.sched_getaffinity(0))])
         [sys.executable, "-c", program, folder], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[1, 1, 1]"
+
+
+def test_a_contender_has_as_many_cores_as_it_says_threads():
+    """Two threads on one core take longer than one, and a record would say so of the package."""
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from peers.worker import Worker
+print([Worker(name).threads for name in ("own: two threads", "own", "ours", "JAX")])
+"""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[2, 1, 1, 1]"

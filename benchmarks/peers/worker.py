@@ -19,14 +19,18 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from one_core import keep_to_one_core
+from one_core import keep_to
 
 
 class Worker:
     """A contender and the problem that it has in hand."""
 
     def __init__(self, name: str):
+        from peers.contenders import CONTENDERS
+
         self.name = name
+        # As many processors as the contender says that it has threads: one, if it says nothing.
+        self.threads = CONTENDERS[name].options.get("threads", 1) if name in CONTENDERS else 1
 
     def start(self) -> dict:
         """Imports, and what any first use of a package costs."""
@@ -79,7 +83,7 @@ class Worker:
 
     def row(self, seconds: float) -> dict:
         """Seconds a call takes, called again and again for so many seconds, at least once."""
-        keep_to_one_core()
+        keep_to(self.threads)
         begin = perf_counter()
         self.call()
         times = max(1, int(seconds / (perf_counter() - begin)))
@@ -93,7 +97,7 @@ class Worker:
 
     def cold(self, flush: str) -> dict:
         """Seconds of one call after more bytes were read than the caches hold."""
-        keep_to_one_core()
+        keep_to(self.threads)
         np.memmap(flush, dtype=np.float64, mode="r").sum()
         gc.disable()
         begin = perf_counter()
