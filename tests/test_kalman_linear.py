@@ -54,6 +54,11 @@ CASES = {
     "many Q R": product(pt.stack([X, X.T]), R.T[None]),
     "repeated": pt.alloc(x, 2, 6).reshape((3, 4)),
     "a vector of numbers": pt.stack([s, pt.diag(x)[1, 1], s * 3.0]),
+    "constants of other types": pt.linalg.block_diag(
+        pt.join(1, X, np.array([[1], [2], [3]])),
+        pt.set_subtensor(pt.diag(x[:2])[0, 1], np.float32(1.0)),
+    ),
+    "a batch beside integers": pt.linalg.block_diag(pt.stack([X, X.T]), np.ones((2, 1, 1), int)),
 }  # fmt: skip
 
 

@@ -253,10 +253,14 @@ class Follow:
             raise NotLinear
         return Affine(csr_array((X.size, COLUMNS)), X.ravel(), X.shape)
 
+    def _numbers(self, node, given: list) -> list:
+        """What a node moves, of any type, as functions; indices, lengths and axes as given."""
+        many = isinstance(node.op, BlockDiagonal | Join | MakeVector)
+        last = len(given) - 1 if many else int(isinstance(node.op, INCREMENTS))
+        return [self.affine(X) if i <= last else X for i, X in enumerate(given)]
+
     def _moved(self, node, given) -> list:
-        states, arguments = with_tokens(
-            [self.affine(X) if is_float(v) else X for X, v in zip(given, node.inputs, strict=True)]
-        )
+        states, arguments = with_tokens(self._numbers(node, given))
         found = performed(node, arguments)
         return [self.combine(states, np.arange(X.size), np.ravel(X), 1.0, X.shape) for X in found]
 
@@ -326,9 +330,7 @@ class Follow:
         core = node.op._create_dummy_core_node(node.inputs)
         if not isinstance(core.op, MOVES):
             raise NotLinear
-        states, arguments = with_tokens(
-            [self.affine(X) if is_float(v) else X for X, v in zip(given, node.inputs, strict=True)]
-        )
+        states, arguments = with_tokens(self._numbers(core, given))
         ranks = [len(x.shape) - v.ndim for x, v in zip(arguments, core.inputs, strict=True)]
         batch = np.broadcast_shapes(*(x.shape[:k] for x, k in zip(arguments, ranks, strict=True)))
         wide = [
