@@ -151,6 +151,14 @@ def difficult():
     yield "a gap of 300", y, model, 1e-11, ("T", "P0", "H")
     y[:304] = np.nan
     yield "a start without data", y[290:], model, 1e-11, ("T", "Z", "P0")
+    # P0 is vague, beside the noise, in a state that only repeats another.
+    y, Q = np.random.default_rng(0).normal(size=(6, 3)), np.diag([1.0, 0])
+    Z = np.array([[1, 1], [1, -0.5], [0.3, 0.8]])
+    for small, P0 in ((1.0, np.diag([1, 1e10])), (1e-6, np.eye(2))):
+        T, units = [[0.5, 0.3 / small], [small, 0]], [1, 1 / small]
+        lag = StateSpace(np.zeros(2), P0, np.zeros(2), np.zeros(3), T=T, Z=Z * units, R=np.eye(2),
+                         H=np.eye(3), Q=Q)  # fmt: skip
+        yield f"vague in a lag, {small:.0e}", y, lag, 1e-12, None
     wide = random_model(2, 5, 2, rng=1) | {"H": 1e-6 * np.eye(5)}
     y, _ = simulate(6, 1, **wide)
     yield "p > m, small H", y, StateSpace(**wide), 1e-7, None

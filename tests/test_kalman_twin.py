@@ -547,13 +547,16 @@ def test_which_states_repeat_others():
 
     def past(T, noise, P0=1.0):
         T, W = np.array([T], float), np.diag(np.array(noise, float))[np.newaxis]
-        start = P0 * np.eye(len(noise))
+        start = np.diag(np.broadcast_to(P0, len(noise)))
         return [is_past(i, start, T, W) for i in range(len(noise))]
 
     lags = [[0.5, 0.2, 0.1], [1, 0, 0], [0, 1, 0]]
     assert past(lags, [1, 0, 0]) == [False, True, True]
     assert past(lags, [1, 0, 1]) == [False, True, False]
     assert past(lags, [1, 0, 0], P0=1e7) == [False] * 3  # P0 is more than the noise can hide
+    assert past(lags, [1, 0, 0], P0=[1, 1e3, 1e7]) == [False, True, False]  # vague in a lag
+    assert past([[0.5, 1, 0], [1e-3, 0, 0], [0, 1, 0]], [1, 0, 0]) == [False] * 3  # hardly made
+    assert past(lags, [1, 0, 0], P0=[0, 1, 1]) == [False, True, True]
     assert past(lags, [0, 0, 0]) == [False] * 3
     assert past([[0, 1, 0], [1, 0, 0], [0, 1, 0]], [0, 0, 1]) == [False] * 3  # a circle
     assert past([[1, 0], [1, 0]], [0, 0]) == [False] * 2  # a constant, and its lag

@@ -64,24 +64,29 @@ def is_past(i, P0, T, W):
 
     So are the lags of a vector autoregression, whose variance falls to nothing as soon as what they
     repeat has been seen. Whether P0 was vague shows in the states that they are made of, if each of
-    those has noise that is no smaller than the share LOST of its variance in P0. Some states are
-    not found out, and watched: the chain from state to state is followed while each is made of no
-    more than one without noise; T and W, of shape (1, m, m), must not vary.
+    those has noise that is no smaller than the share LOST of its variance in P0, and if that noise,
+    as it reaches state i, is no smaller than the same share of the variance of state i. Some states
+    are not found out, and watched: the chain from state to state is followed while each is made of
+    no more than one without noise; T and W, of shape (1, m, m), must not vary.
     """
     if len(T) > 1 or len(W) > 1:
         return False
-    m = len(P0)
+    m, own, scale = len(P0), P0[i, i], 1.0
     for _ in range(m):
         if W[0, i, i] > LOST * P0[i, i]:
             return False  # state i itself; below, no state with noise is gone to
-        following = -1
+        following, noise = -1, 0.0
         for j in range(m):
-            if T[0, i, j] != 0.0 and not W[0, j, j] > LOST * P0[j, j]:
-                if following >= 0:
+            if T[0, i, j] != 0.0:
+                if W[0, j, j] > LOST * P0[j, j]:
+                    noise += T[0, i, j] * T[0, i, j] * W[0, j, j]
+                elif following >= 0:
                     return False
-                following = j
+                else:
+                    following = j
         if following < 0:
-            return True
+            return noise == 0.0 or LOST * own <= scale * noise
+        scale *= T[0, i, following] * T[0, i, following]
         i = following
     return False  # a circle
 
