@@ -231,6 +231,15 @@ def test_the_columns_end_when_delta_is_known(name):
         assert relative_error(found.precision_bar, expected.precision_bar) < 1e-10
 
 
+def test_columns_that_are_nearly_the_same_go_on():
+    """What a later observation moves delta by would be the difference of two large numbers."""
+    model = StateSpace(**random_model(2, 2, 2, rng=0))
+    y, _ = simulate(30, 0, **model.asdict())
+    A = np.array([[1.0, 1.0], [0.5, 0.5 + 1e-4]])
+    found, expected = (diffuse.loglike_and_grad(y, model, A, x) for x in ("fused", "reference"))
+    assert relative_error(found.dy, expected.dy) < 1e-11
+
+
 def test_several_series_against_least_squares():
     y, model, A = several()
     value, delta, covariance = dense(y, model, A)

@@ -121,7 +121,8 @@ def loglike(
         NaN marks a gap.
     model : StateSpace
         Its a0, c and d are those without delta, its P0 that of the first state given delta; what P0
-        is on the span of A makes no difference under a flat prior.
+        is on the span of A makes no difference under a flat prior. A state of which nothing is
+        known belongs into A: a vague P0 costs digits here.
     A : array (m, q), optional
         What delta adds to the first state: columns of the identity where single states are diffuse.
         Zeros if None.
@@ -546,6 +547,7 @@ def _refuse_unidentified(S, told) -> None:  # noqa: N803
     if values[0] <= len(S) * 1e-12:
         direction = vectors[:, 0] / size
         direction = direction / np.abs(direction).max()
+        direction[np.abs(direction) < 1e-6] = 0  # rounding
         raise ValueError(
             "the data say nothing about one direction of delta, "
             f"({', '.join(f'{x:.2g}' for x in direction)}): {told(direction)}"

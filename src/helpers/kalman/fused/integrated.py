@@ -71,6 +71,9 @@ UNIDENTIFIED, LATE = 4, 5  # beside the ways in which a pass ends
 # The columns end where what is not known of delta adds less than WIDE times what else is not known
 # of any state: the pass that goes on from there would lose the digits of an uncertain start.
 WIDE = 1e3
+# And where no number's variance, given those before it, is less known than this share of what its
+# column alone would tell: what comes later moves delta by what is left of its digits.
+TELLING = 1e-6
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 
 
@@ -149,6 +152,15 @@ def steps_that_show(y, q):
         if observed >= q:
             return t + 1
     return n
+
+
+@jitable
+def tell_all(S, root):
+    """Whether the columns are so far from each other that delta is known well; root'root = S^-1."""
+    for j in range(len(S)):
+        if not 1.0 > TELLING * S[j, j] * root[j, j] * root[j, j]:
+            return False
+    return True
 
 
 @jitable
@@ -308,7 +320,7 @@ def through(
         a, P, B, r, P_bar = (
             np.empty(m), np.empty((m, m)), np.empty((m, q)), np.empty(m), np.zeros((m, m))
         )  # fmt: skip
-        if not state_after(w, x, mean, root, a, P, B):
+        if not (tell_all(S, root) and state_after(w, x, mean, root, a, P, B)):
             return LATE
         rest, out_rest, l = model_later(model, k), model_later(out, k), np.empty(n - k)
         c, c_bar = later(series.c[0], k), later(series.c_bar[0], k)
