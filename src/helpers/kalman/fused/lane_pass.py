@@ -31,9 +31,9 @@ from helpers.kalman.recursions import LOG_2PI
 from helpers.kalman.square_root import WATCHED
 
 # Pivots whose logarithms are taken together. Where their product is beyond the range of a double,
-# 1e308, the series takes the pass for one.
+# or so small that it has lost digits, the series takes the pass for one.
 FACTORS = 8
-TINY = 1e-300  # in the place of the square of a variance that is zero
+TINY = 1e-300  # also in the place of the square of a variance that is zero
 
 
 class Space(NamedTuple):
@@ -139,10 +139,10 @@ def load_step(w, s, sizes, y, model, first, t):
 
 @jitable
 def take_logarithms(w, s):
-    """Add -1/2 log of the pivots, whose product has been formed, to l."""
+    """Add -1/2 log of the pivots, whose product has been formed, to l; NaN if it is TINY."""
     for lane in range(LANES):
-        k = s.l * LANES + lane
-        put(w, k, get(w, k) - 0.5 * np.log(get(w, s.pivots * LANES + lane)))
+        k, x = s.l * LANES + lane, get(w, s.pivots * LANES + lane)
+        put(w, k, get(w, k) - 0.5 * np.log(x if x > TINY else np.nan))
     store(w, s.pivots, broadcast(1.0))
 
 
