@@ -127,27 +127,63 @@ def mirror(w, A, size):
 
 
 @jitable
+def _put_pair(w, o, C, c, sign, x, y):
+    """Two neighbours of a product: those of C, at c, and `sign` times x and y."""
+    store(w, o, load(w, c) + sign * x)
+    store(w, o + 1, load(w, c + C.step) + sign * y)
+
+
+@jitable
+def _four_rows(w, out, sign, A, B, C, i, j, inner):
+    """Rows i to i + 3 and columns j, j + 1 of :func:`product`: eight independent sums."""
+    a, b = A.at + i * A.ld, B.at + j * B.step
+    x, y = load(w, b), load(w, b + B.step)
+    s, t = load(w, a), load(w, a + A.ld)
+    u, v = load(w, a + 2 * A.ld), load(w, a + 3 * A.ld)
+    sx, sy, tx, ty, ux, uy, vx, vy = s * x, s * y, t * x, t * y, u * x, u * y, v * x, v * y
+    for _ in range(1, inner):
+        a, b = a + A.step, b + B.ld
+        x, y = load(w, b), load(w, b + B.step)
+        s, t = load(w, a), load(w, a + A.ld)
+        u, v = load(w, a + 2 * A.ld), load(w, a + 3 * A.ld)
+        sx, sy, tx, ty = sx + s * x, sy + s * y, tx + t * x, ty + t * y
+        ux, uy, vx, vy = ux + u * x, uy + u * y, vx + v * x, vy + v * y
+    o, c = out.at + i * out.ld + j, C.at + i * C.ld + j * C.step
+    _put_pair(w, o, C, c, sign, sx, sy)
+    _put_pair(w, o + out.ld, C, c + C.ld, sign, tx, ty)
+    _put_pair(w, o + 2 * out.ld, C, c + 2 * C.ld, sign, ux, uy)
+    _put_pair(w, o + 3 * out.ld, C, c + 3 * C.ld, sign, vx, vy)
+
+
+@jitable
+def _two_rows(w, out, sign, A, B, C, i, j, inner):
+    """Rows i, i + 1 and columns j, j + 1 of :func:`product`."""
+    a, b = A.at + i * A.ld, B.at + j * B.step
+    u, v, x, y = load(w, a), load(w, a + A.ld), load(w, b), load(w, b + B.step)
+    ux, uy, vx, vy = u * x, u * y, v * x, v * y
+    for _ in range(1, inner):
+        a, b = a + A.step, b + B.ld
+        u, v, x, y = load(w, a), load(w, a + A.ld), load(w, b), load(w, b + B.step)
+        ux, uy, vx, vy = ux + u * x, uy + u * y, vx + v * x, vy + v * y
+    o, c = out.at + i * out.ld + j, C.at + i * C.ld + j * C.step
+    _put_pair(w, o, C, c, sign, ux, uy)
+    _put_pair(w, o + out.ld, C, c + C.ld, sign, vx, vy)
+
+
+@jitable
 def product(w, out, sign, A, B, C, rows, inner, cols, lower=False):
     """out = C + sign A B; A (rows, inner), B (inner, cols). `out` lies row by row; it may be C.
 
-    Two rows and columns at a time, so that what is loaded is used twice. With `lower`, for
-    a product that is symmetric, what lies above the diagonal is taken from below it.
+    Four rows and two columns at a time, so that what is loaded is used more than once. With
+    `lower`, for a product that is symmetric, what lies above the diagonal is taken from below it.
     """
-    for i in range(0, rows - 1, 2):
-        stop = min(cols, i + 2) if lower else cols
-        for j in range(0, stop - 1, 2):
-            a, b = A.at + i * A.ld, B.at + j * B.step
-            u, v, x, y = load(w, a), load(w, a + A.ld), load(w, b), load(w, b + B.step)
-            ux, uy, vx, vy = u * x, u * y, v * x, v * y
-            for _ in range(1, inner):
-                a, b = a + A.step, b + B.ld
-                u, v, x, y = load(w, a), load(w, a + A.ld), load(w, b), load(w, b + B.step)
-                ux, uy, vx, vy = ux + u * x, uy + u * y, vx + v * x, vy + v * y
-            o, c = out.at + i * out.ld + j, C.at + i * C.ld + j * C.step
-            store(w, o, load(w, c) + sign * ux)
-            store(w, o + 1, load(w, c + C.step) + sign * uy)
-            store(w, o + out.ld, load(w, c + C.ld) + sign * vx)
-            store(w, o + out.ld + 1, load(w, c + C.ld + C.step) + sign * vy)
+    fours = rows - rows % 4
+    for i in range(0, fours, 4):
+        for j in range(0, (i + 4 if lower else cols) - 1, 2):
+            _four_rows(w, out, sign, A, B, C, i, j, inner)
+    if rows % 4 >= 2:
+        for j in range(0, (fours + 2 if lower else cols) - 1, 2):
+            _two_rows(w, out, sign, A, B, C, fours, j, inner)
     for i in range(rows):  # the last row and the last column, where their number is odd
         alone = rows % 2 == 1 and i == rows - 1
         for j in range(0 if alone else cols - cols % 2, i + 1 if lower else cols):
