@@ -556,6 +556,8 @@ def test_which_states_repeat_others():
     assert past(lags, [1, 0, 0], P0=1e7) == [False] * 3  # P0 is more than the noise can hide
     assert past(lags, [1, 0, 0], P0=[1, 1e3, 1e7]) == [False, True, False]  # vague in a lag
     assert past([[0.5, 1, 0], [1e-3, 0, 0], [0, 1, 0]], [1, 0, 0]) == [False] * 3  # hardly made
+    assert past([[0.5, 1, 0], [1, 0, 0], [0, 1e-3, 0]], [1, 0, 0]) == [False, True, False]
+    assert past(lags, [1, 0, 0], P0=[1e7, 1, 1]) == [False] * 3  # vague in what they repeat
     assert past(lags, [1, 0, 0], P0=[0, 1, 1]) == [False, True, True]
     assert past(lags, [0, 0, 0]) == [False] * 3
     assert past([[0, 1, 0], [1, 0, 0], [0, 1, 0]], [0, 0, 1]) == [False] * 3  # a circle
@@ -565,6 +567,28 @@ def test_which_states_repeat_others():
     assert past(made_of_two, [0, 0, 0, 1]) == [False, False, True, False]
     T, W = np.array(2 * [lags], float), np.diag([1.0, 0, 0])[np.newaxis]
     assert not is_past(1, np.eye(3), T, W)
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_products_in_lanes(rows):
+    """Four rows at a time, then two, then the last: none is left out, and none stands for two."""
+    rng = np.random.default_rng(rows)
+    for inner, cols, lower in ((1, 1, False), (3, 2, False), (2, 5, False), (4, rows, True)):
+        A, C = rng.normal(size=(rows, inner)), rng.normal(size=(rows, cols))
+        B = A.T if lower else rng.normal(size=(inner, cols))
+        C = C + C.T if lower else C
+        held, ends = (
+            (A, B, C, np.full(C.shape, np.nan)),
+            np.cumsum([A.size, B.size, C.size, C.size]),
+        )
+        w = Memory(ends[-1] * LANES)
+        w.write(0, np.repeat(np.concatenate([X.ravel() for X in held]), LANES))
+        a, b, c, out = (
+            lanes.mat(end - X.size, X.shape[1]) for X, end in zip(held, ends, strict=True)
+        )
+        lanes.product(w, out, np.full(LANES, -1.0), a, b, c, rows, inner, cols, lower)
+        found = w.read(out.at * LANES, C.size * LANES).reshape(rows, cols, LANES)
+        np.testing.assert_allclose(found, np.repeat((C - A @ B)[:, :, None], LANES, 2), atol=1e-13)
 
 
 def test_models_in_lanes_are_steady_while_all_of_them_are():

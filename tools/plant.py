@@ -53,6 +53,26 @@ FAULTS = {
         ", no_p, no_m\n",
         "            c_sum = no_x\n",
     ),
+    "lanes: the last of four rows added to that before it": (
+        "lanes.py",
+        "C, c + 3 * C.ld, sign",
+        "C, c + 2 * C.ld, sign",
+    ),
+    "lanes: the last two rows of six left out": (
+        "lanes.py",
+        "    if rows % 4 >= 2:\n",
+        "    if rows % 4 > 2:\n",
+    ),
+    "a vague start in a lag left unwatched": (
+        "../square_root.py",
+        "return noise == 0.0 or LOST * own <= scale * noise",
+        "return True",
+    ),
+    "what a lag repeats reaches it in full": (
+        "../square_root.py",
+        "        scale *= T[0, i, following] * T[0, i, following]\n",
+        "",
+    ),
     "lanes: a gap in one of them does not end the steady state of all": (
         "lane_pass.py",
         "            steady, since, looked = False, t, t\n            store",
@@ -282,13 +302,13 @@ FAULTS = {
     ),
     "a state with two others that have no noise taken for past": (
         "../square_root.py",
-        "                if following >= 0:\n                    return False\n",
-        "",
+        "elif following >= 0:",
+        "elif False:",
     ),
     "a vague state followed as if it had noise": (
         "../square_root.py",
-        "not W[0, j, j] > LOST * P0[j, j]",
-        "W[0, j, j] == 0.0",
+        "                if W[0, j, j] > LOST * P0[j, j]:",
+        "                if W[0, j, j] > 0.0:",
     ),
     "what is not wanted is added": (
         "backward.py",
