@@ -8,6 +8,7 @@ from kalman_models import NAMES_OF_CASES, make, season
 from pytensor.scan.op import Scan
 
 from helpers.checks import relative_error
+from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, reference
 from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.hessian import hessian, hessian_vector
@@ -101,6 +102,31 @@ def test_a_season_with_hundreds_of_steps():
         _, _, expected = reference.loglike_and_grad(y_moved, model_moved)
         for x, X in expected.asdict().items():
             assert close(getattr(found, x)[i], X.imag / STEP, 1e-10), x
+
+
+@pytest.mark.parametrize(
+    ("m", "p", "gaps"), [(1, 3, False), (1, 3, True), (5, 2, False), (2, 2, True)]
+)
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_a_vague_start_with_several_series(m, p, gaps, method):
+    """It costs eps kappa, not the eps kappa^2 that the gain's tangent loses to a formed F^-1.
+
+    One series does not show it, nor do as many states as series without gaps.
+    """
+    kappa, rng = 1e8, np.random.default_rng(2)
+    arrays = random_model(m, p, m, rng=rng)
+    y = simulate(12, rng, **arrays)[0]
+    if gaps:
+        y[[0, 5], [0, 1]] = np.nan
+    model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
+    for name in ("Z", "T"):
+        directions = directions_for(y, model, 2, names=(name,))
+        found = hessian(y, model, directions, method)
+        for i in range(2):
+            _, _, G = reference.loglike_and_grad(*moved(y, model, directions, i))
+            along = getattr(G, name).imag / STEP
+            expected = [(along * X).sum() for X in directions[name]]
+            assert close(found[i], expected, 10 * np.finfo(float).eps * kappa), name
 
 
 @pytest.mark.parametrize("method", ["reference", "fused"])

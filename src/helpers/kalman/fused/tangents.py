@@ -7,16 +7,16 @@ all share, from the left, is then one product with longer rows, whose loop the c
 vectors; and as the tangents of covariances are symmetric, products from the right are products from
 the left of something transposed. Zeros of the model are skipped where they stand.
 
-The formulas are those of :mod:`helpers.kalman.tangents`, with J = I - Kf Z multiplied out;
-``Kt`` stands for the transposed gain. The loop of :mod:`helpers.kalman.hessian` is what tests hold
-this to.
+The formulas are those of :mod:`helpers.kalman.tangents`, with J = I - Kf Z multiplied out; under a
+vague start this costs digits of the tangent of P0's gradient, and of no other. ``Kt`` stands for
+the transposed gain. The loop of :mod:`helpers.kalman.hessian` is what tests hold this to.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit, types
-from numba.extending import register_jitable
+from numba.extending import overload, register_jitable
 
 from helpers.kalman.fused.entry import (
     GAINS,
@@ -33,16 +33,16 @@ from helpers.kalman.fused.entry import (
     run,
     zeros_like,
 )
-from helpers.kalman.fused.forward import DONE
+from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, invert_factor
 from helpers.kalman.fused.inputs import room_for_indices
 from helpers.kalman.fused.layout import HEADER, LAYOUT, Saved, Sizes, begin, lay_out
-from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.fused.tiles import Mat, Memory, jitable
 from helpers.kalman.recursions import at_step
 
 LANES = 8  # directions at once
 
-_KEPT = {name: list(LAYOUT).index(name) for name in ("a", "u", "Kf", "F_inv")}
-_A, _U, _KF, _F_INV = _KEPT.values()
+_KEPT = {name: list(LAYOUT).index(name) for name in ("a", "u", "Kf")}
+_A, _U, _KF = _KEPT.values()
 
 
 @jitable
@@ -187,7 +187,7 @@ class Shared(NamedTuple):
     a: np.ndarray  # (n, m)
     u: np.ndarray  # (n, p)
     Kt: np.ndarray  # (n p, m)
-    Fi: np.ndarray  # (n p, p), F^-1
+    C_inv: np.ndarray  # (n p, p), zero where y is missing; the way forwards fills it
     a_filt: np.ndarray  # (n, m)
     P_filt: np.ndarray  # (n, m, m), one for all where nobody asks for T or Z
     Z: np.ndarray  # (p, m), that of the step, zero where y is missing
@@ -235,19 +235,75 @@ def observed_rows(out, X, o):
             out[i, j] = X[i, j] if o[i] else 0.0
 
 
+def held(X):
+    """A contiguous array as the memory of :mod:`helpers.kalman.fused.tiles`: X itself, not a copy.
+
+    In compiled code its address, good for as long as X is used.
+    """
+    memory = Memory(X.size)
+    memory.data = X.reshape(-1)
+    return memory
+
+
+@overload(held)
+def _held(X):
+    return lambda X: X.ctypes.data
+
+
+@jitable
+def inverse_factor(C_inv, Mt, Z, H, o):
+    """C_inv = C^-1 with C C' = F = Z P Z' + H, zero where y is missing; C_inv is contiguous.
+
+    Returns whether F is positive definite.
+    """
+    p = len(o)
+    for i in range(p):
+        for j in range(i + 1):
+            C_inv[i, j] = 1.0 if i == j else 0.0
+            if o[i] and o[j]:
+                x = 0.5 * (H[i, j] + H[j, i])
+                for l in range(Z.shape[1]):
+                    x += Mt[i, l] * Z[j, l]
+                C_inv[i, j] = x
+    # F's lower half may lie where C^-1 will: no entry is read after it has been written.
+    place = Mat(0, p, 1)
+    logdet = invert_factor(held(C_inv), place, place, p)
+    for i in range(p):
+        if not o[i]:
+            C_inv[i, i] = 0.0
+    return not np.isnan(logdet)
+
+
+@jitable
+def add_solved(out, C_inv, X, half):
+    """out += F^-1 X in factors, C'^-1 (C^-1 X); half is room for one more.
+
+    A formed F^-1 would cost the tangent of the gain eps kappa^2 under a start P0 = kappa I, as it
+    would cost the gain (:mod:`helpers.kalman.recursions`).
+    """
+    half[:] = 0.0
+    add_product(half, 1.0, C_inv, X)
+    add_turned(out, 1.0, C_inv, half)
+
+
 @jitable
 def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
-    """Forwards: fills P_filt and a_filt, the tangents of every step, and the slopes (n, k)."""
+    """Forwards: fills C_inv, P_filt and a_filt, the tangents of every step, and the slopes (n, k).
+
+    Returns how it ended.
+    """
     n, p = shared.o.shape
     m = shared.a.shape[1]
     P, Mt, Z = shared.P, shared.Mt, shared.Z
     half, turned, room = np.zeros((m, m * k)), np.zeros((m, m * k)), np.zeros((p, m))
     one_half, one_turned, T_t = np.zeros((m, m)), np.zeros((m, m)), np.zeros((m, m))
-    dMt, Q, dF, half_F = (
-        np.zeros((p, m * k)), np.zeros((p, m * k)), np.zeros((p, p * k)), np.zeros((p, p * k))
+    dMt, Q, half_M, dF, half_F, dE = (
+        np.zeros((p, m * k)), np.zeros((p, m * k)), np.zeros((p, m * k)), np.zeros((p, p * k)),
+        np.zeros((p, p * k)), np.zeros((p, p * k)),
     )  # fmt: skip
-    dv, dZ, da, dP = (
-        np.zeros((p, k)), np.zeros((p, m * k)), np.zeros((m, k)), np.zeros((m, m * k))
+    dv, half_v, dZ, da, dP = (
+        np.zeros((p, k)), np.zeros((p, k)), np.zeros((p, m * k)), np.zeros((m, k)),
+        np.zeros((m, m * k)),
     )  # fmt: skip
     assign(da, 1.0, dot.a0)
     assign(half, 0.5, dot.P0)
@@ -256,13 +312,16 @@ def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
     symmetric_sum(P, one_half, 1)
     for t in range(n):
         o, u, a, a_filt = shared.o[t], shared.u[t], shared.a[t], shared.a_filt[t]
-        Kt, Fi = shared.Kt[t * p : (t + 1) * p], shared.Fi[t * p : (t + 1) * p]
+        Kt, C_inv = shared.Kt[t * p : (t + 1) * p], shared.C_inv[t * p : (t + 1) * p]
         P_filt, dP_filt = at_step(shared.P_filt, t), at_step(moved.P_filt, t)
         du, dKt, da_filt = moved.u[t], moved.Kt[t], moved.a_filt[t]
         H, dH, dd = at_step(model.H, t), at_step(dot.H, t), at_step(dot.d, t)
         observed_rows(Z, at_step(model.Z, t), o)
         Mt[:] = 0.0
         add_product(Mt, 1.0, Z, P)
+        # Of a P that always comes from Joseph's form, which that of the ordinary pass need not.
+        if not inverse_factor(C_inv, Mt, Z, H, o):
+            return NOT_POSITIVE_DEFINITE
         filter_covariance(P_filt, P, Mt, Kt, Z, H, o, room)
 
         # dM' = Z dP + dZ P,  dF = Z dM + dZ M + dH,  dv = dy - dd - dZ a - Z da
@@ -287,24 +346,27 @@ def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
                             half_F[i, j * k + q] += 0.5 * dH[i, j * k + q]
         symmetric_sum(dF, half_F, k)
 
-        # dl = u'(dF u)/2 - u'dv - tr(F^-1 dF)/2, then dv - dF u in the place of dv
+        # dE = C^-1 dF C'^-1,  dl = u'(dF u)/2 - u'dv - tr(dE)/2, then dv - dF u in the place of dv
+        half_F[:] = 0.0
+        add_product(half_F, 1.0, C_inv, dF)
+        dE[:] = 0.0
+        add_from_right(dE, 1.0, half_F, C_inv.T, k)
         for i in range(p):
             for q in range(k):
-                slope[t, q] -= u[i] * dv[i, q]
+                slope[t, q] -= u[i] * dv[i, q] + 0.5 * dE[i, i * k + q]
             for j in range(p):
                 for q in range(k):
                     x = dF[i, j * k + q]
-                    slope[t, q] += 0.5 * (u[i] * u[j] - Fi[i, j]) * x
+                    slope[t, q] += 0.5 * u[i] * u[j] * x
                     dv[i, q] -= x * u[j]
-        # du = F^-1 (dv - dF u),  dKf' = F^-1 (dM' - dF Kf'),  F^-1 dF F^-1
-        add_product(du, 1.0, Fi, dv)
-        Q[:] = 0.0
+        # du = F^-1 (dv - dF u),  dKf' = F^-1 (dM' - dF Kf'),  D = C'^-1 dE C^-1
+        add_solved(du, C_inv, dv, half_v)
+        assign(Q, 1.0, dMt)
         add_from_right(Q, -1.0, dF, Kt, k)
-        add_product(dKt, 1.0, Fi, dMt)
-        add_product(dKt, 1.0, Fi, Q)
+        add_solved(dKt, C_inv, Q, half_M)
         half_F[:] = 0.0
-        add_product(half_F, 1.0, Fi, dF)
-        add_from_right(moved.D[t], 1.0, half_F, Fi, k)
+        add_from_right(half_F, 1.0, dE, C_inv, k)
+        add_turned(moved.D[t], 1.0, C_inv, half_F)
 
         # a_filt = a + M u,  da_filt = da + dM u + M du
         assign(da_filt, 1.0, da)
@@ -317,7 +379,7 @@ def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
             a_filt[j] = x
         # dP_filt = dP - Kf Q' - Q Kf' with Q = dM - Kf dF / 2
         assign(Q, 0.5, Q)
-        add(Q, 1.0, dMt)
+        add(Q, 0.5, dMt)
         assign(half, 0.5, dP)
         add_turned(half, -1.0, Kt, Q)
         symmetric_sum(dP_filt, half, k)
@@ -343,6 +405,7 @@ def push(shared, moved, model, dot, slope, T_moves, Z_moves, k):
         assign(one_half, 0.5, P)
         add(one_half, 0.5, at_step(model.W, t))
         symmetric_sum(P, one_half, 1)
+    return DONE
 
 
 @jitable
@@ -364,14 +427,16 @@ def pull(shared, moved, model, dot, bar, total, g, T_moves, Z_moves, want_T, wan
     dPi, dPt, half, turned = (
         np.zeros((m, m * k)), np.zeros((m, m * k)), np.zeros((m, m * k)), np.zeros((m, m * k))
     )  # fmt: skip
-    A1, A2, G = np.zeros((p, m)), np.zeros((p, p)), np.zeros((p, m))
+    A1, A2, G, FZ, half_Z = (
+        np.zeros((p, m)), np.zeros((p, p)), np.zeros((p, m)), np.zeros((p, m)), np.zeros((p, m))
+    )  # fmt: skip
     B, BK, dKP, dKA, E, dZ, step = (
         np.zeros((p, m * k)), np.zeros((p, p * k)), np.zeros((p, m * k)), np.zeros((p, p * k)),
         np.zeros((p, m * k)), np.zeros((p, m * k)), np.zeros((p, m * k)),
     )  # fmt: skip
     for t in range(n - 1, -1, -1):
         o, u, a_filt = shared.o[t], shared.u[t], shared.a_filt[t]
-        Kt, Fi = shared.Kt[t * p : (t + 1) * p], shared.Fi[t * p : (t + 1) * p]
+        Kt, C_inv = shared.Kt[t * p : (t + 1) * p], shared.C_inv[t * p : (t + 1) * p]
         P_filt, dP_filt = at_step(shared.P_filt, t), at_step(moved.P_filt, t)
         dKt, du, dD, da_filt = moved.Kt[t], moved.u[t], moved.D[t], moved.a_filt[t]
         T, dT, g_t = at_step(model.T, t), at_step(dot.T, t), g[t]
@@ -487,6 +552,8 @@ def pull(shared, moved, model, dot, bar, total, g, T_moves, Z_moves, want_T, wan
         for j in range(m):
             r[j] = b[j] + g_t * z[j]
             b[j] += 0.5 * g_t * z[j]
+        FZ[:] = 0.0  # F^-1 Z
+        add_solved(FZ, C_inv, Z, half_Z)
         assign(E, -1.0, B)
         add(E, -1.0, dKP)
         assign(BK, 0.5, BK)
@@ -501,7 +568,7 @@ def pull(shared, moved, model, dot, bar, total, g, T_moves, Z_moves, want_T, wan
             # G = -Kf' Pt J - g/2 F^-1 Z + u (b + g/2 z)'/2
             assign(G, -1.0, A1)
             add_product(G, 1.0, A2, Z)
-            add_product(G, -0.5 * g_t, Fi, Z)
+            add(G, -0.5 * g_t, FZ)
             add_outer_vectors(G, 0.5, u, b)
             for i in range(np.uint64(p)):
                 for j in range(np.uint64(m)):
@@ -512,7 +579,7 @@ def pull(shared, moved, model, dot, bar, total, g, T_moves, Z_moves, want_T, wan
         # And Pi, which all directions share.
         assign(G, -1.0, A1)
         add_product(G, 0.5, A2, Z)
-        add_product(G, -0.25 * g_t, Fi, Z)
+        add(G, -0.25 * g_t, FZ)
         add_outer_vectors(G, 0.5, u, b)
         assign(one_half, 0.5, Pt)
         add_turned(one_half, 1.0, Z, G)
@@ -592,7 +659,7 @@ def _hessian_vector(
     many = n if want_T or want_Z else 1
     shared = Shared(
         entries, kept(memory, start, plan, _A, n, m), kept(memory, start, plan, _U, n, p),
-        kept(memory, start, plan, _KF, n * p, m), kept(memory, start, plan, _F_INV, n * p, p),
+        kept(memory, start, plan, _KF, n * p, m), np.empty((n * p, p)),
         np.empty((n, m)), np.empty((many, m, m)), np.empty((p, m)), np.empty((m, m)),
         np.empty((p, m)),
     )  # fmt: skip
@@ -600,8 +667,8 @@ def _hessian_vector(
         np.zeros((n, p, m * k)), np.zeros((n, p, k)), np.zeros((n, p, p * k)),
         np.empty((n, m, k)), np.empty((many, m, m * k)),
     )  # fmt: skip
-    push(shared, moved, model, dot, carray(slopes, (n, k)), T_moves, Z_moves, k)
-    if flag[4]:
+    how = push(shared, moved, model, dot, carray(slopes, (n, k)), T_moves, Z_moves, k)
+    if how == DONE and flag[4]:
         total = carray(W_sum, (num[8], m, m))
         pull(shared, moved, model, dot, bar, total, g, T_moves, Z_moves, want_T, want_Z, k)
     return how
