@@ -485,3 +485,38 @@ def test_marginals_of_any_rank(mode):
     B = np.array([centred(np.tile(x, (len(P), 1))) for x in np.eye(m)])
     for V, expected in zip(np.einsum("kti,ktj->tij", B, B), P, strict=True):
         assert np.abs(V - expected).max() <= 1e-14 * np.abs(expected).max()
+
+
+def misfits():
+    """Arrays that do not fit each other, by the function of the Op that is given them."""
+    rng, n, m, J = np.random.default_rng(13), 3, 2, 1
+    mean, z, P = np.zeros((n, m)), np.ones((n, m)), np.tile(np.eye(m), (n, 1, 1))
+    model = [rng.normal(size=(n, 1))]
+    model += [np.zeros((J, m)), np.zeros((n, J, m)), np.zeros((n, J, 1)), np.eye(m), P[:1]]
+    model += [np.ones((1, 1, m)), np.ones((1, 1, 1)), P[:1], np.zeros((m, 0))]
+    g = np.ones((n, J, m))
+    yield "marginals", (mean, P[:1], z), "P or z does not fit the mean"
+    yield "marginals", (mean[:, :1], P, z), "P or z does not fit the mean"
+    yield "marginals", (mean, P, z[:2]), "P or z does not fit the mean"
+    yield "roots", (np.ones((1, 2, 3)),), "P is not of square matrices"
+    yield "pull_roots", (P, P[:1]), "the cotangent of the roots does not have the shape of P"
+    yield "pull_roots", (np.ones((1, 3, 2)), np.ones((1, 3, 2))), "P is not of square matrices"
+    yield "pull_draws", (*model, g[:2], 0.0), "the cotangent does not have the shape of the draws"
+    for i, X, says in (
+        (2, g[:2], "shocks or noise do not have the shapes"),
+        (5, P[:2], "T, Z, H or W varies over time, but not over as many steps"),
+        (4, np.eye(3), "P0, T or W is not of as many states as start"),
+        (6, np.ones((1, 2, m)), "Z, H or A does not have the shape"),
+    ):
+        wrong = [*model]
+        wrong[i] = X
+        yield "draws", (*wrong, 0.0), says
+        yield "pull_draws", (*wrong, g, 0.0), says
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_does_not_fit_is_neither_read_nor_written(compiled):
+    functions = smoothing_op._compiled() if compiled else smoothing_op._PYTHON
+    for name, arrays, says in misfits():
+        with pytest.raises(ValueError, match=says):
+            functions[name](*arrays)

@@ -54,6 +54,7 @@ from helpers.kalman.op import _from_model
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
+    check_square,
     information_of,
     path,
     pull_path,
@@ -204,8 +205,23 @@ def is_identified(S):
     return not np.isnan(factor_if_identified(S)[1])
 
 
+def check_fit(y, start, shocks, noise, P0, T, Z, H, W, A):
+    """Raise unless the arrays fit each other: compiled lines do not look where they read."""
+    (n, p), (J, m) = y.shape, start.shape
+    if shocks.shape != (n, J, m) or noise.shape != (n, J, p):
+        raise ValueError("shocks or noise do not have the shapes (n, J, m) and (n, J, p)")
+    for X in (T, Z, H, W):
+        if len(X) != 1 and len(X) != n:
+            raise ValueError("T, Z, H or W varies over time, but not over as many steps as y has")
+    if P0.shape != (m, m) or T.shape[1:] != (m, m) or W.shape[1:] != (m, m):
+        raise ValueError("P0, T or W is not of as many states as start, (m, m)")
+    if Z.shape[1:] != (p, m) or H.shape[1:] != (p, p) or len(A) != m:
+        raise ValueError("Z, H or A does not have the shape (p, m), (p, p) or (m, q)")
+
+
 def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     """The draws (n, J, m); y and shocks have d and c off and on."""
+    check_fit(y, start, shocks, noise, P0, T, Z, H, W, A)
     J, m = start.shape
     seen = np.expand_dims(y, 1) - noise
     Y, starts, c = series_of(seen, start, shocks, A)
@@ -220,6 +236,9 @@ def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
 
 def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     """The gradients of the ten inputs from those of the draws, g (n, J, m)."""
+    check_fit(y, start, shocks, noise, P0, T, Z, H, W, A)
+    if g.shape != shocks.shape:
+        raise ValueError("the cotangent does not have the shape of the draws, (n, J, m)")
     n, J, m = shocks.shape
     rho = pull_path(T, g)
     of_both = np.concatenate((start, rho[0] @ P0)), np.concatenate((shocks, times(rho[1:], W)), 1)
@@ -284,6 +303,9 @@ def pull_root(P, B_bar):
 
 def pull_roots(P, B_bar):
     """`pull_root` for k covariances (k, m, m)."""
+    check_square(P)
+    if B_bar.shape != P.shape:
+        raise ValueError("the cotangent of the roots does not have the shape of P, (k, m, m)")
     out = np.zeros(P.shape)
     for t in range(len(P)):
         out[t] = pull_root(P[t], B_bar[t])
@@ -355,7 +377,10 @@ def place(room):
 
 def marginals(mean, P, z):
     """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
-    m, out = mean.shape[1], mean.copy()
+    n, m = mean.shape
+    if P.shape != (n, m, m) or z.shape != (n, m):  # from here on nobody looks at lengths
+        raise ValueError("P or z does not fit the mean (n, m): not of shape (n, m, m) or (n, m)")
+    out = mean.copy()
     room = np.empty((m * (m + 1) + 2) * LANES)
     add_marginals(place(room), P, z, out)
     room[0] = 0.0  # its address was good until here
@@ -523,7 +548,7 @@ _PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
     "marginals": marginals,
 }  # fmt: skip
-_TEXT = [path, pull_path, times, series_of, information_of, settle]
+_TEXT = [check_fit, check_square, path, pull_path, times, series_of, information_of, settle]
 _TEXT += [columns, is_identified, pull_root, factor_in_lanes, load_lanes, add_marginals]
 
 
