@@ -520,3 +520,38 @@ def test_what_does_not_fit_is_neither_read_nor_written(compiled):
     for name, arrays, says in misfits():
         with pytest.raises(ValueError, match=says):
             functions[name](*arrays)
+
+
+def test_integers_are_not_what_roots_and_draws_are_rounded_to():
+    P = 2 * np.eye(2, dtype=int)[None]
+    root, mean = CovarianceRoot()(P), np.ones((1, 2), dtype=int)
+    bar = pt.grad(root.sum(), root.owner.inputs[0])
+    drawn = NormalMarginals()(mean, P, np.full((1, 2), 0.5))
+    for found, expected in zip(
+        pytensor.function([], [root, bar, drawn], mode=PYTHON)(),
+        (np.sqrt(P), [smoothing_op.pull_root(2.0 * np.eye(2), np.ones((2, 2)))],
+         1 + np.sqrt([[0.5, 0.5]])),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "build, says",
+    [
+        (lambda: NormalMarginals()(np.zeros((3, 1)), np.ones((1, 1, 1)), np.ones((3, 1))),
+         r"P has shape \(1, 1, 1\), expected \(n, m, m\) = \(3, 1, 1\)"),
+        (lambda: NormalMarginals()(np.zeros((3, 1)), np.ones((3, 1, 1)), np.ones((3, 2))),
+         r"z has shape \(3, 2\), expected \(n, m\) = \(3, 1\)"),
+        (lambda: NormalMarginals()(np.zeros(3), np.ones((3, 1, 1)), np.ones((3, 1))),
+         "mean has 1 dimensions, expected 2"),
+        (lambda: CovarianceRoot()(np.eye(2)), "P has 2 dimensions, expected 3"),
+        (lambda: CovarianceRoot()(np.ones((4, 2, 3))),
+         r"P has shape \(4, 2, 3\), expected \(k, m, m\) = \(4, 2, 2\)"),
+        (lambda: smoothing_op.CovarianceRootGrad()(np.ones((2, 1, 1)), np.ones((1, 1, 1))),
+         r"B_bar has shape \(1, 1, 1\), expected \(k, m, m\) = \(2, 1, 1\)"),
+    ],
+)  # fmt: skip
+def test_shapes_that_are_known_are_looked_at_when_the_graph_is_built(build, says):
+    with pytest.raises(ValueError, match=says):
+        build()

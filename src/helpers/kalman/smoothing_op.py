@@ -50,7 +50,7 @@ from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
-from helpers.kalman.op import _from_model
+from helpers.kalman.op import _from_model, check_lengths
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
@@ -488,7 +488,7 @@ class CovarianceRoot(_SmoothingOp):
     function = "roots"
 
     def make_node(self, P):  # noqa: N803
-        P = pt.as_tensor_variable(P)  # noqa: N806
+        (P,) = _fitting({"P": P}, {"P": "kmm"})  # noqa: N806
         return Apply(self, [P], [P.type()])
 
     def infer_shape(self, node, shapes):
@@ -505,8 +505,8 @@ class CovarianceRootGrad(_SmoothingOp):
     function = "pull_roots"
 
     def make_node(self, P, B_bar):  # noqa: N803
-        P = pt.as_tensor_variable(P)  # noqa: N806
-        return Apply(self, [P, pt.as_tensor_variable(B_bar).astype(P.dtype)], [P.type()])
+        given = _fitting({"P": P, "B_bar": B_bar}, {"P": "kmm", "B_bar": "kmm"})
+        return Apply(self, given, [given[0].type()])
 
     def infer_shape(self, node, shapes):
         return shapes[:1]
@@ -527,15 +527,24 @@ class NormalMarginals(_SmoothingOp):
             return super().call(*inputs)
 
     def make_node(self, mean, P, z):  # noqa: N803
-        mean = pt.as_tensor_variable(mean)
-        P, z = (pt.as_tensor_variable(X).astype(mean.dtype) for X in (P, z))  # noqa: N806
-        return Apply(self, [mean, P, z], [mean.type()])
+        given = {"mean": mean, "P": P, "z": z}
+        given = _fitting(given, {"mean": "nm", "P": "nmm", "z": "nm"})
+        return Apply(self, given, [given[0].type()])
 
     def infer_shape(self, node, shapes):
         return shapes[:1]
 
     def pullback(self, inputs, outputs, cotangents):
         raise NotImplementedError("take mean + covariance_root(P) @ z, which has derivatives")
+
+
+def _fitting(given: dict, dims: dict) -> list:
+    """Tensors of one float type, of these dimensions, whose shapes fit where they are known."""
+    ndim = {x: len(letters) for x, letters in dims.items()}
+    inputs = with_all_axes(given.values(), given, ndim)
+    shapes = {x: X.type.shape for x, X in zip(given, inputs, strict=True)}
+    check_lengths(dims, shapes, {})
+    return inputs
 
 
 def covariance_root(P):  # noqa: N803
