@@ -23,7 +23,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
-from helpers.kalman.op import _from_model, only_what_is_read, value_with_gradient
+from helpers.kalman.op import _from_model, only_what_is_read, tolerance, value_with_gradient
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE
 
@@ -171,7 +171,7 @@ class KalmanIntegrated(_IntegratedOp):
     __props__ = ("tol",)
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def make_node(self, *inputs):
         inputs = with_all_axes(inputs, INPUTS, _NDIM)

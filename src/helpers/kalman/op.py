@@ -23,7 +23,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph import Apply, Op
+from pytensor.graph import Apply, Op, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
@@ -34,6 +34,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.fused import _tolerance
 from helpers.kalman.fused.building import load
 from helpers.kalman.linear import merge, one_map_around
 from helpers.kalman.products import fold_constants_into, sandwich
@@ -73,9 +74,10 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     Raises
     ------
     ValueError
-        If an argument has the wrong number of dimensions, or a shape that is known does not fit.
+        If an argument has the wrong number of dimensions, a shape that is known does not fit, or
+        tol is negative or NaN.
     TypeError
-        If an argument is complex.
+        If an argument is complex, or tol is symbolic.
     MemoryError
         When the compiled function is called and memory runs out.
 
@@ -148,6 +150,13 @@ def _from_model(*arrays) -> list:
         Q = CheckAndRaise(ValueError, message)(Q, fits)
     Q = (Q + Q.mT) / 2  # so that its gradient comes out symmetric to the last bit
     return [*given.values(), sandwich(R, Q)]
+
+
+def tolerance(tol) -> float:
+    """A tolerance for an Op, which is compiled for this one number."""
+    if isinstance(tol, Variable):
+        raise TypeError(f"tol is symbolic ({tol}), expected a number that is not negative")
+    return _tolerance(tol)
 
 
 def real_tensors(arrays: dict) -> dict:
@@ -303,7 +312,7 @@ class KalmanLoglike(_KalmanOp):
     __props__ = ("varying", "tol")
 
     def __init__(self, varying: tuple[str, ...] = (), tol: float = TOLERANCE):
-        self.varying, self.tol = varying, tol
+        self.varying, self.tol = varying, tolerance(tol)
         self.gufunc_signature = self._signature((), ("n",))
 
     def make_node(self, *inputs):

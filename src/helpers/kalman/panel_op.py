@@ -32,6 +32,7 @@ from helpers.kalman.op import (
     _from_model,
     only_what_is_read,
     real_tensors,
+    tolerance,
     value_with_gradient,
 )
 from helpers.kalman.op import INPUTS as INPUTS_OF_ONE
@@ -189,7 +190,7 @@ class KalmanPanel(_PanelOp):
     requested = ("l",)
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def make_node(self, *inputs):
         inputs = with_all_axes(inputs, INPUTS, _NDIM)

@@ -50,7 +50,7 @@ from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
-from helpers.kalman.op import _from_model, check_lengths
+from helpers.kalman.op import _from_model, check_lengths, tolerance
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
@@ -434,7 +434,7 @@ class KalmanDraw(_SmoothingOp):
     function = "draws"
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def fixed(self):
         return (self.tol,)
