@@ -344,6 +344,10 @@ def test_what_does_not_fit_is_refused():
         kalman_draw(*arrays, np.zeros(k))
     with pytest.raises(ValueError, match="A has 1 dimensions, expected 2"):
         kalman_smooth(*arrays, A=np.zeros(M))
+    with pytest.raises(ValueError, match=r"A has shape \(3, 1\), expected \(m, q\) = \(4, q\)"):
+        kalman_smooth(*arrays, A=np.zeros((3, 1)))
+    with pytest.raises(TypeError, match="A complex, expected real arrays"):
+        kalman_smooth(*arrays, A=np.zeros((M, 1)) + 0j)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         a0 = pt.dvector("a0")
         first = pt.grad((kalman_smooth(y, a0, *arrays[2:]) ** 2).sum(), a0)
@@ -520,6 +524,18 @@ def test_what_does_not_fit_is_neither_read_nor_written(compiled):
     for name, arrays, says in misfits():
         with pytest.raises(ValueError, match=says):
             functions[name](*arrays)
+
+
+def test_normals_that_do_not_fit_are_named():
+    arrays, k = (
+        [a_series(), *a_model().asdict().values()],
+        smoothing.normals_of_a_draw(N, a_model()),
+    )
+    says = rf"normals has shape \(2, 3\), expected \(J, m \+ n \(r \+ p\)\) = \(2, {k}\)"
+    with pytest.raises(ValueError, match=says):
+        kalman_draw(*arrays, np.zeros((2, 3)))
+    with pytest.raises(TypeError, match="normals complex, expected real arrays"):
+        kalman_draw(*arrays, np.zeros((2, k)) + 0j)
 
 
 def test_integers_are_not_what_roots_and_draws_are_rounded_to():

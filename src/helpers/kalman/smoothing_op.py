@@ -50,7 +50,7 @@ from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
-from helpers.kalman.op import _from_model, check_lengths, tolerance
+from helpers.kalman.op import _from_model, check_lengths, real_tensors, tolerance
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
@@ -148,12 +148,18 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
 
     The paths are simulated with R, Q and noise of covariance ``of_noise`` (p, p) or (n, p, p).
     """
-    R, Q, of_noise = (pt.as_tensor_variable(X).astype(y.dtype) for X in (R, Q, of_noise))  # noqa: N806
-    normals = pt.as_tensor_variable(normals).astype(y.dtype)
+    given = {"R": R, "Q": Q, "of_noise": of_noise, "normals": normals}
+    given = [X.astype(y.dtype) for X in real_tensors(given).values()]
+    R, Q, of_noise, normals = given  # noqa: N806
     if normals.ndim != 2:
         raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
+    sizes = (*y.type.shape, a0.type.shape[0], R.type.shape[-1])
+    if None not in sizes:
+        n, p, m, r = sizes
+        own = {"m + n (r + p)": m + n * (r + p)}
+        check_lengths({"normals": ("J", *own)}, {"normals": normals.type.shape}, own)
     (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]  # noqa: N806
-    # A length that does not fit is an error of the last reshape.
+    # A length that is not known yet, and does not fit, is an error of the last reshape.
     start = normals[:, :m] @ covariance_root(P0).mT + a0
     eta = normals[:, m : m + n * r].reshape((J, n, r)).dimshuffle(1, 0, 2)
     eps = normals[:, m + n * r :].reshape((J, n, p)).dimshuffle(1, 0, 2)
@@ -169,9 +175,10 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
     if A is None:
         A = pt.zeros((start.shape[1], 0), dtype=y.dtype)  # noqa: N806
     else:
-        A = pt.as_tensor_variable(A).astype(y.dtype)  # noqa: N806
+        A = real_tensors({"A": A})["A"].astype(y.dtype)  # noqa: N806
         if A.ndim != 2:
             raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
+        check_lengths({"A": "mq"}, {"A": A.type.shape}, {"m": start.type.shape[1]})
         variances = pt.concatenate([pt.diag(H[0]), pt.diag(W[0])])
         some = pt.maximum((variances > 0).sum(), 1)
         mean = pt.switch(variances > 0, variances, 0).sum() / some
