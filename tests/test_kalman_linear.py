@@ -96,6 +96,35 @@ def test_what_is_no_map_keeps_its_value(name):
     np.testing.assert_array_equal(found(*values), expected(*values))
 
 
+BIG = np.float64(1e200)
+moved = pt.diagonal(pt.diag(x))
+OVERFLOWS = {
+    "a product of coefficients": moved * BIG * BIG,
+    "a sum of coefficients": product(np.full((1, 6), 1e308), pt.stack([x[0]] * 6)[:, None]),
+    "a product of constants": pt.mul(moved, BIG, BIG),
+    "a constant term": (moved + BIG) * BIG,
+    "an infinite constant term times zero": (moved + np.inf) * np.zeros(6),
+    "infinite constant terms": (moved + np.inf) - np.inf,
+    "one over a small number": moved / np.float64(1e-320),
+    "one over zero": moved / np.zeros(6),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_what_overflows_in_the_map_alone_keeps_its_value(name):
+    """Coefficients are multiplied before any number is there that could keep the product small."""
+    value, inputs = 1e-300 * np.arange(1.0, 7.0), [x]
+    plain = Mode("py", None)
+    new_inputs, new = everywhere([OVERFLOWS[name]], inputs)
+    with np.errstate(all="ignore"):
+        expected, found = (
+            pytensor.function(ins, out, mode=plain, on_unused_input="ignore")(value)
+            for ins, out in ((inputs, OVERFLOWS[name]), (new_inputs, new[0]))
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
 @pytest.mark.parametrize("limit", ["COEFFICIENTS", "ENTRIES"])
 def test_a_large_map_is_left_to_pytensor(limit, monkeypatch):
     monkeypatch.setattr(linear, limit, 5)  # a diagonal of six has 6 coefficients of 36 entries

@@ -82,6 +82,9 @@ class LinearMap(Op):
     y has `shape`; its entries, and those of each x, are numbered row by row. The first input holds
     the lengths of y and then how many entries each x has, the next two where b is not zero and what
     it is there.
+
+    A coefficient that is zero is not there, so that its product with an infinite or NaN entry of x
+    is zero, where the Ops that the map replaces would say NaN.
     """
 
     __props__ = ("shape",)
@@ -187,7 +190,8 @@ class Follow:
         try:
             if any(X is None for X in given):
                 raise NotLinear
-            found = self.outputs(node, given)
+            with np.errstate(all="ignore"):  # `combine` looks at what comes out
+                found = self.outputs(node, given)
         except NotLinear:
             return False
         self.state |= zip(node.outputs, found, strict=True)
@@ -228,20 +232,30 @@ class Follow:
         Tokens are numbered from 1 through all ``states``; 0 stands for nothing.
         """
         rows, tokens, weights = (np.ravel(X) for X in np.broadcast_arrays(rows, tokens, weights))
-        there = (tokens > 0) & (weights != 0)
+        size = prod(shape)
+        if size > ENTRIES:
+            raise NotLinear
+        there = tokens > 0
         rows, tokens = rows[there].astype(np.int64), tokens[there].astype(np.int64) - 1
-        weights = weights[there]
+        weights, offset = weights[there], np.zeros(size)
+        terms = np.concatenate([X.offset for X in states])[tokens]
+        np.add.at(offset, rows, weights * terms)
+        overflows = ~np.isfinite(offset)
+        overflows[rows[~np.isfinite(terms)]] = False  # these are infinite or NaN whatever x is
+        some = weights != 0
+        rows, tokens, weights = rows[some], tokens[some], weights[some]
         picked = vstack([X.matrix for X in states], format="csr")[tokens]
-        counts, size = np.diff(picked.indptr), prod(shape)
-        if picked.nnz > COEFFICIENTS or size > ENTRIES:
+        counts = np.diff(picked.indptr)
+        if picked.nnz > COEFFICIENTS:
             raise NotLinear
         entries = (
             picked.data * np.repeat(weights, counts),
             (np.repeat(rows, counts), picked.indices),
         )
         matrix = coo_array(entries, shape=(size, COLUMNS)).tocsr()
-        offset = np.zeros(size)
-        np.add.at(offset, rows, weights * np.concatenate([X.offset for X in states])[tokens])
+        # What overflows here need not do so where the function is called.
+        if overflows.any() or not np.isfinite(matrix.data).all():
+            raise NotLinear
         return Affine(matrix, offset, shape)
 
     def affine(self, X) -> Affine:
