@@ -58,6 +58,7 @@ CASES = {
         pt.join(1, X, np.array([[1], [2], [3]])),
         pt.set_subtensor(pt.diag(x[:2])[0, 1], np.float32(1.0)),
     ),
+    "the shape of a number": x.reshape(pt.concatenate([s.shape, [2, 3]])),
     "a batch beside integers": pt.linalg.block_diag(pt.stack([X, X.T]), np.ones((2, 1, 1), int)),
 }  # fmt: skip
 
@@ -123,6 +124,25 @@ def test_what_overflows_in_the_map_alone_keeps_its_value(name):
             for ins, out in ((inputs, OVERFLOWS[name]), (new_inputs, new[0]))
         )
     np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+u = pt.vector()
+FAILS = {
+    "an index out of bounds": pt.diag(x)[np.array([7])].sum(axis=0),
+    "a length that does not divide": u.reshape(pt.concatenate([s.shape, [2, 3]])),
+    "arrays that do not fit": pt.diag(x) + pt.diag(u),
+    "matrices that do not fit": product(np.ones((2, 1)), pt.diag(x)),
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_node_that_fails_does_so_when_it_is_called(name):
+    """And the others are a map nevertheless."""
+    follow = linear.Follow(lambda X: {u: (5,)}.get(X, X.type.shape))
+    graph = FunctionGraph([x, u, s], [FAILS[name], pt.diag(x)[::-1]], clone=False)
+    visited = [follow.visit(node) for node in graph.toposort()]
+    assert not all(visited)
+    assert isinstance(follow.state[graph.outputs[1]], linear.Affine)
 
 
 @pytest.mark.parametrize("limit", ["COEFFICIENTS", "ENTRIES"])

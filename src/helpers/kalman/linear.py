@@ -174,7 +174,10 @@ class Follow:
             # Of a batch, PyTensor does not always know how many there are.
             given = [self.get(Y) for Y in X.owner.inputs]
             if not any(Y is None for Y in given):
-                shape = np.broadcast_shapes(*map(shape_of_state, given))
+                try:
+                    shape = common_shape(map(shape_of_state, given))
+                except NotLinear:
+                    return None
         if shape is None or prod(shape) > ENTRIES:
             return None
         size, first = prod(shape), self.used
@@ -202,7 +205,7 @@ class Follow:
         op = node.op
         if isinstance(op, Shape | Shape_i):
             shape = shape_of_state(given[0])
-            return [np.array(shape if isinstance(op, Shape) else shape[op.i])]
+            return [np.array(shape if isinstance(op, Shape) else shape[op.i], dtype=np.int64)]
         if isinstance(op, OpFromGraph):
             return self._through(op.fgraph, given)
         kinds = (*MOVES, *INCREMENTS, ARange, Blockwise, Elemwise, Product, Sum)
@@ -290,7 +293,7 @@ class Follow:
         return self.combine(states, np.stack([rows, rows]), terms, 1.0, X.shape)
 
     def _elemwise(self, op, given) -> Affine:
-        shape = np.broadcast_shapes(*map(shape_of_state, given))
+        shape = common_shape(map(shape_of_state, given))
         if prod(shape) > ENTRIES:
             raise NotLinear
         rows = np.arange(prod(shape)).reshape(shape)
@@ -330,8 +333,10 @@ class Follow:
         states, (tokens,) = with_tokens([A if left else B])
         weights = np.asarray(B if left else A, np.float64)
         A, B = (tokens, weights) if left else (weights, tokens)
+        if A.shape[-1] != B.shape[-2]:
+            raise NotLinear
         A, B = A[..., :, :, np.newaxis], B[..., np.newaxis, :, :]
-        full = np.broadcast_shapes(A.shape, B.shape)  # (..., i, k, j)
+        full = common_shape([A.shape, B.shape])  # (..., i, k, j)
         if prod(full) > ENTRIES or not np.isfinite(weights).all():
             raise NotLinear
         shape = (*full[:-2], full[-1])
@@ -346,7 +351,7 @@ class Follow:
             raise NotLinear
         states, arguments = with_tokens(self._numbers(core, given))
         ranks = [len(x.shape) - v.ndim for x, v in zip(arguments, core.inputs, strict=True)]
-        batch = np.broadcast_shapes(*(x.shape[:k] for x, k in zip(arguments, ranks, strict=True)))
+        batch = common_shape(x.shape[:k] for x, k in zip(arguments, ranks, strict=True))
         wide = [
             np.broadcast_to(x, batch + x.shape[k:]) for x, k in zip(arguments, ranks, strict=True)
         ]
@@ -370,6 +375,14 @@ def shape_of_state(X) -> tuple[int, ...]:
     return X.shape if isinstance(X, Affine) else np.shape(X)
 
 
+def common_shape(shapes) -> tuple[int, ...]:
+    """The shape to which these are broadcast; where they do not fit, see `performed`."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise NotLinear from error
+
+
 def is_float(X) -> bool:
     """Whether a variable is one that maps are followed through."""
     return isinstance(X.type, TensorType) and X.type.dtype == "float64"
@@ -389,10 +402,17 @@ def with_tokens(given: list) -> tuple[list[Affine], list]:
 
 
 def performed(node, arguments: list) -> list:
-    """What a node makes of these values."""
-    node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
+    """What a node makes of these values.
+
+    A node that fails, for whatever reason of its own, is left as it is: where the function is
+    called it says so again, and only if it is reached, with PyTensor's account of where it stands.
+    """
     storage = [[None] for _ in node.outputs]
-    node.op.perform(node, arguments, storage)
+    try:
+        node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
+        node.op.perform(node, arguments, storage)
+    except Exception as error:
+        raise NotLinear from error
     return [X for (X,) in storage]
 
 
