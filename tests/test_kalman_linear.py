@@ -1,5 +1,7 @@
 """One Op in the place of whatever is linear with constant coefficients around the filter."""
 
+import tracemalloc
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -150,6 +152,34 @@ def test_a_large_map_is_left_to_pytensor(limit, monkeypatch):
     monkeypatch.setattr(linear, limit, 5)  # a diagonal of six has 6 coefficients of 36 entries
     _, new = everywhere([pt.diag(x)], [x])
     assert not any(isinstance(op, LinearMap) for op in maps_in(new))
+
+
+def peak_memory(outputs, inputs) -> int:
+    tracemalloc.start()
+    try:
+        everywhere(outputs, inputs)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_stands_beside_the_maps_takes_no_memory():
+    """Identities of all arrays of a large likelihood took half a gigabyte."""
+    size = 100_000
+    big = X = pt.vector(shape=(size,))  # noqa: N806
+    for _ in range(20):
+        X = pt.log1p(pt.exp(X - s)) * pt.exp(s)  # noqa: N806
+    assert peak_memory([X.sum(), pt.diag(x)], [big, x, s]) < 20 * 8 * size
+
+
+@pytest.mark.parametrize("large", [
+    pt.zeros((400, 300, 300)) + s,
+    pt.exp(pt.zeros((400, 300, 300))) + s,
+    pt.alloc(s, 400, 300, 300),
+    pt.exp(pt.arange(pt.constant(40_000_000.0))) * s,
+], ids=["zeros", "exp", "alloc", "arange"])  # fmt: skip
+def test_a_large_array_is_not_made_to_find_that_it_is_large(large):
+    assert peak_memory([large, pt.diag(x)], [x, s]) < 10_000_000
 
 
 def test_what_is_constant_is_a_constant():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -72,6 +71,20 @@ MOVES = (
     Subtensor,
 )
 INCREMENTS = IncSubtensor, AdvancedIncSubtensor
+# These elementwise functions may be linear in one argument.
+LINEAR = ps.Add, ps.Identity, ps.Mul, ps.Neg, ps.Sub, ps.TrueDiv
+FOLLOWED = (
+    *MOVES,
+    *INCREMENTS,
+    ARange,
+    Blockwise,
+    Elemwise,
+    OpFromGraph,
+    Product,
+    Shape,
+    Shape_i,
+    Sum,
+)
 # These cost next to nothing to compile, or are fused with what is beside them.
 CHEAP = DimShuffle, Elemwise, MakeVector, Subtensor, Sum
 
@@ -140,12 +153,41 @@ def numba_funcify_linear_map(op, node, **kwargs):
     return numba_njit(function), sha256(f"kalman-linear-map-1 {source}".encode()).hexdigest()
 
 
-class Affine(NamedTuple):
+class Affine:
     """What a variable is: its entries, in the order of rows, are matrix @ sources + offset."""
 
-    matrix: csr_array
-    offset: np.ndarray
-    shape: tuple[int, ...]
+    def __init__(self, matrix: csr_array, offset: np.ndarray, shape: tuple[int, ...]):
+        self.matrix, self.offset, self.shape = matrix, offset, shape
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many coefficients each entry has."""
+        return np.diff(self.matrix.indptr)
+
+
+class Source(Affine):
+    """What a source is of itself: an identity, made when it is asked for.
+
+    In most functions more arrays are read beside the maps than by them, and an identity takes
+    several times their memory.
+    """
+
+    def __init__(self, first: int, shape: tuple[int, ...]):
+        self.first, self.shape = first, shape
+
+    @property
+    def matrix(self) -> csr_array:
+        size = prod(self.shape)
+        columns = np.arange(self.first, self.first + size)
+        return csr_array((np.ones(size), columns, np.arange(size + 1)), shape=(size, COLUMNS))
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.ones(prod(self.shape), np.int64)
+
+    @property
+    def offset(self) -> np.ndarray:
+        return np.zeros(prod(self.shape))
 
 
 class NotLinear(Exception):  # noqa: N818 (no error: a node at which a map begins)
@@ -183,12 +225,12 @@ class Follow:
         size, first = prod(shape), self.used
         self.used += size
         self.sources.append((X, first, first + size))
-        data, at = np.ones(size), np.arange(size + 1)
-        matrix = csr_array((data, np.arange(first, self.used), at), shape=(size, COLUMNS))
-        return Affine(matrix, np.zeros(size), shape)
+        return Source(first, shape)
 
     def visit(self, node) -> bool:
         """Find the states of a node's outputs; False where they are sources."""
+        if not self._may_follow(node):
+            return False
         given = [self.get(X) for X in node.inputs]
         try:
             if any(X is None for X in given):
@@ -200,6 +242,17 @@ class Follow:
         self.state |= zip(node.outputs, found, strict=True)
         return True
 
+    def _may_follow(self, node) -> bool:
+        """Whether a node is of a kind that is followed: what it reads need not be known if not."""
+        if isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, LINEAR):
+            return all(self._is_constant(X) for X in node.inputs)
+        return isinstance(node.op, FOLLOWED)
+
+    def _is_constant(self, X) -> bool:
+        if X not in self.state:
+            return isinstance(X, Constant)
+        return not (self.state[X] is None or isinstance(self.state[X], Affine))
+
     def outputs(self, node, given: list) -> list:
         """The states of a node's outputs from those of its inputs."""
         op = node.op
@@ -208,9 +261,6 @@ class Follow:
             return [np.array(shape if isinstance(op, Shape) else shape[op.i], dtype=np.int64)]
         if isinstance(op, OpFromGraph):
             return self._through(op.fgraph, given)
-        kinds = (*MOVES, *INCREMENTS, ARange, Blockwise, Elemwise, Product, Sum)
-        if not isinstance(op, kinds):
-            raise NotLinear
         if not any(isinstance(X, Affine) for X in given):
             return performed(node, given)
         if any(X.type.dtype != "float64" for X in node.outputs):
@@ -240,17 +290,16 @@ class Follow:
             raise NotLinear
         there = tokens > 0
         rows, tokens = rows[there].astype(np.int64), tokens[there].astype(np.int64) - 1
-        weights, offset = weights[there], np.zeros(size)
-        terms = np.concatenate([X.offset for X in states])[tokens]
+        weights, some = weights[there], weights[there] != 0
+        counts = np.concatenate([X.counts for X in states])[tokens[some]]
+        if counts.sum() > COEFFICIENTS:
+            raise NotLinear
+        offset, terms = np.zeros(size), np.concatenate([X.offset for X in states])[tokens]
         np.add.at(offset, rows, weights * terms)
         overflows = ~np.isfinite(offset)
         overflows[rows[~np.isfinite(terms)]] = False  # these are infinite or NaN whatever x is
-        some = weights != 0
         rows, tokens, weights = rows[some], tokens[some], weights[some]
         picked = vstack([X.matrix for X in states], format="csr")[tokens]
-        counts = np.diff(picked.indptr)
-        if picked.nnz > COEFFICIENTS:
-            raise NotLinear
         entries = (
             picked.data * np.repeat(weights, counts),
             (np.repeat(rows, counts), picked.indices),
@@ -401,6 +450,19 @@ def with_tokens(given: list) -> tuple[list[Affine], list]:
     return states, arguments
 
 
+def entries_of(node, arguments: list) -> int:
+    """How many entries the largest output of a node will have, as far as that is known."""
+    shapes = [getattr(X.type, "shape", ()) for X in node.outputs]
+    if isinstance(node.op, Alloc):
+        shapes = [tuple(map(int, arguments[1:]))]
+    elif isinstance(node.op, ARange):
+        start, stop, step = map(float, arguments)
+        shapes = [((stop - start) / step if step else 0,)]
+    elif isinstance(node.op, Elemwise):
+        shapes = [common_shape(map(np.shape, arguments))]
+    return max((prod(shape) for shape in shapes if None not in shape), default=0)
+
+
 def performed(node, arguments: list) -> list:
     """What a node makes of these values.
 
@@ -408,6 +470,8 @@ def performed(node, arguments: list) -> list:
     called it says so again, and only if it is reached, with PyTensor's account of where it stands.
     """
     storage = [[None] for _ in node.outputs]
+    if entries_of(node, arguments) > ENTRIES:
+        raise NotLinear
     try:
         node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
         node.op.perform(node, arguments, storage)
