@@ -53,7 +53,8 @@ from helpers.kalman.products import Product
 # there are many numbers to move, code that knows how they lie is worth its compilation.
 COEFFICIENTS = 10_000
 ENTRIES = 300_000  # of an array: looking at more of them takes longer than compiling
-# One number for all maps, at no cost: the matrices are sparse.
+# All maps have this many columns: the matrices are sparse, so that columns without entries cost
+# nothing.
 COLUMNS = np.iinfo(np.int32).max
 
 # These put numbers elsewhere, repeat or drop them, and put zeros between them.
@@ -394,7 +395,7 @@ class Follow:
         return self.combine(states, *np.broadcast_arrays(rows, tokens, weights), shape)
 
     def _blockwise(self, node, given) -> list:
-        """Moves of each of a batch."""
+        """A node that moves numbers in each array of a batch."""
         core = node.op._create_dummy_core_node(node.inputs)
         if not isinstance(core.op, MOVES):
             raise NotLinear
@@ -512,7 +513,7 @@ class OneMap(GraphRewriter):
             )
         if not state.matrix.nnz:
             return pt.constant(state.offset.reshape(state.shape))
-        if not any(not isinstance(x.op, CHEAP) for x in behind(X, linear)):
+        if all(isinstance(x.op, CHEAP) for x in behind(X, linear)):
             return None
         (at,) = state.offset.nonzero()
         inputs, sizes, matrix = [at, state.offset[at]], [*state.shape], state.matrix.tocoo()
