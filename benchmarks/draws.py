@@ -22,6 +22,7 @@ from time import perf_counter
 
 import numpy as np
 from one_core import keep_to_one_core
+from peers.pymc_models import built_structural
 from threadpoolctl import threadpool_limits
 
 from helpers.timing import machine, write_record
@@ -36,33 +37,6 @@ KINDS = {
 }
 
 
-def built_model(**types):
-    """The state space model and the PyMC model around it."""
-    import pandas as pd
-    import pymc as pm
-    import pytensor.tensor as pt
-    from peers.models import structural_problem
-    from pymc_extras.statespace import structural as st
-
-    y, _ = structural_problem(SEASON, N)
-    y[GAP] = np.nan
-    built = (
-        st.LevelTrend(order=2, name="level")
-        + st.TimeSeasonality(season_length=SEASON, name="season")
-        + st.MeasurementError(name="noise")
-    ).build(verbose=False, **types)
-    with pm.Model(coords=built.coords) as model:
-        P0 = pm.Gamma("P0_diag", alpha=5, beta=1, dims=["state"])
-        pm.Deterministic("P0", pt.diag(P0), dims=["state", "state_aux"])
-        pm.Normal("initial_level", sigma=2, dims=["state_level"])
-        pm.Normal("params_season", sigma=2, dims=["state_season"])
-        pm.Gamma("sigma_level", alpha=2, beta=10, dims=["shock_level"])
-        pm.Gamma("sigma_season", alpha=2, beta=10)
-        pm.Gamma("sigma_noise", alpha=2, beta=4)
-        built.build_statespace_graph(pd.DataFrame(y, columns=["data"], index=pd.RangeIndex(N)))
-    return built, model
-
-
 def main(draws: int, repeats: int, record: Path) -> None:
     import pymc as pm
 
@@ -70,7 +44,7 @@ def main(draws: int, repeats: int, record: Path) -> None:
 
     register_filter()
     begin = perf_counter()
-    models = {name: built_model(**types) for name, types in KINDS.items()}
+    models = {name: built_structural(SEASON, N, GAP, **types) for name, types in KINDS.items()}
     with models["closed form"][1]:  # its draws of the parameters serve all
         quiet = {"random_seed": 1, "progressbar": False}
         trace = pm.sample(draws, tune=500, chains=1, compute_convergence_checks=False, **quiet)

@@ -468,6 +468,35 @@ def test_the_op_with_single_diffuse_states():
         assert relative_error(ours, other) < 1e-11
 
 
+@pytest.mark.parametrize(
+    "more, says",
+    [
+        ({"A": np.ones((3, 1))}, r"A has shape \(3, 1\), expected \(m, q\) = \(4, q\)"),
+        ({"A": np.eye(4)[0]}, "A has 1 dimensions, expected 2"),
+        ({"A": np.eye(4), "X": np.ones((2, 3))},
+         r"X has shape \(2, 3\), expected \(p, q\) = \(2, 4\)"),
+        ({"X": np.ones((9, 2, 1))},
+         r"X has shape \(9, 2, 1\), expected \(n, p, q\) = \(12, 2, q\)"),
+        ({"X": np.ones((2, 1)), "B": np.ones((2, 1))},
+         r"B has shape \(2, 1\), expected \(m, q\) = \(4, 1\)"),
+        ({"A": np.eye(4), "precision": np.eye(3)},
+         r"precision has shape \(3, 3\), expected \(q, q\) = \(4, 4\)"),
+    ],
+)  # fmt: skip
+def test_the_op_names_the_argument_that_does_not_fit(more, says):
+    y, model, _ = several()
+    with pytest.raises(ValueError, match=says):
+        kalman_diffuse_loglike(y, *model.asdict().values(), **more)
+
+
+def test_the_op_takes_no_complex_columns():
+    y, model, _ = several()
+    with pytest.raises(TypeError, match="A, X complex, expected real arrays"):
+        kalman_diffuse_loglike(
+            y, *model.asdict().values(), A=1j * np.eye(4), X=np.ones((2, 4)) + 0j
+        )
+
+
 def test_the_op_where_the_data_leave_a_direction_open():
     y, model, _ = several()
     value = kalman_diffuse_loglike(y, *model.asdict().values(), A=np.ones((4, 2)))

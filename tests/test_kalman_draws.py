@@ -344,6 +344,10 @@ def test_what_does_not_fit_is_refused():
         kalman_draw(*arrays, np.zeros(k))
     with pytest.raises(ValueError, match="A has 1 dimensions, expected 2"):
         kalman_smooth(*arrays, A=np.zeros(M))
+    with pytest.raises(ValueError, match=r"A has shape \(3, 1\), expected \(m, q\) = \(4, q\)"):
+        kalman_smooth(*arrays, A=np.zeros((3, 1)))
+    with pytest.raises(TypeError, match="A complex, expected real arrays"):
+        kalman_smooth(*arrays, A=np.zeros((M, 1)) + 0j)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         a0 = pt.dvector("a0")
         first = pt.grad((kalman_smooth(y, a0, *arrays[2:]) ** 2).sum(), a0)
@@ -485,3 +489,85 @@ def test_marginals_of_any_rank(mode):
     B = np.array([centred(np.tile(x, (len(P), 1))) for x in np.eye(m)])
     for V, expected in zip(np.einsum("kti,ktj->tij", B, B), P, strict=True):
         assert np.abs(V - expected).max() <= 1e-14 * np.abs(expected).max()
+
+
+def misfits():
+    """Arrays that do not fit each other, by the function of the Op that is given them."""
+    rng, n, m, J = np.random.default_rng(13), 3, 2, 1
+    mean, z, P = np.zeros((n, m)), np.ones((n, m)), np.tile(np.eye(m), (n, 1, 1))
+    model = [rng.normal(size=(n, 1))]
+    model += [np.zeros((J, m)), np.zeros((n, J, m)), np.zeros((n, J, 1)), np.eye(m), P[:1]]
+    model += [np.ones((1, 1, m)), np.ones((1, 1, 1)), P[:1], np.zeros((m, 0))]
+    g = np.ones((n, J, m))
+    yield "marginals", (mean, P[:1], z), "P or z does not fit the mean"
+    yield "marginals", (mean[:, :1], P, z), "P or z does not fit the mean"
+    yield "marginals", (mean, P, z[:2]), "P or z does not fit the mean"
+    yield "roots", (np.ones((1, 2, 3)),), "P is not of square matrices"
+    yield "pull_roots", (P, P[:1]), "the cotangent of the roots does not have the shape of P"
+    yield "pull_roots", (np.ones((1, 3, 2)), np.ones((1, 3, 2))), "P is not of square matrices"
+    yield "pull_draws", (*model, g[:2], 0.0), "the cotangent does not have the shape of the draws"
+    for i, X, says in (
+        (2, g[:2], "shocks or noise do not have the shapes"),
+        (5, P[:2], "T, Z, H or W varies over time, but not over as many steps"),
+        (4, np.eye(3), "P0, T or W is not of as many states as start"),
+        (6, np.ones((1, 2, m)), "Z, H or A does not have the shape"),
+    ):
+        wrong = [*model]
+        wrong[i] = X
+        yield "draws", (*wrong, 0.0), says
+        yield "pull_draws", (*wrong, g, 0.0), says
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_does_not_fit_is_neither_read_nor_written(compiled):
+    functions = smoothing_op._compiled() if compiled else smoothing_op._PYTHON
+    for name, arrays, says in misfits():
+        with pytest.raises(ValueError, match=says):
+            functions[name](*arrays)
+
+
+def test_normals_that_do_not_fit_are_named():
+    arrays, k = (
+        [a_series(), *a_model().asdict().values()],
+        smoothing.normals_of_a_draw(N, a_model()),
+    )
+    says = rf"normals has shape \(2, 3\), expected \(J, m \+ n \(r \+ p\)\) = \(2, {k}\)"
+    with pytest.raises(ValueError, match=says):
+        kalman_draw(*arrays, np.zeros((2, 3)))
+    with pytest.raises(TypeError, match="normals complex, expected real arrays"):
+        kalman_draw(*arrays, np.zeros((2, k)) + 0j)
+
+
+def test_integers_are_not_what_roots_and_draws_are_rounded_to():
+    P = 2 * np.eye(2, dtype=int)[None]
+    root, mean = CovarianceRoot()(P), np.ones((1, 2), dtype=int)
+    bar = pt.grad(root.sum(), root.owner.inputs[0])
+    drawn = NormalMarginals()(mean, P, np.full((1, 2), 0.5))
+    for found, expected in zip(
+        pytensor.function([], [root, bar, drawn], mode=PYTHON)(),
+        (np.sqrt(P), [smoothing_op.pull_root(2.0 * np.eye(2), np.ones((2, 2)))],
+         1 + np.sqrt([[0.5, 0.5]])),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "build, says",
+    [
+        (lambda: NormalMarginals()(np.zeros((3, 1)), np.ones((1, 1, 1)), np.ones((3, 1))),
+         r"P has shape \(1, 1, 1\), expected \(n, m, m\) = \(3, 1, 1\)"),
+        (lambda: NormalMarginals()(np.zeros((3, 1)), np.ones((3, 1, 1)), np.ones((3, 2))),
+         r"z has shape \(3, 2\), expected \(n, m\) = \(3, 1\)"),
+        (lambda: NormalMarginals()(np.zeros(3), np.ones((3, 1, 1)), np.ones((3, 1))),
+         "mean has 1 dimensions, expected 2"),
+        (lambda: CovarianceRoot()(np.eye(2)), "P has 2 dimensions, expected 3"),
+        (lambda: CovarianceRoot()(np.ones((4, 2, 3))),
+         r"P has shape \(4, 2, 3\), expected \(k, m, m\) = \(4, 2, 2\)"),
+        (lambda: smoothing_op.CovarianceRootGrad()(np.ones((2, 1, 1)), np.ones((1, 1, 1))),
+         r"B_bar has shape \(1, 1, 1\), expected \(k, m, m\) = \(2, 1, 1\)"),
+    ],
+)  # fmt: skip
+def test_shapes_that_are_known_are_looked_at_when_the_graph_is_built(build, says):
+    with pytest.raises(ValueError, match=says):
+        build()

@@ -1,5 +1,7 @@
 """One Op in the place of whatever is linear with constant coefficients around the filter."""
 
+import tracemalloc
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -58,6 +60,7 @@ CASES = {
         pt.join(1, X, np.array([[1], [2], [3]])),
         pt.set_subtensor(pt.diag(x[:2])[0, 1], np.float32(1.0)),
     ),
+    "the shape of a number": x.reshape(pt.concatenate([s.shape, [2, 3]])),
     "a batch beside integers": pt.linalg.block_diag(pt.stack([X, X.T]), np.ones((2, 1, 1), int)),
 }  # fmt: skip
 
@@ -96,11 +99,87 @@ def test_what_is_no_map_keeps_its_value(name):
     np.testing.assert_array_equal(found(*values), expected(*values))
 
 
+BIG = np.float64(1e200)
+moved = pt.diagonal(pt.diag(x))
+OVERFLOWS = {
+    "a product of coefficients": moved * BIG * BIG,
+    "a sum of coefficients": product(np.full((1, 6), 1e308), pt.stack([x[0]] * 6)[:, None]),
+    "a product of constants": pt.mul(moved, BIG, BIG),
+    "a constant term": (moved + BIG) * BIG,
+    "an infinite constant term times zero": (moved + np.inf) * np.zeros(6),
+    "infinite constant terms": (moved + np.inf) - np.inf,
+    "one over a small number": moved / np.float64(1e-320),
+    "one over zero": moved / np.zeros(6),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_what_overflows_in_the_map_alone_keeps_its_value(name):
+    """Coefficients are multiplied before any number is there that could keep the product small."""
+    value, inputs = 1e-300 * np.arange(1.0, 7.0), [x]
+    plain = Mode("py", None)
+    new_inputs, new = everywhere([OVERFLOWS[name]], inputs)
+    with np.errstate(all="ignore"):
+        expected, found = (
+            pytensor.function(ins, out, mode=plain, on_unused_input="ignore")(value)
+            for ins, out in ((inputs, OVERFLOWS[name]), (new_inputs, new[0]))
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+u = pt.vector()
+FAILS = {
+    "an index out of bounds": pt.diag(x)[np.array([7])].sum(axis=0),
+    "a length that does not divide": u.reshape(pt.concatenate([s.shape, [2, 3]])),
+    "arrays that do not fit": pt.diag(x) + pt.diag(u),
+    "matrices that do not fit": product(np.ones((2, 1)), pt.diag(x)),
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_node_that_fails_does_so_when_it_is_called(name):
+    """And the others are a map nevertheless."""
+    follow = linear.Follow(lambda X: {u: (5,)}.get(X, X.type.shape))
+    graph = FunctionGraph([x, u, s], [FAILS[name], pt.diag(x)[::-1]], clone=False)
+    visited = [follow.visit(node) for node in graph.toposort()]
+    assert not all(visited)
+    assert isinstance(follow.state[graph.outputs[1]], linear.Affine)
+
+
 @pytest.mark.parametrize("limit", ["COEFFICIENTS", "ENTRIES"])
 def test_a_large_map_is_left_to_pytensor(limit, monkeypatch):
     monkeypatch.setattr(linear, limit, 5)  # a diagonal of six has 6 coefficients of 36 entries
     _, new = everywhere([pt.diag(x)], [x])
     assert not any(isinstance(op, LinearMap) for op in maps_in(new))
+
+
+def peak_memory(outputs, inputs) -> int:
+    tracemalloc.start()
+    try:
+        everywhere(outputs, inputs)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_stands_beside_the_maps_takes_no_memory():
+    """Identities of all arrays of a large likelihood took half a gigabyte."""
+    size = 100_000
+    big = X = pt.vector(shape=(size,))  # noqa: N806
+    for _ in range(20):
+        X = pt.log1p(pt.exp(X - s)) * pt.exp(s)  # noqa: N806
+    assert peak_memory([X.sum(), pt.diag(x)], [big, x, s]) < 20 * 8 * size
+
+
+@pytest.mark.parametrize("large", [
+    pt.zeros((400, 300, 300)) + s,
+    pt.exp(pt.zeros((400, 300, 300))) + s,
+    pt.alloc(s, 400, 300, 300),
+    pt.exp(pt.arange(pt.constant(40_000_000.0))) * s,
+], ids=["zeros", "exp", "alloc", "arange"])  # fmt: skip
+def test_a_large_array_is_not_made_to_find_that_it_is_large(large):
+    assert peak_memory([large, pt.diag(x)], [x, s]) < 10_000_000
 
 
 def test_what_is_constant_is_a_constant():

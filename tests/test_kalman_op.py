@@ -11,9 +11,12 @@ from pytensor.graph.replace import vectorize_graph
 
 from helpers.checks import relative_error
 from helpers.kalman import kalman_loglike
+from helpers.kalman.diffuse_op import kalman_diffuse_loglike
 from helpers.kalman.op import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
+from helpers.kalman.panel_op import kalman_loglike_panel
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
 from helpers.kalman.scan import filter_graph, symbolic_model
+from helpers.kalman.smoothing_op import kalman_draw, kalman_smooth
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
@@ -236,6 +239,26 @@ def test_complex_input():
     y, model = make("two shocks")
     with pytest.raises(TypeError, match="Q complex, expected real"):
         kalman_loglike(**({"y": y} | model.asdict() | {"Q": model.Q + 1j}))
+
+
+DOORS = {
+    "loglike": kalman_loglike,
+    "panel": lambda y, *model, tol: kalman_loglike_panel(y[None], *model, tol=tol),
+    "diffuse": lambda *arrays, tol: kalman_diffuse_loglike(*arrays, A=np.eye(4), tol=tol),
+    "smooth": kalman_smooth,
+    "draw": lambda *arrays, tol: kalman_draw(*arrays, pt.matrix(), tol=tol),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_such_tolerance(door):
+    given = values_of(*make("two shocks"))
+    assert DOORS[door](*given, tol=0).ndim < 4
+    for tol in (-1, np.nan):
+        with pytest.raises(ValueError, match=f"tol is {tol}, expected a number that is not neg"):
+            DOORS[door](*given, tol=tol)
+    with pytest.raises(TypeError, match=r"tol is symbolic \(tol\), expected a number"):
+        DOORS[door](*given, tol=pt.scalar("tol"))
 
 
 @pytest.mark.parametrize("mode", MODES[:2])

@@ -10,6 +10,14 @@ import numpy as np
 
 def structural(season: int, n: int, filter_type: str):
     """Level + trend + season + noise on data drawn from such a model."""
+    return built_structural(season, n, filter_type=filter_type)[1]
+
+
+def built_structural(season: int, n: int, gap: slice = slice(0), **types):
+    """The state space model, of these types of filter and smoother, and the PyMC model around it.
+
+    Its data have no observations in `gap`.
+    """
     import pandas as pd
     import pymc as pm
     import pytensor.tensor as pt
@@ -18,11 +26,12 @@ def structural(season: int, n: int, filter_type: str):
     from peers.models import structural_problem
 
     y, _ = structural_problem(season, n)
+    y[gap] = np.nan
     built = (
         st.LevelTrend(order=2, name="level")
         + st.TimeSeasonality(season_length=season, name="season")
         + st.MeasurementError(name="noise")
-    ).build(filter_type=filter_type, verbose=False)
+    ).build(verbose=False, **types)
     data = pd.DataFrame(y, columns=["data"], index=pd.RangeIndex(n))
     with pm.Model(coords=built.coords) as model:
         P0 = pm.Gamma("P0_diag", alpha=5, beta=1, dims=["state"])
@@ -33,7 +42,7 @@ def structural(season: int, n: int, filter_type: str):
         pm.Gamma("sigma_season", alpha=2, beta=10)
         pm.Gamma("sigma_noise", alpha=2, beta=4)
         built.build_statespace_graph(data)
-    return model
+    return built, model
 
 
 def varmax(filter_type: str):

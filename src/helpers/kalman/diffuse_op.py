@@ -23,12 +23,20 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
-from helpers.kalman.op import _from_model, only_what_is_read, value_with_gradient
+from helpers.kalman.op import (
+    _from_model,
+    check_lengths,
+    only_what_is_read,
+    real_tensors,
+    tolerance,
+    value_with_gradient,
+)
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE
 
 INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
 _NDIM = {"starts": 2, "P0": 2, "precision": 2}  # of the others 3
+_ENTERS = {"A": "mq", "X": "pq", "B": "mq", "precision": "qq"}
 
 
 def kalman_diffuse_loglike(
@@ -60,9 +68,10 @@ def kalman_diffuse_loglike(
     Raises
     ------
     ValueError
-        If an argument has the wrong number of dimensions, or a shape that is known does not fit.
+        If an argument has the wrong number of dimensions, a shape that is known does not fit, or
+        tol is negative or NaN.
     TypeError
-        If an argument is complex.
+        If an argument is complex, or tol is symbolic.
     NotImplementedError
         Where a second derivative is asked for.
 
@@ -93,16 +102,20 @@ def posterior(
     y, a0, P0, c, d, T, Z, H, W, A=None, X=None, B=None, precision=None, tol=TOLERANCE
 ):  # fmt: skip
     """The log-likelihood, and the mean and covariance of delta; with W = R Q R' for R and Q."""
-    given = {"A": A, "X": X, "B": B}
-    given = {x: pt.as_tensor_variable(M).astype(y.dtype) for x, M in given.items() if M is not None}
-    if not given:
-        raise ValueError("delta enters nowhere: give A, X or B")
+    given = {"A": A, "X": X, "B": B, "precision": precision}
+    given = real_tensors({x: M for x, M in given.items() if M is not None})
     for x, M in given.items():
-        allowed = (2,) if x == "A" else (2, 3)
+        allowed = (2, 3) if x in "XB" else (2,)
         if M.ndim not in allowed:
             raise ValueError(
                 f"{x} has {M.ndim} dimensions, expected {' or '.join(map(str, allowed))}"
             )
+    sizes = dict(zip("npm", (*y.type.shape, *a0.type.shape), strict=True))
+    check_lengths(_ENTERS, {x: M.type.shape for x, M in given.items()}, sizes)
+    prior = given.pop("precision", None)
+    if not given:
+        raise ValueError("delta enters nowhere: give A, X or B")
+    given = {x: M.astype(y.dtype) for x, M in given.items()}
     q = next(iter(given.values())).shape[-1]
     m = a0.shape[0]
     # A column for each number, first.
@@ -133,7 +146,7 @@ def posterior(
         wide = pt.sqrt(room)[:, None] * A
         P0 = P0 + disconnected_grad(wide.T @ wide)
     T, Z, H, W = (M if M.ndim == 3 else M[None] for M in (T, Z, H, W))
-    prior = pt.zeros((q, q)) if precision is None else pt.as_tensor_variable(precision)
+    prior = pt.zeros((q, q)) if prior is None else prior
     inputs = (series, starts, c, (P0 + P0.mT) / 2, T, Z, H, W, prior)
     value, mean, covariance = KalmanIntegrated(tol)(*inputs)
     if precision is not None:
@@ -171,7 +184,7 @@ class KalmanIntegrated(_IntegratedOp):
     __props__ = ("tol",)
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def make_node(self, *inputs):
         inputs = with_all_axes(inputs, INPUTS, _NDIM)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
+from helpers.kalman.fused import _tolerance
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC
@@ -210,8 +211,7 @@ def _check_integrated(shapes: dict) -> None:
 def _checked(method: str, tol: float) -> str:
     if method not in ("fused", "scan"):
         raise ValueError(f'method is {method!r}, expected "fused" or "scan"')
-    if not tol >= 0:
-        raise ValueError(f"tol is {tol!r}, expected a number that is not negative")
+    _tolerance(tol)
     return method
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -54,7 +53,8 @@ from helpers.kalman.products import Product
 # there are many numbers to move, code that knows how they lie is worth its compilation.
 COEFFICIENTS = 10_000
 ENTRIES = 300_000  # of an array: looking at more of them takes longer than compiling
-# One number for all maps, at no cost: the matrices are sparse.
+# All maps have this many columns: the matrices are sparse, so that columns without entries cost
+# nothing.
 COLUMNS = np.iinfo(np.int32).max
 
 # These put numbers elsewhere, repeat or drop them, and put zeros between them.
@@ -72,6 +72,20 @@ MOVES = (
     Subtensor,
 )
 INCREMENTS = IncSubtensor, AdvancedIncSubtensor
+# These elementwise functions may be linear in one argument.
+LINEAR = ps.Add, ps.Identity, ps.Mul, ps.Neg, ps.Sub, ps.TrueDiv
+FOLLOWED = (
+    *MOVES,
+    *INCREMENTS,
+    ARange,
+    Blockwise,
+    Elemwise,
+    OpFromGraph,
+    Product,
+    Shape,
+    Shape_i,
+    Sum,
+)
 # These cost next to nothing to compile, or are fused with what is beside them.
 CHEAP = DimShuffle, Elemwise, MakeVector, Subtensor, Sum
 
@@ -82,6 +96,9 @@ class LinearMap(Op):
     y has `shape`; its entries, and those of each x, are numbered row by row. The first input holds
     the lengths of y and then how many entries each x has, the next two where b is not zero and what
     it is there.
+
+    A coefficient that is zero is not there, so that its product with an infinite or NaN entry of x
+    is zero, where the Ops that the map replaces would say NaN.
     """
 
     __props__ = ("shape",)
@@ -137,12 +154,41 @@ def numba_funcify_linear_map(op, node, **kwargs):
     return numba_njit(function), sha256(f"kalman-linear-map-1 {source}".encode()).hexdigest()
 
 
-class Affine(NamedTuple):
+class Affine:
     """What a variable is: its entries, in the order of rows, are matrix @ sources + offset."""
 
-    matrix: csr_array
-    offset: np.ndarray
-    shape: tuple[int, ...]
+    def __init__(self, matrix: csr_array, offset: np.ndarray, shape: tuple[int, ...]):
+        self.matrix, self.offset, self.shape = matrix, offset, shape
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many coefficients each entry has."""
+        return np.diff(self.matrix.indptr)
+
+
+class Source(Affine):
+    """What a source is of itself: an identity, made when it is asked for.
+
+    In most functions more arrays are read beside the maps than by them, and an identity takes
+    several times their memory.
+    """
+
+    def __init__(self, first: int, shape: tuple[int, ...]):
+        self.first, self.shape = first, shape
+
+    @property
+    def matrix(self) -> csr_array:
+        size = prod(self.shape)
+        columns = np.arange(self.first, self.first + size)
+        return csr_array((np.ones(size), columns, np.arange(size + 1)), shape=(size, COLUMNS))
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.ones(prod(self.shape), np.int64)
+
+    @property
+    def offset(self) -> np.ndarray:
+        return np.zeros(prod(self.shape))
 
 
 class NotLinear(Exception):  # noqa: N818 (no error: a node at which a map begins)
@@ -171,39 +217,51 @@ class Follow:
             # Of a batch, PyTensor does not always know how many there are.
             given = [self.get(Y) for Y in X.owner.inputs]
             if not any(Y is None for Y in given):
-                shape = np.broadcast_shapes(*map(shape_of_state, given))
+                try:
+                    shape = common_shape(map(shape_of_state, given))
+                except NotLinear:
+                    return None
         if shape is None or prod(shape) > ENTRIES:
             return None
         size, first = prod(shape), self.used
         self.used += size
         self.sources.append((X, first, first + size))
-        data, at = np.ones(size), np.arange(size + 1)
-        matrix = csr_array((data, np.arange(first, self.used), at), shape=(size, COLUMNS))
-        return Affine(matrix, np.zeros(size), shape)
+        return Source(first, shape)
 
     def visit(self, node) -> bool:
         """Find the states of a node's outputs; False where they are sources."""
+        if not self._may_follow(node):
+            return False
         given = [self.get(X) for X in node.inputs]
         try:
             if any(X is None for X in given):
                 raise NotLinear
-            found = self.outputs(node, given)
+            with np.errstate(all="ignore"):  # `combine` looks at what comes out
+                found = self.outputs(node, given)
         except NotLinear:
             return False
         self.state |= zip(node.outputs, found, strict=True)
         return True
+
+    def _may_follow(self, node) -> bool:
+        """Whether a node is of a kind that is followed: what it reads need not be known if not."""
+        if isinstance(node.op, Elemwise) and not isinstance(node.op.scalar_op, LINEAR):
+            return all(self._is_constant(X) for X in node.inputs)
+        return isinstance(node.op, FOLLOWED)
+
+    def _is_constant(self, X) -> bool:
+        if X not in self.state:
+            return isinstance(X, Constant)
+        return not (self.state[X] is None or isinstance(self.state[X], Affine))
 
     def outputs(self, node, given: list) -> list:
         """The states of a node's outputs from those of its inputs."""
         op = node.op
         if isinstance(op, Shape | Shape_i):
             shape = shape_of_state(given[0])
-            return [np.array(shape if isinstance(op, Shape) else shape[op.i])]
+            return [np.array(shape if isinstance(op, Shape) else shape[op.i], dtype=np.int64)]
         if isinstance(op, OpFromGraph):
             return self._through(op.fgraph, given)
-        kinds = (*MOVES, *INCREMENTS, ARange, Blockwise, Elemwise, Product, Sum)
-        if not isinstance(op, kinds):
-            raise NotLinear
         if not any(isinstance(X, Affine) for X in given):
             return performed(node, given)
         if any(X.type.dtype != "float64" for X in node.outputs):
@@ -228,20 +286,29 @@ class Follow:
         Tokens are numbered from 1 through all ``states``; 0 stands for nothing.
         """
         rows, tokens, weights = (np.ravel(X) for X in np.broadcast_arrays(rows, tokens, weights))
-        there = (tokens > 0) & (weights != 0)
-        rows, tokens = rows[there].astype(np.int64), tokens[there].astype(np.int64) - 1
-        weights = weights[there]
-        picked = vstack([X.matrix for X in states], format="csr")[tokens]
-        counts, size = np.diff(picked.indptr), prod(shape)
-        if picked.nnz > COEFFICIENTS or size > ENTRIES:
+        size = prod(shape)
+        if size > ENTRIES:
             raise NotLinear
+        there = tokens > 0
+        rows, tokens = rows[there].astype(np.int64), tokens[there].astype(np.int64) - 1
+        weights, some = weights[there], weights[there] != 0
+        counts = np.concatenate([X.counts for X in states])[tokens[some]]
+        if counts.sum() > COEFFICIENTS:
+            raise NotLinear
+        offset, terms = np.zeros(size), np.concatenate([X.offset for X in states])[tokens]
+        np.add.at(offset, rows, weights * terms)
+        overflows = ~np.isfinite(offset)
+        overflows[rows[~np.isfinite(terms)]] = False  # these are infinite or NaN whatever x is
+        rows, tokens, weights = rows[some], tokens[some], weights[some]
+        picked = vstack([X.matrix for X in states], format="csr")[tokens]
         entries = (
             picked.data * np.repeat(weights, counts),
             (np.repeat(rows, counts), picked.indices),
         )
         matrix = coo_array(entries, shape=(size, COLUMNS)).tocsr()
-        offset = np.zeros(size)
-        np.add.at(offset, rows, weights * np.concatenate([X.offset for X in states])[tokens])
+        # What overflows here need not do so where the function is called.
+        if overflows.any() or not np.isfinite(matrix.data).all():
+            raise NotLinear
         return Affine(matrix, offset, shape)
 
     def affine(self, X) -> Affine:
@@ -276,7 +343,7 @@ class Follow:
         return self.combine(states, np.stack([rows, rows]), terms, 1.0, X.shape)
 
     def _elemwise(self, op, given) -> Affine:
-        shape = np.broadcast_shapes(*map(shape_of_state, given))
+        shape = common_shape(map(shape_of_state, given))
         if prod(shape) > ENTRIES:
             raise NotLinear
         rows = np.arange(prod(shape)).reshape(shape)
@@ -316,8 +383,10 @@ class Follow:
         states, (tokens,) = with_tokens([A if left else B])
         weights = np.asarray(B if left else A, np.float64)
         A, B = (tokens, weights) if left else (weights, tokens)
+        if A.shape[-1] != B.shape[-2]:
+            raise NotLinear
         A, B = A[..., :, :, np.newaxis], B[..., np.newaxis, :, :]
-        full = np.broadcast_shapes(A.shape, B.shape)  # (..., i, k, j)
+        full = common_shape([A.shape, B.shape])  # (..., i, k, j)
         if prod(full) > ENTRIES or not np.isfinite(weights).all():
             raise NotLinear
         shape = (*full[:-2], full[-1])
@@ -326,13 +395,13 @@ class Follow:
         return self.combine(states, *np.broadcast_arrays(rows, tokens, weights), shape)
 
     def _blockwise(self, node, given) -> list:
-        """Moves of each of a batch."""
+        """A node that moves numbers in each array of a batch."""
         core = node.op._create_dummy_core_node(node.inputs)
         if not isinstance(core.op, MOVES):
             raise NotLinear
         states, arguments = with_tokens(self._numbers(core, given))
         ranks = [len(x.shape) - v.ndim for x, v in zip(arguments, core.inputs, strict=True)]
-        batch = np.broadcast_shapes(*(x.shape[:k] for x, k in zip(arguments, ranks, strict=True)))
+        batch = common_shape(x.shape[:k] for x, k in zip(arguments, ranks, strict=True))
         wide = [
             np.broadcast_to(x, batch + x.shape[k:]) for x, k in zip(arguments, ranks, strict=True)
         ]
@@ -356,6 +425,14 @@ def shape_of_state(X) -> tuple[int, ...]:
     return X.shape if isinstance(X, Affine) else np.shape(X)
 
 
+def common_shape(shapes) -> tuple[int, ...]:
+    """The shape to which these are broadcast; where they do not fit, see `performed`."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise NotLinear from error
+
+
 def is_float(X) -> bool:
     """Whether a variable is one that maps are followed through."""
     return isinstance(X.type, TensorType) and X.type.dtype == "float64"
@@ -374,11 +451,33 @@ def with_tokens(given: list) -> tuple[list[Affine], list]:
     return states, arguments
 
 
+def entries_of(node, arguments: list) -> int:
+    """How many entries the largest output of a node will have, as far as that is known."""
+    shapes = [getattr(X.type, "shape", ()) for X in node.outputs]
+    if isinstance(node.op, Alloc):
+        shapes = [tuple(map(int, arguments[1:]))]
+    elif isinstance(node.op, ARange):
+        start, stop, step = map(float, arguments)
+        shapes = [((stop - start) / step if step else 0,)]
+    elif isinstance(node.op, Elemwise):
+        shapes = [common_shape(map(np.shape, arguments))]
+    return max((prod(shape) for shape in shapes if None not in shape), default=0)
+
+
 def performed(node, arguments: list) -> list:
-    """What a node makes of these values."""
-    node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
+    """What a node makes of these values.
+
+    A node that fails, for whatever reason of its own, is left as it is: where the function is
+    called it says so again, and only if it is reached, with PyTensor's account of where it stands.
+    """
     storage = [[None] for _ in node.outputs]
-    node.op.perform(node, arguments, storage)
+    if entries_of(node, arguments) > ENTRIES:
+        raise NotLinear
+    try:
+        node.op.prepare_node(node, storage_map=None, compute_map=None, impl="py")
+        node.op.perform(node, arguments, storage)
+    except Exception as error:
+        raise NotLinear from error
     return [X for (X,) in storage]
 
 
@@ -414,7 +513,7 @@ class OneMap(GraphRewriter):
             )
         if not state.matrix.nnz:
             return pt.constant(state.offset.reshape(state.shape))
-        if not any(not isinstance(x.op, CHEAP) for x in behind(X, linear)):
+        if all(isinstance(x.op, CHEAP) for x in behind(X, linear)):
             return None
         (at,) = state.offset.nonzero()
         inputs, sizes, matrix = [at, state.offset[at]], [*state.shape], state.matrix.tocoo()

@@ -23,7 +23,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph import Apply, Op
+from pytensor.graph import Apply, Op, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
@@ -34,6 +34,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.fused import _tolerance
 from helpers.kalman.fused.building import load
 from helpers.kalman.linear import merge, one_map_around
 from helpers.kalman.products import fold_constants_into, sandwich
@@ -73,9 +74,10 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     Raises
     ------
     ValueError
-        If an argument has the wrong number of dimensions, or a shape that is known does not fit.
+        If an argument has the wrong number of dimensions, a shape that is known does not fit, or
+        tol is negative or NaN.
     TypeError
-        If an argument is complex.
+        If an argument is complex, or tol is symbolic.
     MemoryError
         When the compiled function is called and memory runs out.
 
@@ -150,14 +152,27 @@ def _from_model(*arrays) -> list:
     return [*given.values(), sandwich(R, Q)]
 
 
+def tolerance(tol) -> float:
+    """A tolerance for an Op, which is compiled for this one number."""
+    if isinstance(tol, Variable):
+        raise TypeError(f"tol is symbolic ({tol}), expected a number that is not negative")
+    return _tolerance(tol)
+
+
+def real_tensors(arrays: dict) -> dict:
+    """Tensors, by name, none of which is complex."""
+    tensors = {x: pt.as_tensor_variable(X) for x, X in arrays.items()}
+    complex_ones = [x for x, X in tensors.items() if X.dtype.startswith("complex")]
+    if complex_ones:
+        raise TypeError(f"{', '.join(complex_ones)} complex, expected real arrays")
+    return tensors
+
+
 def _as_floats(dims: dict, arrays) -> list:
     """Tensors of one float type whose dimensions, and shapes where known, fit each other."""
-    inputs = [pt.as_tensor_variable(X) for X in arrays]
-    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
-    if dtype.kind != "f":
-        complex_ones = [n for n, X in zip(dims, inputs, strict=True) if X.dtype[0] == "c"]
-        raise TypeError(f"{', '.join(complex_ones)} complex, expected real arrays")
-    inputs = [X.astype(dtype.name) for X in inputs]
+    inputs = real_tensors(dict(zip(dims, arrays, strict=True)))
+    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs.values()))
+    inputs = [X.astype(dtype.name) for X in inputs.values()]
     for name, X in zip(dims, inputs, strict=True):
         may_vary = name != "y" and name not in STATIC
         if X.ndim - len(dims[name]) not in ((0, 1) if may_vary else (0,)):
@@ -181,6 +196,28 @@ def _letters(name: str, varying: tuple[str, ...]) -> tuple[str, ...]:
     return ("n", *DIMENSIONS[name]) if name in varying else DIMENSIONS[name]
 
 
+def check_lengths(dims: dict, shapes: dict, sizes: dict) -> None:
+    """Raise if shapes (None where a length is not known) are not those of `dims`.
+
+    A shape with one axis more than `dims` has one for time first. `sizes` holds the lengths that
+    are known, by letter, and is given those that are met on the way.
+    """
+    for name, shape in shapes.items():
+        letters = dims[name] if len(shape) == len(dims[name]) else ("n", *dims[name])
+        for length, letter in zip(shape, letters, strict=True):
+            if length is None:
+                continue
+            if sizes.get(letter) is None:
+                sizes[letter] = length
+            if length != sizes[letter]:
+                expected = ", ".join(str(sizes.get(k) or k) for k in letters)
+                tail = "," if len(letters) == 1 else ""
+                raise ValueError(
+                    f"{name} has shape {tuple(shape)}, expected "
+                    f"({', '.join(letters)}{tail}) = ({expected}{tail})"
+                )
+
+
 def _check_shapes(dims: dict, shapes: dict) -> None:
     """Raise if shapes (None where a length is not known) do not fit each other.
 
@@ -189,20 +226,7 @@ def _check_shapes(dims: dict, shapes: dict) -> None:
     sizes = dict(zip("np", shapes["y"], strict=True)) | {"m": shapes["a0"][-1]}
     if "R" in shapes:
         sizes["r"] = shapes["R"][-1]
-    for name, shape in shapes.items():
-        letters = dims[name] if len(shape) == len(dims[name]) else ("n", *dims[name])
-        for length, letter in zip(shape, letters, strict=True):
-            if length is None:
-                continue
-            if sizes[letter] is None:
-                sizes[letter] = length
-            if length != sizes[letter]:
-                expected = ", ".join(str(sizes[k]) if sizes[k] else k for k in letters)
-                tail = "," if len(letters) == 1 else ""
-                raise ValueError(
-                    f"{name} has shape {tuple(shape)}, expected "
-                    f"({', '.join(letters)}{tail}) = ({expected}{tail})"
-                )
+    check_lengths(dims, shapes, sizes)
     for letter, what in (("n", "step"), ("p", "series"), ("m", "state"), ("r", "shock")):
         if sizes.get(letter) == 0:
             raise ValueError(f"{letter} = 0: there is no {what}")
@@ -288,7 +312,7 @@ class KalmanLoglike(_KalmanOp):
     __props__ = ("varying", "tol")
 
     def __init__(self, varying: tuple[str, ...] = (), tol: float = TOLERANCE):
-        self.varying, self.tol = varying, tol
+        self.varying, self.tol = varying, tolerance(tol)
         self.gufunc_signature = self._signature((), ("n",))
 
     def make_node(self, *inputs):

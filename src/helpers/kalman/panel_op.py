@@ -27,7 +27,14 @@ from pytensor.tensor.blockwise import vectorize_node_fallback
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
-from helpers.kalman.op import DIMENSIONS, _from_model, only_what_is_read, value_with_gradient
+from helpers.kalman.op import (
+    DIMENSIONS,
+    _from_model,
+    only_what_is_read,
+    real_tensors,
+    tolerance,
+    value_with_gradient,
+)
 from helpers.kalman.op import INPUTS as INPUTS_OF_ONE
 from helpers.kalman.recursions import TOLERANCE
 
@@ -135,14 +142,12 @@ def vectorize(op, node, *inputs):
 
 def with_all_axes(inputs, names, ndim: dict) -> list:
     """Tensors of one float type; each has as many axes as `ndim` says, or 3."""
-    inputs = [pt.as_tensor_variable(X) for X in inputs]
-    for name, X in zip(names, inputs, strict=True):
+    tensors = real_tensors(dict(zip(names, inputs, strict=True)))
+    for name, X in tensors.items():
         if X.ndim != ndim.get(name, 3):
             raise ValueError(f"{name} has {X.ndim} dimensions, expected {ndim.get(name, 3)}")
-    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs))
-    if dtype.kind != "f":
-        raise TypeError("an input is complex, expected real arrays")
-    return [X.astype(dtype.name) for X in inputs]
+    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in tensors.values()))
+    return [X.astype(dtype.name) for X in tensors.values()]
 
 
 class _PanelOp(Op):
@@ -185,7 +190,7 @@ class KalmanPanel(_PanelOp):
     requested = ("l",)
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def make_node(self, *inputs):
         inputs = with_all_axes(inputs, INPUTS, _NDIM)

@@ -333,8 +333,15 @@ def settle(r, e, rho_0, S, A):
     return delta
 
 
+def check_square(P):
+    """Raise unless P is k square matrices."""
+    if P.shape[1] != P.shape[2]:
+        raise ValueError("P is not of square matrices, expected the shape (k, m, m)")
+
+
 def roots(P):
     """B (k, m, m) with B B' = P for each of k covariances, which may be singular."""
+    check_square(P)
     B = np.zeros_like(P)
     for t in range(len(P)):
         B_t, _ = root(P[t])

@@ -50,10 +50,11 @@ from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
-from helpers.kalman.op import _from_model
+from helpers.kalman.op import _from_model, check_lengths, real_tensors, tolerance
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
+    check_square,
     information_of,
     path,
     pull_path,
@@ -147,12 +148,18 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
 
     The paths are simulated with R, Q and noise of covariance ``of_noise`` (p, p) or (n, p, p).
     """
-    R, Q, of_noise = (pt.as_tensor_variable(X).astype(y.dtype) for X in (R, Q, of_noise))  # noqa: N806
-    normals = pt.as_tensor_variable(normals).astype(y.dtype)
+    given = {"R": R, "Q": Q, "of_noise": of_noise, "normals": normals}
+    given = [X.astype(y.dtype) for X in real_tensors(given).values()]
+    R, Q, of_noise, normals = given  # noqa: N806
     if normals.ndim != 2:
         raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
+    sizes = (*y.type.shape, a0.type.shape[0], R.type.shape[-1])
+    if None not in sizes:
+        n, p, m, r = sizes
+        own = {"m + n (r + p)": m + n * (r + p)}
+        check_lengths({"normals": ("J", *own)}, {"normals": normals.type.shape}, own)
     (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]  # noqa: N806
-    # A length that does not fit is an error of the last reshape.
+    # A length that is not known yet, and does not fit, is an error of the last reshape.
     start = normals[:, :m] @ covariance_root(P0).mT + a0
     eta = normals[:, m : m + n * r].reshape((J, n, r)).dimshuffle(1, 0, 2)
     eps = normals[:, m + n * r :].reshape((J, n, p)).dimshuffle(1, 0, 2)
@@ -168,9 +175,10 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
     if A is None:
         A = pt.zeros((start.shape[1], 0), dtype=y.dtype)  # noqa: N806
     else:
-        A = pt.as_tensor_variable(A).astype(y.dtype)  # noqa: N806
+        A = real_tensors({"A": A})["A"].astype(y.dtype)  # noqa: N806
         if A.ndim != 2:
             raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
+        check_lengths({"A": "mq"}, {"A": A.type.shape}, {"m": start.type.shape[1]})
         variances = pt.concatenate([pt.diag(H[0]), pt.diag(W[0])])
         some = pt.maximum((variances > 0).sum(), 1)
         mean = pt.switch(variances > 0, variances, 0).sum() / some
@@ -204,8 +212,23 @@ def is_identified(S):
     return not np.isnan(factor_if_identified(S)[1])
 
 
+def check_fit(y, start, shocks, noise, P0, T, Z, H, W, A):
+    """Raise unless the arrays fit each other: compiled lines do not look where they read."""
+    (n, p), (J, m) = y.shape, start.shape
+    if shocks.shape != (n, J, m) or noise.shape != (n, J, p):
+        raise ValueError("shocks or noise do not have the shapes (n, J, m) and (n, J, p)")
+    for X in (T, Z, H, W):
+        if len(X) != 1 and len(X) != n:
+            raise ValueError("T, Z, H or W varies over time, but not over as many steps as y has")
+    if P0.shape != (m, m) or T.shape[1:] != (m, m) or W.shape[1:] != (m, m):
+        raise ValueError("P0, T or W is not of as many states as start, (m, m)")
+    if Z.shape[1:] != (p, m) or H.shape[1:] != (p, p) or len(A) != m:
+        raise ValueError("Z, H or A does not have the shape (p, m), (p, p) or (m, q)")
+
+
 def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     """The draws (n, J, m); y and shocks have d and c off and on."""
+    check_fit(y, start, shocks, noise, P0, T, Z, H, W, A)
     J, m = start.shape
     seen = np.expand_dims(y, 1) - noise
     Y, starts, c = series_of(seen, start, shocks, A)
@@ -220,6 +243,9 @@ def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
 
 def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     """The gradients of the ten inputs from those of the draws, g (n, J, m)."""
+    check_fit(y, start, shocks, noise, P0, T, Z, H, W, A)
+    if g.shape != shocks.shape:
+        raise ValueError("the cotangent does not have the shape of the draws, (n, J, m)")
     n, J, m = shocks.shape
     rho = pull_path(T, g)
     of_both = np.concatenate((start, rho[0] @ P0)), np.concatenate((shocks, times(rho[1:], W)), 1)
@@ -284,6 +310,9 @@ def pull_root(P, B_bar):
 
 def pull_roots(P, B_bar):
     """`pull_root` for k covariances (k, m, m)."""
+    check_square(P)
+    if B_bar.shape != P.shape:
+        raise ValueError("the cotangent of the roots does not have the shape of P, (k, m, m)")
     out = np.zeros(P.shape)
     for t in range(len(P)):
         out[t] = pull_root(P[t], B_bar[t])
@@ -355,7 +384,10 @@ def place(room):
 
 def marginals(mean, P, z):
     """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
-    m, out = mean.shape[1], mean.copy()
+    n, m = mean.shape
+    if P.shape != (n, m, m) or z.shape != (n, m):  # from here on nobody looks at lengths
+        raise ValueError("P or z does not fit the mean (n, m): not of shape (n, m, m) or (n, m)")
+    out = mean.copy()
     room = np.empty((m * (m + 1) + 2) * LANES)
     add_marginals(place(room), P, z, out)
     room[0] = 0.0  # its address was good until here
@@ -409,7 +441,7 @@ class KalmanDraw(_SmoothingOp):
     function = "draws"
 
     def __init__(self, tol: float = TOLERANCE):
-        self.tol = tol
+        self.tol = tolerance(tol)
 
     def fixed(self):
         return (self.tol,)
@@ -463,7 +495,7 @@ class CovarianceRoot(_SmoothingOp):
     function = "roots"
 
     def make_node(self, P):  # noqa: N803
-        P = pt.as_tensor_variable(P)  # noqa: N806
+        (P,) = _fitting({"P": P}, {"P": "kmm"})  # noqa: N806
         return Apply(self, [P], [P.type()])
 
     def infer_shape(self, node, shapes):
@@ -480,8 +512,8 @@ class CovarianceRootGrad(_SmoothingOp):
     function = "pull_roots"
 
     def make_node(self, P, B_bar):  # noqa: N803
-        P = pt.as_tensor_variable(P)  # noqa: N806
-        return Apply(self, [P, pt.as_tensor_variable(B_bar).astype(P.dtype)], [P.type()])
+        given = _fitting({"P": P, "B_bar": B_bar}, {"P": "kmm", "B_bar": "kmm"})
+        return Apply(self, given, [given[0].type()])
 
     def infer_shape(self, node, shapes):
         return shapes[:1]
@@ -502,15 +534,24 @@ class NormalMarginals(_SmoothingOp):
             return super().call(*inputs)
 
     def make_node(self, mean, P, z):  # noqa: N803
-        mean = pt.as_tensor_variable(mean)
-        P, z = (pt.as_tensor_variable(X).astype(mean.dtype) for X in (P, z))  # noqa: N806
-        return Apply(self, [mean, P, z], [mean.type()])
+        given = {"mean": mean, "P": P, "z": z}
+        given = _fitting(given, {"mean": "nm", "P": "nmm", "z": "nm"})
+        return Apply(self, given, [given[0].type()])
 
     def infer_shape(self, node, shapes):
         return shapes[:1]
 
     def pullback(self, inputs, outputs, cotangents):
         raise NotImplementedError("take mean + covariance_root(P) @ z, which has derivatives")
+
+
+def _fitting(given: dict, dims: dict) -> list:
+    """Tensors of one float type, of these dimensions, whose shapes fit where they are known."""
+    ndim = {x: len(letters) for x, letters in dims.items()}
+    inputs = with_all_axes(given.values(), given, ndim)
+    shapes = {x: X.type.shape for x, X in zip(given, inputs, strict=True)}
+    check_lengths(dims, shapes, {})
+    return inputs
 
 
 def covariance_root(P):  # noqa: N803
@@ -523,7 +564,7 @@ _PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
     "marginals": marginals,
 }  # fmt: skip
-_TEXT = [path, pull_path, times, series_of, information_of, settle]
+_TEXT = [check_fit, check_square, path, pull_path, times, series_of, information_of, settle]
 _TEXT += [columns, is_identified, pull_root, factor_in_lanes, load_lanes, add_marginals]
 
 
