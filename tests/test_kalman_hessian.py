@@ -11,6 +11,7 @@ from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, reference
 from helpers.kalman.directions_op import KalmanLoglikeTangents
+from helpers.kalman.fused import building
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.op import (
     INPUTS,
@@ -303,3 +304,17 @@ def test_bad_weights_and_a_model_that_is_none():
     for method in ("fused", "reference"):
         with pytest.raises(np.linalg.LinAlgError, match="step 0"):
             hessian_vector(y, negative, directions, method)
+
+
+def test_a_hessian_that_rounding_made_impossible_is_no_array_of_nan(monkeypatch):
+    """The gradient's pass ended well, that of the tangents did not."""
+    y, model = make("two shocks")
+    compiled = building.load("tangents").hessian_vector
+
+    def not_positive_definite(*arguments):
+        W_bar, slopes, bars = compiled(*arguments)
+        return W_bar, np.nan * slopes, bars
+
+    monkeypatch.setattr(building.load("tangents"), "hessian_vector", not_positive_definite)
+    with pytest.raises(np.linalg.LinAlgError, match="not for the Hessian"):
+        hessian(y, model, directions_for(y, model, 2))

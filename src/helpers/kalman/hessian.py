@@ -236,6 +236,11 @@ def _compiled(y, model: StateSpace, dot: dict, weights):
     )
     if np.isnan(slopes).any():
         fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
+        # The tangents' covariances always come from Joseph's form, those of the pass need not.
+        raise np.linalg.LinAlgError(
+            "F is positive definite for the gradient, but not for the Hessian, whose covariances "
+            "are rounded otherwise: the model is singular up to rounding"
+        )
     found = {x: X.reshape(dot[x].shape) for x, X in zip(_COMPILED, bars, strict=True)}
     return W_bar, slopes, found.pop("y"), found
 
