@@ -511,6 +511,11 @@ def misfits():
         (5, P[:2], "T, Z, H or W varies over time, but not over as many steps"),
         (4, np.eye(3), "P0, T or W is not of as many states as start"),
         (6, np.ones((1, 2, m)), "Z, H or A does not have the shape"),
+        (3, np.zeros((n, J, 2)), "shocks or noise do not have the shapes"),
+        (5, np.ones((1, 3, 3)), "P0, T or W is not of as many states as start"),
+        (8, np.ones((1, 3, 3)), "P0, T or W is not of as many states as start"),
+        (7, np.ones((1, 2, 2)), "Z, H or A does not have the shape"),
+        (9, np.zeros((3, 1)), "Z, H or A does not have the shape"),
     ):
         wrong = [*model]
         wrong[i] = X

@@ -168,11 +168,16 @@ def real_tensors(arrays: dict) -> dict:
     return tensors
 
 
+def of_one_float_type(arrays: dict) -> dict:
+    """The same, of the one float type that holds them all."""
+    tensors = real_tensors(arrays)
+    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in tensors.values()))
+    return {x: X.astype(dtype.name) for x, X in tensors.items()}
+
+
 def _as_floats(dims: dict, arrays) -> list:
     """Tensors of one float type whose dimensions, and shapes where known, fit each other."""
-    inputs = real_tensors(dict(zip(dims, arrays, strict=True)))
-    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in inputs.values()))
-    inputs = [X.astype(dtype.name) for X in inputs.values()]
+    inputs = list(of_one_float_type(dict(zip(dims, arrays, strict=True))).values())
     for name, X in zip(dims, inputs, strict=True):
         may_vary = name != "y" and name not in STATIC
         if X.ndim - len(dims[name]) not in ((0, 1) if may_vary else (0,)):

@@ -30,8 +30,8 @@ from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     DIMENSIONS,
     _from_model,
+    of_one_float_type,
     only_what_is_read,
-    real_tensors,
     tolerance,
     value_with_gradient,
 )
@@ -142,12 +142,11 @@ def vectorize(op, node, *inputs):
 
 def with_all_axes(inputs, names, ndim: dict) -> list:
     """Tensors of one float type; each has as many axes as `ndim` says, or 3."""
-    tensors = real_tensors(dict(zip(names, inputs, strict=True)))
+    tensors = of_one_float_type(dict(zip(names, inputs, strict=True)))
     for name, X in tensors.items():
         if X.ndim != ndim.get(name, 3):
             raise ValueError(f"{name} has {X.ndim} dimensions, expected {ndim.get(name, 3)}")
-    dtype = np.result_type(np.float32, *(X.type.numpy_dtype for X in tensors.values()))
-    return [X.astype(dtype.name) for X in tensors.values()]
+    return list(tensors.values())
 
 
 class _PanelOp(Op):
