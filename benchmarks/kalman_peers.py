@@ -556,7 +556,9 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=3.0, help="budget of each race")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
     parser.add_argument("--cache", type=Path, help="folder that keeps what is compiled")
-    parser.add_argument("--python", type=named_python, nargs="+", default=[], metavar="NAME=FILE")
+    parser.add_argument(
+        "--python", type=named_python, nargs="+", action="extend", default=[], metavar="NAME=FILE"
+    )
     options = parser.parse_args()
     options.began, options.python = perf_counter(), dict(options.python)
     if options.quick:
