@@ -4,7 +4,9 @@ The reference is a complex step through everything: the model's update, its init
 (solved here) and the NumPy filter.  statsmodels' own score has the noise of its step, about 1e-8.
 """
 
+import gc
 import warnings
+import weakref
 from dataclasses import replace
 
 import mpmath
@@ -838,3 +840,207 @@ def test_a_transformation_that_is_flat_where_an_optimiser_has_gone():
     mod = structural.UnobservedComponents(nile(), "llevel", cycle=True)
     free = np.array([100.0, 30.0, -950.0])
     assert np.isfinite(ours._transformation(mod, free).pull(free, np.ones(3))).all()
+
+
+def macro_growth(series=2):
+    return np.asarray(100 * np.diff(np.log(macro_levels()), axis=0))[:, :series]
+
+
+def macro_levels():
+    names = ["realgdp", "realcons", "realinv"]
+    return sm.datasets.macrodata.load_pandas().data[names].to_numpy(float)
+
+
+def flow():
+    return sm.datasets.nile.data.load_pandas().data["volume"].to_numpy(float)
+
+
+def test_fixed_parameters_in_a_transformation_that_couples_them():
+    """The fixed ones stay where they are, whatever the transformation makes of those beside."""
+    mod = sm.tsa.VARMAX(macro_growth(), order=(1, 0), trend="n")
+    with mod.fix_params(dict(zip(mod.param_names[:4], [0.4, 0.3, -0.2, 0.1], strict=True))):
+        x = np.array([0.8, 0.2, 0.6])  # which transform by the identity
+        free = ours.score(mod, x, transformed=False)
+        assert relative_error(free, ours.score(mod, x)) < 1e-12
+        H = ours.hessian(mod, x, transformed=False)
+        assert relative_error(H, ours.hessian(mod, x)) < 1e-8
+    es = sm.tsa.statespace.ExponentialSmoothing(
+        flow(), trend=True, initialization_method="known", initial_level=1100.0, initial_trend=0.0
+    )
+    with es.fix_params({"smoothing_trend": 0.05}):
+
+        def value(x):
+            return es.loglike(np.array([x]), transformed=False)
+
+        h = 1e-4
+        slope = (value(-0.5 + h) - value(-0.5 - h)) / (2 * h)
+        assert abs(ours.score(es, [-0.5], transformed=False)[0] / slope - 1) < 1e-6
+        found = ours.fit(es, method="newton", disp=False, cov_type="none")
+        assert found.mle_retvals["converged"]
+        assert abs(ours.score(es, found.params[:1])[0]) < 1e-2
+
+
+def test_the_sandwich_is_the_same_with_the_scale_concentrated():
+    y = sm.datasets.sunspots.load_pandas().data["SUNACTIVITY"].to_numpy(float)
+    full = sm.tsa.SARIMAX(y, order=(2, 0, 0), trend="c")
+    concentrated = sm.tsa.SARIMAX(y, order=(2, 0, 0), trend="c", concentrate_scale=True)
+    params = ours.fit(full, method="newton", disp=False, return_params=True)
+    for kind in ("observed", "expected", "opg", "sandwich"):
+        one = ours.standard_errors(full, params, kind)[:-1]
+        other = ours.standard_errors(concentrated, params[:-1], kind)
+        assert relative_error(other, one) < 1e-5, kind
+    wanted = np.linalg.inv(ours.information(concentrated, params[:-1], "sandwich"))
+    errors = ours.standard_errors(concentrated, params[:-1], "sandwich")
+    assert relative_error(np.sqrt(np.diag(wanted)), errors) < 1e-9
+
+
+def test_a_trial_outside_the_stationary_region_ends_no_fit():
+    mod = sm.tsa.VARMAX(
+        100 * np.log(macro_levels()[:, :2]), order=(1, 0), trend="n", enforce_stationarity=False
+    )
+    start = [0.98, 0, 0, 0.98, 5, 0, 5]
+    found = ours.fit(mod, start_params=start, disp=False, cov_type="none")
+    assert np.isfinite(found.llf)
+
+
+def test_the_model_is_left_where_it_was_updated_last():
+    mod = sm.tsa.UnobservedComponents(flow(), "llevel")
+    with ours.using(mod):
+        _ = mod.score(np.array([15000.0, 1400.0]))
+        mod.smooth([10000.0, 3000.0])
+    assert mod["obs_cov"].real == 10000
+    with ours.using(mod):
+        _ = mod.score(np.array([15000.0, 1400.0]))
+    assert mod["obs_cov"] == 15000
+    with ours.using(mod):
+        x = np.array([15000.0, 1400.0])
+        before, mod.loglikelihood_burn = mod.loglike(x), 5
+        assert mod.loglike(x) != before
+
+
+def test_no_climb_ends_where_only_the_region_shrank():
+    def edge(x):
+        return (float(x[0]), np.ones(1)) if x[0] < 1 else (-np.inf, None)
+
+    assert not climb(edge, lambda x: np.eye(1), np.zeros(1)).converged
+
+
+def test_a_model_that_nobody_needs_is_let_go():
+    mod = sm.tsa.SARIMAX(flow(), order=(1, 0, 0))
+    left = weakref.ref(mod)
+    for transformed in (True, False):
+        _ = ours.score(mod, mod.start_params, transformed=transformed)
+    del mod
+    gc.collect()
+    assert left() is None
+
+
+class _Plain(MLEModel):
+    """A local level in a few lines."""
+
+    param_names = ["H", "Q"]  # noqa: RUF012
+    start_params = np.array([1e4, 1e3])
+
+    def __init__(self, y, **how):
+        super().__init__(y, k_states=1, **how)
+        for x in ("design", "transition", "selection"):
+            self.ssm[x] = [[1.0]]
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        self.fill(params)
+
+
+def test_second_derivatives_beside_a_pole():
+    """An update with sigma2 / (1 - phi^2) in it: the same likelihood as from a stationary start."""
+
+    class Known(_Plain):
+        param_names = ["phi", "sigma2"]  # noqa: RUF012
+
+        def fill(self, params):
+            phi, sigma2 = params
+            self.ssm["transition", 0, 0], self.ssm["state_cov", 0, 0] = phi, sigma2
+            self.ssm.initialize_known(np.array([0 * phi]), np.array([[sigma2 / (1 - phi**2)]]))
+
+    y = (flow() - flow().mean()) / flow().std()
+    stationary = sm.tsa.SARIMAX(y, order=(1, 0, 0))
+    for phi, bound in ((0.5, 1e-9), (0.99, 1e-8), (0.997, 1e-7)):
+        found = ours.hessian(Known(y), [phi, 1.0])
+        assert relative_error(found, ours.hessian(stationary, [phi, 1.0])) < bound
+
+
+def test_an_entry_that_moves_only_from_somewhere_on():
+    class Late(_Plain):
+        param_names, start_params = ["Q"], np.ones(1)  # noqa: RUF012
+
+        def fill(self, params):
+            (q,) = params
+            self.ssm["state_cov", 0, 0] = q
+            self.ssm["obs_cov", 0, 0] = 1 + (q if q.real > 2 else 0 * q)
+
+    mod = Late(flow() / 100, initialization="approximate_diffuse")
+    _ = ours.score(mod, [1.0])
+    anew = Late(flow() / 100, initialization="approximate_diffuse")
+    assert ours.score(mod, [3.0]) == ours.score(anew, [3.0])
+
+
+def test_an_update_that_no_complex_step_differentiates():
+    class Sizes(_Plain):
+        def fill(self, params):
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = np.abs(params)
+
+    how = {"initialization": "approximate_diffuse", "loglikelihood_burn": 1}
+    mod, plain = Sizes(flow(), **how), sm.tsa.UnobservedComponents(flow(), "llevel")
+    x = np.array([1.4e4, 1.2e3])
+    assert relative_error(ours.score(mod, x), plain.score(x, approx_complex_step=True)) < 1e-6
+    found = ours.fit(mod, disp=False, cov_type="none")
+    assert found.llf > mod.loglike(mod.start_params) + 1
+
+
+def test_a_structurally_singular_covariance_is_no_variance_of_zero():
+    class Rank1(MLEModel):
+        param_names, start_params = ["H", "s"], np.array([1.0, 1.0])  # noqa: RUF012
+
+        def __init__(self):
+            how = {"initialization": "approximate_diffuse", "loglikelihood_burn": 3}
+            super().__init__(flow() / 100, k_states=3, **how)
+            self.ssm["design"], self.ssm["selection"] = np.ones((1, 3)), np.eye(3)
+            self.ssm["transition"] = np.diag([1.0, 0.5, -0.3])
+
+        def update(self, params, **kwargs):
+            params = super().update(params, **kwargs)
+            b = np.array([1.0, 0.3, 0.7])
+            self.ssm["obs_cov", 0, 0] = params[0]
+            self.ssm["state_cov"] = params[1] * np.outer(b, b)
+
+    assert np.isfinite(ours.standard_errors(Rank1(), [1.0, 1.0], "expected")).all()
+
+
+def test_the_mean_of_an_approximate_start_may_be_a_parameter():
+    class Guess(_Plain):
+        param_names, start_params = ["start", "H"], np.array([10.0, 1.0])  # noqa: RUF012
+
+        def fill(self, params):
+            self.ssm["state_cov"], self.ssm["obs_cov", 0, 0] = [[0.1]], params[1]
+            self.ssm.initialization = Initialization(
+                1, "approximate_diffuse", constant=np.array([params[0]]),
+                approximate_diffuse_variance=4.0,
+            )  # fmt: skip
+
+    x = np.array([10.0, 1.0])
+    h, mod = 1e-4, Guess(flow() / 100)
+    slope = (mod.loglike(x + [h, 0]) - mod.loglike(x - [h, 0])) / (2 * h)
+    assert abs(ours.score(mod, x)[0] / slope - 1) < 1e-6
+
+
+def test_regressors_of_any_size():
+    """Their coefficient is small, and known all the same."""
+    x = np.random.default_rng(0).normal(size=(100, 1))
+    found = []
+    for s in 10.0 ** np.arange(0, 13, 4):
+        mod = sm.tsa.UnobservedComponents(
+            flow(), "llevel", exog=s * x, mle_regression=False, use_exact_diffuse=True
+        )
+        at = [15000.0, 1400.0]
+        found.append([ours.loglike(mod, at) + np.log(s), *ours.score(mod, at)])
+    assert relative_error(np.array(found), np.tile(found[0], (4, 1))) < 1e-10

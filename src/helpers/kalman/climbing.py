@@ -144,7 +144,10 @@ def climb(
             if best is not None:
                 break
             if predicted <= max(gain, floor) or evaluations > 20 * most:
-                return Climb(x, value, slope, steps, evaluations, predicted <= max(gain, floor))
+                # Not even a short step is better: there, if a whole one is lost in the rounding.
+                whole = along @ (along / values) / 2 if values[0] > 0 else np.inf
+                there = whole <= max(gain, 100 * floor)
+                return Climb(x, value, slope, steps, evaluations, bool(there))
         there, slope_there, move, _ = best
         x, before = x + move, slope
         value, slope = there, slope_there

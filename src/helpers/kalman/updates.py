@@ -58,13 +58,19 @@ class Colored:
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
         steps = [self.along(params, color) for color in self.masks]
-        values = np.concatenate(
-            [step[rows] for step, (rows, _) in zip(steps, self.at, strict=True)]
-        )
-        if len(self.masks) == self.k or self._complete(params, steps, values):
-            return self.rows, self.columns, values
-        full = self._one_by_one(params)
-        self._paint(self.pattern | (full != 0))
+        if len(self.masks) < self.k:
+            values = np.concatenate(
+                [step[rows] for step, (rows, _) in zip(steps, self.at, strict=True)]
+            )
+            if self._complete(params, steps, values):
+                return self.rows, self.columns, values
+            full = self._one_by_one(params)
+        else:  # each has had a step of its own
+            full = np.stack([steps[c] for c in self.colors])
+        if full.shape != self.pattern.shape:
+            self._paint(full != 0)
+        elif (full[~self.pattern] != 0).any():
+            self._paint(self.pattern | (full != 0))
         return self.rows, self.columns, full[self.columns, self.rows]
 
     def dense(self, params: np.ndarray) -> np.ndarray:
