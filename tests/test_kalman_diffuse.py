@@ -10,7 +10,7 @@ import pytest
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, diffuse, loglike_and_grad, reference
+from helpers.kalman import StateSpace, diffuse, diffuse_op, loglike_and_grad, reference
 from helpers.kalman.diffuse_op import (
     KalmanIntegrated,
     kalman_diffuse_estimate,
@@ -542,3 +542,32 @@ def test_hessian(names, method):
         ]
         expected = (2 * (values / circle**2).mean() / 0.1**2).real
         assert abs(v @ found @ v - expected) < 1e-9 * np.abs(found).max()
+
+
+@pytest.mark.parametrize("how", ["NumPy", "the Op"])
+def test_numbers_of_very_different_units(how):
+    """The covariance of each, and not the rounding of that of the other one."""
+    I, z = np.eye(2), np.zeros(2)  # noqa: E741
+    H = np.diag([1e16, 1e-4])
+    y = np.random.default_rng(0).normal(size=(5, 2)) * [1e8, 1e-2]
+    given = (z, 0 * I, z, z, I, I, I, H, 0 * I)
+    if how == "NumPy":
+        covariance = diffuse.loglike_and_grad(y, StateSpace(*given), I).estimate.covariance
+    else:
+        covariance = diffuse_op.kalman_diffuse_estimate(y, *given, A=I)[1].eval(mode=PYTHON)
+    assert np.abs(np.diag(covariance) / np.diag(H) * 5 - 1).max() < 1e-12
+
+
+def test_a_precision_that_is_none_gives_no_likelihood():
+    one, zero = np.eye(1), np.zeros(1)
+    y, model = np.array([[1.0], [np.nan], [3.0]]), (zero, 0 * one, zero, zero, *[one] * 5)
+    for precision, finite in ((0.1, True), (-0.1, False), (0.0, False)):
+        value = kalman_diffuse_loglike(y, *model, A=one, precision=precision * one)
+        assert np.isfinite(value.eval(mode=PYTHON)) == finite
+
+
+def test_an_intercept_that_is_not_a_number_is_no_gap():
+    one, zero = np.eye(1), np.zeros(1)
+    y, d = np.array([[1.0], [2.0], [3.0]]), np.array([[0.0], [np.nan], [0.0]])
+    value = kalman_diffuse_loglike(y, zero, 0 * one, zero, d, *[one] * 5, A=one)
+    assert not np.isfinite(value.eval(mode=PYTHON))

@@ -576,3 +576,22 @@ def test_integers_are_not_what_roots_and_draws_are_rounded_to():
 def test_shapes_that_are_known_are_looked_at_when_the_graph_is_built(build, says):
     with pytest.raises(ValueError, match=says):
         build()
+
+
+def test_what_is_no_covariance_has_no_root():
+    indefinite = [np.full((2, 2), np.nan), [[1.0, 2.0], [2.0, 1.0]], np.diag([1.0, -1.0])]
+    for P in indefinite:
+        assert np.isnan(smoothing.roots(np.array([P]))).all()
+    nearly = np.diag([1.0, -1e-12])
+    assert np.array_equal(smoothing.roots(nearly[None])[0], np.diag([1.0, 0.0]))
+    arrays = pt.as_tensor(np.array([*indefinite, nearly]))
+    for mode in [PYTHON, *(["JAX"] if find_spec("jax") else [])]:
+        B = np.asarray(pytensor.function([], CovarianceRoot()(arrays), mode=mode)())
+        assert np.isnan(B[:3]).all() and np.array_equal(B[3], np.diag([1.0, 0.0]))
+
+
+def test_an_intercept_that_is_not_a_number_is_no_gap():
+    one, zero = np.eye(1), np.zeros(1)
+    y, d = np.array([[1.0], [2.0], [3.0]]), np.array([[0.0], [np.nan], [0.0]])
+    found = smoothing_op.kalman_smooth(y, zero, one, zero, d, *[one] * 5).eval(mode=PYTHON)
+    assert not np.isfinite(found).any()

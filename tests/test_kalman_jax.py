@@ -664,7 +664,7 @@ def test_no_such_method_or_tolerance():
     y, model = make("one step")
     with pytest.raises(ValueError, match='method is \'parallel\', expected "fused" or "scan"'):
         loglike(*values_of(y, model), method="parallel")
-    with pytest.raises(ValueError, match="tol is -1, expected a number that is not negative"):
+    with pytest.raises(ValueError, match="tol is -1, expected a finite number that is not neg"):
         loglike(*values_of(y, model), tol=-1)
 
 

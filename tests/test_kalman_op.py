@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from kalman_models import make
+from pytensor.gradient import pushforward
 from pytensor.graph.replace import vectorize_graph
 
 from helpers.checks import relative_error
@@ -254,8 +255,8 @@ DOORS = {
 def test_no_such_tolerance(door):
     given = values_of(*make("two shocks"))
     assert DOORS[door](*given, tol=0).ndim < 4
-    for tol in (-1, np.nan):
-        with pytest.raises(ValueError, match=f"tol is {tol}, expected a number that is not neg"):
+    for tol in (-1, np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"tol is {tol}, expected a finite number that is"):
             DOORS[door](*given, tol=tol)
     with pytest.raises(TypeError, match=r"tol is symbolic \(tol\), expected a number"):
         DOORS[door](*given, tol=pt.scalar("tol"))
@@ -273,6 +274,34 @@ def test_bad_input_when_the_function_is_called(mode):
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=rf"\b{name}\b"):
             evaluate(*(arrays | {name: X}).values())
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_one_step_is_not_all_steps(mode):
+    """An axis for time has n entries, if it is there: one is not taken for all of them."""
+    y, model = make("two shocks")
+    symbols = list(symbolic_model(("Z", "d")).values())
+    evaluate = pytensor.function(symbols, kalman_loglike(*symbols), mode=mode)
+    arrays = {"y": y} | model.asdict()
+    full = {x: np.repeat(arrays[x][None], len(y), axis=0) for x in "Zd"}
+    assert np.isfinite(evaluate(*(arrays | full).values())).all()
+    for name in "Zd":
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
+            evaluate(*(arrays | full | {name: arrays[name][None]}).values())
+
+
+def test_forward_mode_of_the_gradient():
+    """PyTensor pulls back twice for it, the second time in what the product is linear in."""
+    y, model = make("two shocks")
+    symbols = symbolic_model()
+    T, V = symbols["T"], pt.matrix("V")  # noqa: N806
+    gradient = pt.grad(kalman_loglike(*symbols.values()).sum(), T)
+    pushed = pushforward(gradient, T, V)
+    pulled = pt.grad((gradient * V).sum(), T)
+    evaluate = pytensor.function([*symbols.values(), V], [pushed, pulled], mode=PLAIN)
+    direction = np.random.default_rng(0).standard_normal(model.T.shape)
+    found, expected = evaluate(*values_of(y, model), direction)
+    assert relative_error(found, expected) < 1e-12
 
 
 def test_verify_grad_of_pytensor():

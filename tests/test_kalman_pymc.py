@@ -495,3 +495,12 @@ def test_second_derivatives_serve_the_optimisers_of_pymc_extras():
     for row, step in zip(hessian, 1e-4 * np.eye(len(at)), strict=True):
         one, two = (slope(at + k * step)[1] - slope(at - k * step)[1] for k in (1, 2))
         np.testing.assert_allclose(row, (two - 8 * one) / 12e-4, rtol=0, atol=1e-7)
+
+
+def test_what_comes_after_sampling_waits_for_the_initial_state():
+    """The posterior has zeros in its place, from which a forecast would start without a word."""
+    built, within, _ = diffuse_model(season_of_four())
+    with within:
+        assert built.make_filters()[0].__class__.__name__ == "DiffuseFilter"
+    with pm.Model(coords=built.coords), pytest.raises(ValueError, match="draw it first.*draw_init"):
+        built.make_filters()

@@ -232,7 +232,9 @@ def check_data(y, model: StateSpace) -> np.ndarray:
 def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
     """An array of numbers, or an error that says what it is instead."""
     if isinstance(X, np.ma.MaskedArray):
-        advice = "use y.filled(np.nan)" if name == "y" else "a model has no gaps"
+        advice = "a model has no gaps"
+        if name in ("y", "Y") or name.startswith("series "):
+            advice = f"use {'Y' if name == 'Y' else 'y'}.filled(np.nan)"
         raise ValueError(f"{name} is a masked array, and its mask would be lost: {advice}")
     array = np.asarray(X)
     if array.dtype.kind not in "biufc":

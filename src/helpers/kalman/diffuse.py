@@ -251,14 +251,14 @@ def hessian(
     delta, covariance = columns.value_and_grad(method, TOLERANCE).estimate
     q, A = columns.q, columns.A  # noqa: N806
     # P0 has room on the span of A, and delta is so much less uncertain.
-    root = np.linalg.cholesky(covariance + columns.room * np.eye(q))
+    root = np.linalg.cholesky(covariance + np.diag(columns.room))
     directions = reference.check_directions(y, model, directions)
     k = len(next(iter(directions.values()), ()))
     # Beside the k directions, those in which a0 moves with delta.
     moves = {x: np.concatenate([X, np.zeros((q, *X.shape[1:]))]) for x, X in directions.items()}
     moves.setdefault("a0", np.zeros((k + q, model.m)))
     moves["a0"][k:] = (A @ root).T
-    model = replace(model, P0=symmetric(model.P0) + columns.room * A @ A.T)
+    model = replace(model, P0=symmetric(model.P0) + A * columns.room @ A.T)
 
     def seen_from(at):
         return hessians.hessian(y, replace(model, a0=model.a0 + A @ at), moves, method)
@@ -313,8 +313,8 @@ class _Columns:
     def starts(self):
         """Those of the columns (q + 1, m), and P0."""
         flat = self.A[:, self._pure]
-        self.room = _room(self.model) if flat.size else 0.0
-        P0 = symmetric(self.model.P0) + self.room * flat @ flat.T
+        self.room = np.where(self._pure, first_room(self.A, self.model), 0.0)
+        P0 = symmetric(self.model.P0) + flat * self.room[self._pure] @ flat.T
         return np.vstack([self.model.a0, self.A.T]), P0
 
     def series(self):
@@ -403,7 +403,7 @@ class _Columns:
                 bars[x] = bars[x].sum(axis=0)
         covariance = root @ root.T
         given_P0 = covariance.copy()
-        given_P0.flat[:: self.q + 1] -= self.room * self._pure
+        given_P0.flat[:: self.q + 1] -= self.room
         estimate = Estimate(delta, given_P0)
         precision_bar = None
         if self.precision is not None:
@@ -498,12 +498,39 @@ def _columns_first(M):  # noqa: N803
     return M if M.ndim == 3 else M[:, np.newaxis]
 
 
-def _room(model: StateSpace) -> float:
-    """A variance of the size of the model's others, for the diffuse states."""
-    H, R, Q = (X if X.ndim == 2 else X[0] for X in (model.H, model.R, model.Q))
-    variances = np.append(H.diagonal(), (R @ Q @ R.T).diagonal()).real
+def mean_variance(H, W, xp=np):  # noqa: N803
+    """The mean of the variances in H (p, p) and W (m, m) that are positive, 1 if there is none."""
+    variances = xp.concatenate([xp.diagonal(H), xp.diagonal(W)])
     positive = variances > 0
-    return float(variances[positive].mean()) if positive.any() else 1.0
+    mean = xp.where(positive, variances, 0).sum() / xp.maximum(positive.sum(), 1)
+    return xp.where(mean > 0, mean, 1.0)
+
+
+def room(A, Z, H, W, xp=np):  # noqa: N803
+    """A variance (q,) for each diffuse number, so that no F is singular even where H = 0.
+
+    P0 may have any on the span of A. This one is of the size of the model's other variances, or of
+    what the first observation leaves of the number, if that is less: the covariance of delta is
+    found up to the rounding of this variance, so it has to be small in the number's own units.
+    A (m, q), Z (p, m), H (p, p), W (m, m), of the first step; ``xp`` is NumPy, or PyTensor.
+    """
+    noise = xp.diagonal(H) + ((Z @ W) * Z).sum(axis=1)
+    seen = ((Z @ A) ** 2 / xp.where(noise > 0, noise, np.inf)[:, None]).sum(axis=0)
+    precise = xp.maximum(seen, (A**2).sum(axis=0) / mean_variance(H, W, xp))
+    return 1 / xp.where(precise > 0, precise, 1.0)
+
+
+def first_room(A, model: StateSpace):  # noqa: N803
+    """:func:`room` of a model."""
+    return room(A.real, *first_variances(model))
+
+
+def first_variances(model: StateSpace):
+    """Z, H and W = R Q R' of the first step, real."""
+    Z, H, R, Q = (X[0] if x in model.time_varying else X for x, X in (
+        ("Z", model.Z), ("H", model.H), ("R", model.R), ("Q", model.Q)
+    ))  # fmt: skip
+    return Z.real, H.real, (R @ Q @ R.T).real
 
 
 def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803

@@ -22,10 +22,12 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.diffuse import room
 from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     _from_model,
     check_lengths,
+    less,
     only_what_is_read,
     real_tensors,
     tolerance,
@@ -121,7 +123,7 @@ def posterior(
     # A column for each number, first.
     A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")  # noqa: N806
     starts = pt.concatenate([a0[None], pt.zeros((q, m)) if A is None else A])
-    series = (y - (d if d.ndim == 2 else d[None]))[None]
+    series = less(y, d if d.ndim == 2 else d[None])[None]
     c = c[None] if c.ndim == 2 else c[None, None]
     if X is not None or B is not None:  # else the columns of the series and of c are zeros
         columns = pt.zeros((q, *y.shape))
@@ -136,22 +138,20 @@ def posterior(
     for M in (X, B if "B" in given else None):
         if M is not None:
             flat &= pt.eq(pt.abs(M).reshape((q, -1)).max(axis=1), 0)
-    room = pt.zeros((q,))
+    taken = pt.zeros((q,))
     if precision is None and A is not None:
-        H_0, W_0 = (M[0] if M.ndim == 3 else M for M in (H, W))
-        variances = pt.concatenate([pt.diag(H_0), pt.diag(W_0)])
-        some = pt.maximum((variances > 0).sum(), 1)
-        mean = pt.switch(variances > 0, variances, 0).sum() / some
-        room = pt.switch(flat, pt.switch(mean > 0, mean, 1.0), 0.0)
-        wide = pt.sqrt(room)[:, None] * A
+        first = (M[0] if M.ndim == 3 else M for M in (Z, H, W))
+        taken = pt.switch(flat, room(A.T, *first, pt), 0.0)
+        wide = pt.sqrt(taken)[:, None] * A
         P0 = P0 + disconnected_grad(wide.T @ wide)
     T, Z, H, W = (M if M.ndim == 3 else M[None] for M in (T, Z, H, W))
     prior = pt.zeros((q, q)) if prior is None else prior
     inputs = (series, starts, c, (P0 + P0.mT) / 2, T, Z, H, W, prior)
     value, mean, covariance = KalmanIntegrated(tol)(*inputs)
     if precision is not None:
-        value = value + pt.linalg.slogdet(prior)[1] / 2
-    return value, mean, covariance - pt.diag(room)
+        definite = pt.all(pt.diagonal(pt.linalg.cholesky(prior)) > 0)
+        value = value + pt.switch(definite, pt.linalg.slogdet(prior)[1] / 2, np.nan)
+    return value, mean, covariance - pt.diag(taken)
 
 
 def _alike(arguments) -> str:

@@ -23,6 +23,7 @@ from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     DIMENSIONS,
     INPUTS,
+    THIRD,
     KalmanLoglikeGrad,
     KalmanLoglikeTangent,
     _letters,
@@ -40,7 +41,7 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
         letters = tuple(
             "k" + ("n" if x == "l" else "".join(_letters(x, varying))) for x in requested
         )
-        self.gufunc_signature = self._signature(tuple(",".join(x) for x in extra), letters)
+        self.gufunc_signature = self._signature(extra, letters)
 
     def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangents:
         return KalmanLoglikeTangents(self.varying, self.along, requested)
@@ -98,6 +99,9 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
     def infer_shape(self, node, shapes):
         k = shapes[len(INPUTS) + 1][0]
         return [(k, *shape) for shape in super().infer_shape(node, shapes)]
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError(THIRD)
 
 
 register_funcify_and_cache_key(KalmanLoglikeTangents)(numba_funcify_kalman)

@@ -12,6 +12,7 @@ from jax import lax, vmap
 
 from helpers.kalman.recursions import LEAST, outer, symmetric
 from helpers.kalman.smoothing_op import FULL_RANK
+from helpers.kalman.square_root import INDEFINITE
 
 
 def draws(gradient, y, start, shocks, noise, P0, T, Z, H, W, A):  # noqa: N803
@@ -75,7 +76,9 @@ def root(P):  # noqa: N803
         column = column / jnp.sqrt(jnp.where(some.any(), left[pivot, pivot], 1))
         return (left - outer(column, column), taken | here), column
 
-    return lax.scan(step, (P, jnp.zeros(m, bool)), length=m)[1].T
+    (left, _), columns = lax.scan(step, (P, jnp.zeros(m, bool)), length=m)
+    is_one = (jnp.diag(left) >= -INDEFINITE * jnp.abs(P).max()).all()
+    return jnp.where(is_one, columns.T, jnp.nan)
 
 
 def marginals(mean, P, z):  # noqa: N803

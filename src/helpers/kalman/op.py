@@ -22,7 +22,7 @@ from hashlib import sha256
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
-from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.gradient import DisconnectedType, disconnected_type, grad_not_implemented
 from pytensor.graph import Apply, Op, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
@@ -191,6 +191,11 @@ def _as_floats(dims: dict, arrays) -> list:
     return inputs
 
 
+def less(y, d):
+    """y - d, infinite where d is NaN and nothing is missing: a gap is where y is NaN, not d."""
+    return y - pt.switch(pt.isnan(d), np.inf, d)
+
+
 def _varying(inputs) -> tuple[str, ...]:
     """Names of the inputs with a leading time axis."""
     return tuple(x for x, X in zip(INPUTS, inputs, strict=True) if X.ndim > len(DIMENSIONS[x]))
@@ -235,6 +240,12 @@ def _check_shapes(dims: dict, shapes: dict) -> None:
     for letter, what in (("n", "step"), ("p", "series"), ("m", "state"), ("r", "shock")):
         if sizes.get(letter) == 0:
             raise ValueError(f"{letter} = 0: there is no {what}")
+
+
+THIRD = (
+    "third derivatives of the log-likelihood have no closed form here: take it from "
+    "helpers.kalman.scan.filter_graph, which PyTensor differentiates as often as you like"
+)
 
 
 class _KalmanOp(Op):
@@ -292,6 +303,12 @@ class _KalmanOp(Op):
         source = "\n".join(
             [
                 f"def {name}({', '.join((*INPUTS, *extra))}):",
+                # What is called would take an axis of length 1 for that of an array that is fixed.
+                *(
+                    f"    if {x}.shape[0] != y.shape[0]: raise ValueError("
+                    f"'{x} varies over time, but not over as many steps as y has')"
+                    for x in self.varying
+                ),
                 *(f"    {x} = np.expand_dims({x}, 0)" for x in fixed),
                 # Of one type for every graph: what is called is compiled once and found on disk.
                 *(f"    {x} = entry.contiguous({x})" for x in (*INPUTS, *extra)),
@@ -459,7 +476,7 @@ class KalmanLoglikeTangent(_KalmanOp):
         self.varying, self.along, self.requested = varying, along, requested
         letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in requested)
         extra = ("n", *("".join(_letters(x, varying)) for x in along))
-        self.gufunc_signature = self._signature(tuple(",".join(x) for x in extra), letters)
+        self.gufunc_signature = self._signature(extra, letters)
 
     def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangent:
         """The Op that computes these of its outputs."""
@@ -512,10 +529,20 @@ class KalmanLoglikeTangent(_KalmanOp):
         return [shape_of[x] for x in self.requested]
 
     def pullback(self, inputs, outputs, cotangents):
-        raise NotImplementedError(
-            "third derivatives of the log-likelihood have no closed form here: take it from "
-            "helpers.kalman.scan.filter_graph, which PyTensor differentiates as often as you like"
-        )
+        """In the tangents alone, in which it is linear; the Hessian is symmetric."""
+        model, fixed = inputs[: len(INPUTS)], len(INPUTS) + 1
+        bars = _connected(self.requested, cotangents)
+        weights, found = bars.pop("l", None), [disconnected_type() for _ in self.along]
+        if bars:
+            op = KalmanLoglikeTangent(self.varying, tuple(bars), self.along)
+            found = op(*inputs[:fixed], *bars.values(), return_list=True)
+        if weights is not None:
+            op = KalmanLoglikeGrad(self.varying, self.along)
+            more = op(*model, weights, return_list=True)
+            found = [X + G for X, G in zip(found, more, strict=True)] if bars else more
+        return [
+            grad_not_implemented(self, i, X, THIRD) for i, X in enumerate(inputs[:fixed])
+        ] + found
 
 
 class KalmanFilter(_KalmanOp):

@@ -369,7 +369,18 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
         "missing_fill_value": built.missing_fill_value,
     }
     smoother = built.make_filters()[1]
-    built.make_filters = lambda: (DiffuseFilter(A, **settings), smoother)
+
+    def filters():
+        """Of this model: whatever comes after sampling asks for them in one of its own."""
+        if pm.modelcontext(None) is not model:
+            raise ValueError(
+                "the initial state is integrated out, and the posterior has zeros in its place: "
+                "draw it first, idata = helpers.kalman.pymc.draw_initial(built, idata). Another "
+                "PyMC model needs a model of pymc-extras built anew"
+            )
+        return DiffuseFilter(A, **settings), smoother
+
+    built.make_filters = filters
     built._integrated_out = tuple(name for name in chosen if name in initial)
     return tuple(chosen)
 

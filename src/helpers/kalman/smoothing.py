@@ -61,7 +61,14 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
-from helpers.kalman.diffuse import _checked, _in_words, _refuse_unidentified, _room
+from helpers.kalman.diffuse import (
+    _checked,
+    _in_words,
+    _refuse_unidentified,
+    first_room,
+    first_variances,
+    mean_variance,
+)
 from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
 from helpers.kalman.square_root import root
@@ -367,7 +374,7 @@ class _Smoother:
         self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
         self.W = self.R @ self.Q @ self.R.swapaxes(1, 2)
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
-        self.room = (_room(model) if A.shape[1] else 0.0) * A @ A.T
+        self.room = A * first_room(A, model) @ A.T
         self.P0 = symmetric(model.P0) + self.room
         self.dtype = np.result_type(y, A, model.a0, float)
 
@@ -479,7 +486,7 @@ class _Smoother:
         model = self.model
         if self.dtype.kind == "c":
             return
-        most = VAGUE * _room(model)
+        most = VAGUE * mean_variance(*first_variances(model)[1:])
         sizes, directions = np.linalg.eigh(symmetric(model.P0))
         vague = sizes > most
         if vague.any():

@@ -46,11 +46,12 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
 from helpers.kalman import smoothing
+from helpers.kalman.diffuse import room
 from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
-from helpers.kalman.op import _from_model, check_lengths, real_tensors, tolerance
+from helpers.kalman.op import _from_model, check_lengths, less, real_tensors, tolerance
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
@@ -179,13 +180,10 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
         if A.ndim != 2:
             raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
         check_lengths({"A": "mq"}, {"A": A.type.shape}, {"m": start.type.shape[1]})
-        variances = pt.concatenate([pt.diag(H[0]), pt.diag(W[0])])
-        some = pt.maximum((variances > 0).sum(), 1)
-        mean = pt.switch(variances > 0, variances, 0).sum() / some
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
-        P0 = P0 + disconnected_grad(pt.switch(mean > 0, mean, 1.0) * A @ A.mT)  # noqa: N806
+        P0 = P0 + disconnected_grad(A * room(A, Z[0], H[0], W[0], pt) @ A.mT)  # noqa: N806
     P0 = (P0 + P0.mT) / 2  # noqa: N806
-    return KalmanDraw(tol)(y - d, start, shocks + c[:, None, :], noise, P0, T, Z, H, W, A)
+    return KalmanDraw(tol)(less(y, d), start, shocks + c[:, None, :], noise, P0, T, Z, H, W, A)
 
 
 # The Op's lines, from the recursions of smoothing: Numba compiles them as they stand.

@@ -40,6 +40,8 @@ from helpers.kalman.recursions import (
 LOST, WATCHED = 1e-5, 4
 # The start lasts while what P0 alone contributes is more than this share of some variance.
 OWED = 0.99
+# What is left of a variance may be below zero by this share of the largest entry, by rounding.
+INDEFINITE = 1e-6
 # A root with more columns than this times m is turned into one with m.
 WIDEST = 2
 
@@ -193,7 +195,8 @@ def root(P):
     """B' (k, m) with B B' = P (m, m), k its rank: Cholesky with pivots, exact on a diagonal.
 
     Also returns the pivots' order (m,): row i is zero in the columns order[:i]. What is left of a
-    variance and below its own rounding error counts as zero.
+    variance and below its own rounding error counts as zero. NaN throughout where P is none that a
+    covariance can be: not a number, or with a variance that turns out negative.
     """
     m, eps = len(P), np.finfo(P.dtype).eps
     B_t, order, left = np.zeros((m, m), P.dtype), np.arange(m), P.copy()
@@ -204,6 +207,10 @@ def root(P):
             if left[c, c] > largest and left[c, c] > m * eps * P[c, c]:
                 chosen, largest = i, left[c, c]
         if chosen < 0:
+            for i in range(k, m):
+                c = order[i]
+                if not left[c, c] >= -INDEFINITE * np.abs(P).max():
+                    return np.full_like(B_t, np.nan), order
             return B_t[:k].copy(), order
         c = order[chosen]
         order[chosen], order[k] = order[k], c

@@ -165,8 +165,8 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
 
 
 def _tolerance(tol) -> float:
-    if not tol >= 0:
-        raise ValueError(f"tol is {tol!r}, expected a number that is not negative")
+    if not 0 <= tol < np.inf:
+        raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
     return float(tol)
 
 
