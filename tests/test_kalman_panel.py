@@ -392,6 +392,18 @@ def test_other_layouts_and_types():
         assert relative_error(found[2].Q, expected[2].Q) < 1e-13
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_single_precision_is_that_of_the_numbers_alone(method):
+    """As for one series: y - d is not rounded to it."""
+    one = np.eye(1, dtype="float32")
+    nothing, half = np.zeros(1, "float32"), np.full(1, 0.5, "float32")
+    model = StateSpace(
+        np.full(1, 2**24 - 1, "float32"), one, nothing, half, T=one, Z=one, R=one, H=one, Q=one
+    )
+    found = loglike(np.full((1, 1, 1), 2**24, "float32"), model, method)
+    assert abs(found[0] + 0.5 * (np.log(2 * np.pi) + np.log(2) + 0.125)) < 1e-6
+
+
 def test_the_callers_arrays_are_not_written_to():
     y, model = make("gaps")
     Y = series(y, 4)  # noqa: N806
@@ -420,7 +432,14 @@ WRONG = {
         "series 1 is not an array of numbers",
     ),
     "a number": (lambda Y, model: (3.0, model), "Y is 3.0, expected an array"),
-    "masked": (lambda Y, model: (np.ma.masked_invalid(Y), model), "masked"),
+    "masked": (
+        lambda Y, model: (np.ma.masked_invalid(Y), model),
+        r"Y is a masked array, .* use Y.filled\(np.nan\)",
+    ),
+    "one masked": (
+        lambda Y, model: ([Y[0], np.ma.masked_invalid(Y[1])], model),
+        r"series 1 is a masked array, .* use y.filled\(np.nan\)",
+    ),
     "infinite": (
         lambda Y, model: (np.where(np.arange(20)[:, None] == 3, np.inf, Y), model),
         "series 0 is infinite at step 3, component 0",
@@ -477,6 +496,10 @@ def test_method_and_tolerance_are_refused():
             loglike(series(y, 4), models, method="fast")
         with pytest.raises(ValueError, match="tol"):
             loglike(series(y, 4), models, tol=-1)
+        with pytest.raises(ValueError, match="threads is -3, expected a positive number"):
+            loglike(series(y, 4), models, threads=-3)
+    one_thread = loglike(series(y, 4), [model] * 4, threads=np.int64(1))
+    assert np.array_equal(one_thread, loglike(series(y, 4), [model] * 4))
 
 
 @pytest.mark.parametrize("method", METHODS)

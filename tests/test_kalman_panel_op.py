@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from kalman_models import make
+from pytensor.gradient import pushforward
 from pytensor.graph.replace import vectorize_graph
 from test_kalman_panel import loop, series
 
@@ -220,11 +221,124 @@ def test_what_is_refused():
         kalman_loglike_panel(Y, *(X | {"Z": X["Z"] * 1j}).values())
     symbols = symbolic(model)
     total = kalman_loglike_panel(*symbols).sum()
-    with pytest.raises(NotImplementedError, match="second derivatives"):
-        pt.grad(pt.grad(total, symbols[1]).sum(), symbols[1])
     for mode in ("NUMBA", PYTHON):
         evaluate = pytensor.function(symbols, total, mode=mode)
         with pytest.raises(ValueError, match="Z does not have shape"):
             evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
         with pytest.raises(ValueError, match="no series"):
             evaluate(Y[:0], *X.values())
+
+
+VAGUE = {
+    "P0": np.diag([1e8, 1.0, 1e8]), "c": np.zeros(3), "d": np.zeros(2), "T": np.eye(3),
+    "Z": np.eye(3)[:2], "R": np.eye(3), "H": np.eye(2), "Q": 0.1 * np.eye(3),
+}  # fmt: skip
+
+
+def test_weights_of_steps_with_a_start_in_roots():
+    """One series after the other: none begins where the way back of the last one ended."""
+    y, w = np.array([[1.0, 2.0], [0.5, 1.5]]), np.array([[1.0, 2.0]])
+    a0 = pt.matrix("a0")
+    l = kalman_loglike_panel(np.tile(y, (2, 1, 1)), a0, **VAGUE) * w
+    found = pytensor.function([a0], pt.grad(l.sum(), a0), mode=PYTHON)(np.zeros((2, 3)))
+    a = pt.vector("a")
+    alone = pt.grad((kalman_loglike(y, a, **VAGUE) * w[0]).sum(), a)
+    expected = pytensor.function([a], alone, mode=PYTHON)(np.zeros(3))
+    assert all(relative_error(G, expected) < 1e-12 for G in found)
+
+
+def test_a_vague_covariance_counts_by_its_symmetric_part():
+    P0 = np.array([[1e8, 0, 0], [0, 1, 0.8], [0, 0, 1.0]])
+    a, P = pt.vector("a"), pt.matrix("P")
+    y = np.random.default_rng(0).normal(size=(4, 2))
+    l = kalman_loglike_panel(y[None], a, **(VAGUE | {"P0": P})).sum()
+    slopes = pytensor.function([a, P], pt.grad(l, [a, P]), mode=PYTHON)
+    for X, G in zip(slopes(np.zeros(3), P0), slopes(np.zeros(3), (P0 + P0.T) / 2), strict=True):
+        assert relative_error(X, G) < 1e-13
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mean_that_is_not_a_number_is_no_gap(mode):
+    y, model = make("gaps")
+    symbols = symbolic(model)
+    d = model.asdict() | {"d": np.array([np.nan, 0.0])}
+    l = kalman_loglike_panel(*symbols)
+    found = pytensor.function(symbols, l.sum(axis=1), mode=mode)(series(y, 3), *d.values())
+    assert not np.isfinite(np.asarray(found)).any()
+
+
+def test_series_beside_one_whose_covariance_fails():
+    """Their own gradients do not depend on it."""
+    Y, z, one, nothing = pt.tensor3("Y"), np.zeros(1), np.eye(1), np.zeros((1, 1))  # noqa: N806
+    l = kalman_loglike_panel(Y, z, nothing, z, z, one, one, one, nothing, one)
+    values = np.array([[[0.0], [np.nan]], [[np.nan], [1.0]]])
+    found = pytensor.function([Y], pt.grad(l[1].sum(), Y), mode=PYTHON)(values)
+    assert np.isnan(found[0]).all() and found[1].ravel().tolist() == [0.0, -1.0]
+
+
+@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+def test_second_derivatives_and_forward_mode(name):
+    """Those of one series after the other."""
+    y, model = make(name)
+    Y = series(y, 3)  # noqa: N806
+    symbols = symbolic(model)
+    weights = np.random.default_rng(0).normal(size=Y.shape[:2])
+    of_one = [(kalman_loglike(symbols[0][j], *symbols[1:]) * weights[j]).sum() for j in range(3)]
+    wrt = [symbols[k] for k in (1, 3, 5, 9)]  # a0, c, T, Q
+    rng, found = np.random.default_rng(1), []
+    moves = [rng.normal(size=model.asdict()[x].shape) for x in ("a0", "c", "T", "Q")]
+    moves[-1] = moves[-1] + moves[-1].swapaxes(-1, -2)
+    panel = (kalman_loglike_panel(*symbols) * weights).sum()
+    for total in (panel, sum(of_one)):
+        gradients = pt.grad(total, wrt)
+        slope = sum((G * V).sum() for G, V in zip(gradients, moves, strict=True))
+        outputs = [slope, *pt.grad(slope, wrt)]
+        if total is panel:
+            outputs[0] = pushforward(total, wrt, [pt.as_tensor(V) for V in moves])
+        found.append(pytensor.function(symbols, outputs, mode=PYTHON)(Y, *model.asdict().values()))
+    for X, G in zip(*found, strict=True):
+        assert relative_error(X, G) < 1e-10
+
+
+@pytest.mark.skipif(not find_spec("jax"), reason="no JAX")
+def test_in_jax_the_compiled_pass_keeps_the_digits():
+    X = random_model(5, 2, 2, rng=0) | {"P0": 1e10 * np.eye(5)}
+    Y = np.random.default_rng(100).standard_normal((2, 5, 2))  # noqa: N806
+    T = pt.matrix("T", shape=(5, 5))
+    slope = pt.grad(kalman_loglike_panel(Y, **(X | {"T": T})).sum(), T)
+    found, expected = (
+        np.asarray(pytensor.function([T], slope, mode=mode)(X["T"])) for mode in ("JAX", PYTHON)
+    )
+    assert relative_error(found, expected) < 1e-13
+
+
+@pytest.mark.skipif(not find_spec("jax"), reason="no JAX")
+def test_jax_differentiates_the_panel():
+    """As its samplers do: by its own transformations of the value."""
+    import jax
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    jax.config.update("jax_enable_x64", True)
+    y, model = make("gaps")
+    Y = series(y, 4)  # noqa: N806
+    symbols = symbolic(model)
+    l = kalman_loglike_panel(*symbols)
+    (fgraph,) = [pytensor.function(symbols, l, mode="JAX").maker.fgraph]
+    run = jax_funcify(fgraph)
+    weights = np.random.default_rng(0).normal(size=Y.shape[:2])
+    given = [jax.numpy.asarray(X) for X in (Y, *model.asdict().values())]
+    expected = pytensor.function(
+        symbols, [l, *(pt.grad((l * w).sum(), symbols[5]) for w in (weights, 3.0))], mode=PYTHON
+    )(Y, *model.asdict().values())
+
+    def total(T, w):  # noqa: N803
+        return (run(*given[:5], T, *given[6:])[0] * w).sum()
+
+    assert relative_error(np.asarray(run(*given)[0]), expected[0]) < 1e-13
+    for w, G in zip((weights, 3.0), expected[1:], strict=True):
+        assert relative_error(np.asarray(jax.grad(total)(given[5], w)), G) < 1e-12
+    V = np.random.default_rng(1).normal(size=model.T.shape)  # noqa: N806
+    second = jax.jvp(jax.grad(lambda T: total(T, weights)), (given[5],), (V,))[1]
+    slope = pt.grad((pt.grad((l * weights).sum(), symbols[5]) * V).sum(), symbols[5])
+    G = pytensor.function(symbols, slope, mode=PYTHON)(Y, *model.asdict().values())
+    assert relative_error(np.asarray(second), G) < 1e-9

@@ -372,28 +372,27 @@ def register_ops() -> None:
 
         return gradients
 
-    def panel(y, a0, P0, c, *matrices):
-        """The log-likelihoods of series: a0 and c of length 1 are those of all."""
-
-        def one(y, a0, c):
-            d = jnp.zeros((1, y.shape[1]), y.dtype)
-            model = [X if len(X) > 1 else X[0] for X in (c, d, *matrices)]
-            return jax_scans.loglike(*_as_arrays(INPUTS, [y, a0, P0, *model]))[0]
-
-        axes = [0 if len(X) > 1 else None for X in (a0, c)]
-        a0, c = (X if axis == 0 else X[0] for X, axis in zip((a0, c), axes, strict=True))
-        return vmap(one, (0, *axes))(y, a0, c)
-
     @jax_funcify.register(panel_op.KalmanPanel)
     def _(op, **kwargs):
-        return panel
+        def values(*inputs):
+            if _is_compiled("fused", inputs):
+                return jax_calls.panel(op.tol)(*inputs)
+            return jax_scans.panel(*inputs)
+
+        return values
 
     @jax_funcify.register(panel_op.KalmanPanelGrad)
     def _(op, **kwargs):
+        names = tuple(x for x in op.requested if x != "l")
+
         def gradients(*inputs):
-            l, pull = vjp(panel, *inputs[:-1])
-            found = dict(zip(panel_op.INPUTS, pull(inputs[-1]), strict=True)) | {"l": l}
-            return chosen(found, op.requested)
+            *inputs, l_bar = inputs
+            if _is_compiled("fused", inputs):
+                l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
+            else:
+                l, pull = vjp(jax_scans.panel, *inputs)
+                found = dict(zip(panel_op.INPUTS, pull(l_bar), strict=True))
+            return chosen(found | {"l": l}, op.requested)
 
         return gradients
 

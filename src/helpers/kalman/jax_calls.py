@@ -21,6 +21,8 @@ from helpers.kalman.jax_scans import INPUTS
 from helpers.kalman.recursions import outer
 from helpers.statespace import DIMENSIONS, STATIC
 
+# What the pass for many series takes.
+PANEL = ("y", "a0", "P0", "c", "T", "Z", "H", "W")
 # What the pass with numbers integrated out takes, and its dimensions.
 INTEGRATED = {
     "y": ("q + 1 or 1", "n", "p"), "starts": ("q + 1", "m"),
@@ -138,6 +140,60 @@ def _targets(module: str) -> dict:
         pointer = ctypes.cast(code.address, ctypes.c_void_p)
         jax.ffi.register_ffi_target(names[work, dtype], jax.ffi.pycapsule(pointer), platform="cpu")
     return names
+
+
+@cache
+def panel(tol: float):
+    """The log-likelihoods (J, n) of many series as a function of PANEL, by the compiled pass."""
+
+    @jax.custom_vjp
+    def run(*inputs):
+        return panel_gradient((), tol, inputs, _ones(inputs), None)[0]
+
+    def forward(*inputs):
+        names = tuple(x for x, X in zip(PANEL, inputs, strict=True) if X.perturbed)
+        inputs = tuple(X.value for X in inputs)
+        l, ready = panel_gradient(names, tol, inputs, _ones(inputs), None)
+        return l, (inputs, ready)
+
+    def backward(saved, l_bar):
+        if isinstance(l_bar, SymbolicZero):
+            return (None,) * len(PANEL)
+        inputs, ready = saved
+        names = _there(ready)
+        found = panel_gradient(names, tol, inputs, l_bar, ready)[1]
+        return tuple(found[x] if x in names else None for x in PANEL)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run
+
+
+def _ones(inputs):
+    """Weights of one for the steps of all series."""
+    return jnp.ones_like(inputs[0], shape=inputs[0].shape[:2])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def panel_gradient(names, tol, inputs, l_bar, ready):
+    """l (J, n) and gradients of sum l_bar l, of PANEL's arrays, as :func:`gradient` has them."""
+    l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0, 0), l_bar.dtype)
+    results = _only(names, dict(zip(PANEL, inputs, strict=True)))
+    more = () if ready is None else [ready[x] for x in PANEL]  # JAX sorts the names
+    l, *found = _call("xla_panel", "panel", tol, [l, *results.values()], (*inputs, l_bar), *more)
+    return l, dict(zip(PANEL, found, strict=True))
+
+
+@panel_gradient.defjvp
+def _(names, tol, primals, tangents):
+    inputs, l_bar, ready = primals
+
+    def scanned(inputs, l_bar):
+        l, pull = vjp(jax_scans.panel, *inputs)
+        found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
+        return (l if ready is None else l[:0, :0]), found
+
+    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
+    return panel_gradient(names, tol, inputs, l_bar, ready), dots
 
 
 @cache

@@ -58,6 +58,24 @@ def closed_form(names: tuple[str, ...]):
 
 
 loglike = closed_form(("l",))
+
+
+def panel(y, a0, P0, c, *matrices):
+    """The log-likelihoods of series (J, n), as the Op for many has them, each by its own scan.
+
+    a0 (J or 1, m) and c (J or 1, n or 1, m): of length 1 they are those of all.
+    """
+
+    def one(y, a0, c):
+        d = jnp.zeros((1, y.shape[1]), y.dtype)
+        model = [X if len(X) > 1 else X[0] for X in (c, d, *matrices)]
+        return loglike(y, a0, P0, *model)[0]
+
+    axes = [0 if len(X) > 1 else None for X in (a0, c)]
+    a0, c = (X if axis == 0 else X[0] for X, axis in zip((a0, c), axes, strict=True))
+    return vmap(one, (0, *axes))(y, a0, c)
+
+
 outputs = closed_form(FilterOutputs._fields)
 _observed = closed_form(("y_hat", "F", "l"))
 

@@ -94,6 +94,7 @@ def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=
         As :func:`loglike_and_grad`.
     """
     own = _named(own)
+    _check_threads(threads)
     if not isinstance(model, StateSpace) or own.keys() - MEANS:
         return _own_models(Y, model, method, tol, threads, own, gradient=False)[0]
     given = _checked(Y, model, *map(own.get, MEANS))
@@ -153,6 +154,7 @@ def loglike_and_grad(
         If the compiled pass is asked for where Numba is missing.
     """
     own = _named(own)
+    _check_threads(threads)
     if not isinstance(model, StateSpace) or own.keys() - MEANS:
         return _own_models(Y, model, method, tol, threads, own, gradient=True)
     means = {x: own.get(x) for x in MEANS}
@@ -292,6 +294,11 @@ class _Group:
         return dy.transpose(2, 0, 1), r.T, np.array(rs[::-1]).transpose(2, 0, 1), total
 
 
+def _check_threads(threads) -> None:
+    if threads is not None and not (isinstance(threads, int | np.integer) and threads > 0):
+        raise ValueError(f"threads is {threads!r}, expected a positive number")
+
+
 def _named(own: dict) -> dict:
     """Own arrays that are given, by name."""
     for name in own:
@@ -318,7 +325,12 @@ def _checked(Y, model: StateSpace, a0, c, d) -> _Given:  # noqa: N803
         means.append(X)
     c, d = means
     zero = replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(p))
-    return _Given(y - d if d.any() else y, observed, a0, c, zero, lengths)
+    return _Given(_less(y, d), observed, a0, c, zero, lengths)
+
+
+def _less(y, d):
+    """y - d in double precision at least, as the engines compute."""
+    return np.subtract(y, d, dtype=np.result_type(y, d, float)) if d.any() else y
 
 
 def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # noqa: N803
@@ -515,8 +527,6 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
 
     from helpers.kalman.fused.inputs import Arrays
 
-    if threads is not None and not (isinstance(threads, int) and threads > 0):
-        raise ValueError(f"threads is {threads!r}, expected a positive number")
     fused = _fused()
     tol = fused._tolerance(tol)
     code, y, ends = fused.building.load("own"), given.y, given.ends

@@ -17,19 +17,23 @@ from __future__ import annotations
 from hashlib import sha256
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
+from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
-from pytensor.tensor.blockwise import vectorize_node_fallback
+from pytensor.tensor.blockwise import Blockwise, vectorize_node_fallback
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     DIMENSIONS,
+    KalmanLoglike,
     _from_model,
+    less,
     of_one_float_type,
     only_what_is_read,
     tolerance,
@@ -121,7 +125,7 @@ def _panel(inputs: dict, own: dict, tol):
         full[name] = X if series or name not in ("c", "d") else X[np.newaxis]
     if not own["a0"]:
         full["a0"] = full["a0"][np.newaxis]
-    full["y"] = full["y"] - full.pop("d")
+    full["y"] = less(full["y"], full.pop("d"))
     return KalmanPanel(tol)(*(full[x] for x in INPUTS))
 
 
@@ -244,10 +248,45 @@ class KalmanPanelGrad(_PanelOp):
         return [shape_of[x] for x in self.requested]
 
     def pullback(self, inputs, outputs, cotangents):
-        raise NotImplementedError(
-            "second derivatives of many series at once are not there: take kalman_loglike for each "
-            "series, or helpers.kalman.scan"
+        """By the Op for one series, in a loop: second derivatives share no covariances."""
+        bars = [
+            (x, bar)
+            for x, bar in zip(self.requested, cotangents, strict=True)
+            if not isinstance(bar.type, DisconnectedType)
+        ]
+        if not bars:
+            return [disconnected_type() for _ in inputs]
+        # Of symbols of its own: an input may depend on another one.
+        *model, l_bar = [X.type() for X in inputs]
+        weights = [bar.type() for _, bar in bars]
+        l = _one_by_one(model, self.tol)
+        wrt = [x for x, _ in bars if x != "l"]
+        slopes = pytensor.grad((l_bar * l).sum(), [model[INPUTS.index(x)] for x in wrt])
+        found = dict(zip(wrt, slopes, strict=True)) | {"l": l}
+        total = sum((bar * found[x]).sum() for (x, _), bar in zip(bars, weights, strict=True))
+        moved = pytensor.grad(total, [*model, l_bar], disconnected_inputs="ignore")
+        given = [*inputs, *(bar for _, bar in bars)]
+        return graph_replace(
+            moved, dict(zip([*model, l_bar, *weights], given, strict=True)), strict=False
         )
+
+
+def _one_by_one(inputs, tol):
+    """The log-likelihoods (J, n) by a loop over the Op for one series, from the panel's inputs."""
+    y, a0, P0, c, *matrices = inputs
+    J, n, p = y.shape
+    m = P0.shape[0]
+    fixed = c.type.shape[1] == 1
+    c = pt.broadcast_to(c, (J, c.shape[1] if fixed else n, m))
+    over_time = [
+        X[0] if X.type.shape[0] == 1 else pt.broadcast_to(X, (n, *X.shape[1:])) for X in matrices
+    ]
+    of_all = [P0, pt.zeros((p,), dtype=y.dtype), *over_time]
+    P0, d, *matrices = (X[np.newaxis] for X in of_all)
+    a0 = pt.broadcast_to(a0, (J, m))
+    varying = tuple(x for x, X in zip("TZHW", over_time, strict=True) if X.ndim == 3)
+    op = KalmanLoglike(varying if fixed else ("c", *varying), tol)
+    return Blockwise(op)(y, a0, P0, c[:, 0] if fixed else c, d, *matrices)
 
 
 @register_funcify_and_cache_key(KalmanPanel)

@@ -19,6 +19,7 @@ PURPOSE = {
     "own": "for many series, each with its model",
     "xla": "for JAX",
     "xla_integrated": "for diffuse starts in JAX",
+    "xla_panel": "for many series in JAX",
 }
 
 

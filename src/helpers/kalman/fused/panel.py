@@ -5,6 +5,8 @@ of PyTensor that calls it does not carry it. The steps of a square-root start ar
 :mod:`helpers.kalman.square_root`, for all series of a group at once.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import carray, njit, types
 
@@ -42,11 +44,14 @@ from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import pull_roots, start_in_roots
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded
-from helpers.kalman.recursions import at_step, update_columns
+from helpers.kalman.recursions import at_step, symmetric, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
 
 compiled = njit(cache=True, error_model="numpy", nogil=True)
 PANEL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
+GROUP = types.int64(
+    INTEGERS, INTEGERS, types.int64, types.int64, INTEGERS, types.float64, *[REALS] * 18
+)
 
 
 @jitable
@@ -103,7 +108,7 @@ def back_in_roots(roots, B_t, ws, a_filts, series, observed, model, r, out):
                 if observed.entries[t, i]:
                     series.y_bar[member, t, i] = -eg[i, j]
         r = r_before
-    return columns_at_the_start(r, Br, model.P0)
+    return columns_at_the_start(r, Br, symmetric(model.P0))
 
 
 @jitable
@@ -215,43 +220,6 @@ def same_gaps(x, y):
 
 
 @jitable
-def all_groups(series, a0, model, out, a0_bar, backwards, wanted, tol, report):
-    """All series, group by group: ``series`` is given without members. Returns how it ended."""
-    J, n = series.l.shape
-    told, ended = np.empty(3, np.int64), DONE
-    prints, ends = fingerprints(series.y)
-    order = np.argsort(prints)
-    first = 0
-    while first < J:
-        one = order[first]
-        last = first + 1
-        while (
-            last < J
-            and prints[order[last]] == prints[one]
-            and same_gaps(series.y[order[last]], series.y[one])
-        ):
-            last += 1
-        members = order[first:last].copy()
-        first, end = last, ends[one]
-        if end == 0:
-            continue  # nothing is observed, and nothing learned
-        group = Series(
-            members, series.y, series.c, series.weights, series.l, series.y_bar, series.c_bar
-        )
-        how = one_group(
-            group, end, a0, first_steps(model, end), first_steps(out, end), a0_bar, backwards,
-            wanted, tol, told,
-        )  # fmt: skip
-        if how != DONE:
-            ended = how
-            if told[0] < report[0]:
-                report[0], report[1] = told[0], one
-            for j in members:
-                series.l[j] = np.nan
-    return ended
-
-
-@jitable
 def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
     """Each series in a pass of its own, with weights l_bar (J, n) of the steps.
 
@@ -274,22 +242,28 @@ def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
             series.l[j] = np.nan
         a0_bar[own_a0] += one_a0
         out.P0[:] += P0_bar
-        P0_bar[:] = 0.0
+        one_a0[:], P0_bar[:] = 0.0, 0.0
     return ended
 
 
-def _panel(
-    sizes, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar,
-    Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """All series, with arrays by their addresses; those that are written to are given as zeros.
+class Given(NamedTuple):
+    """What `_panel` and `_group` are given, as arrays."""
 
-    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W and l_bar
-    over time, then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a
-    pass where the weights l_bar (J, n or 1) do not vary within any of them. Returns how it ended, 0
-    if it could not finish.
-    """
-    num = carray(sizes, 17)
+    series: Series  # without members
+    l_bar: np.ndarray  # (J, n or 1)
+    a0: np.ndarray  # (J or 1, m)
+    a0_bar: np.ndarray
+    model: Arrays
+    out: Arrays
+    wanted: Wanted
+
+
+@jitable
+def unpack(
+    num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
+    W_bar,
+):  # fmt: skip
+    """Arrays by their addresses; ``num`` are the sizes of `_panel`."""
     J, n, p, m = num[0], num[1], num[2], num[3]
     no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
     model = Arrays(
@@ -306,14 +280,91 @@ def _panel(
         np.empty(0, np.int64), carray(y, (J, n, p)), carray(c, c_shape), weights[:, 0].copy(),
         carray(l, (J, n)), carray(y_bar, (J, n, p)), carray(c_bar, c_shape),
     )  # fmt: skip
-    a0s, a0_bars, told = carray(a0, a0_shape), carray(a0_bar, a0_shape), carray(report, 2)
     wanted = Wanted(num[13] != 0, num[14] != 0, num[15] != 0, num[16] != 0)
+    return Given(
+        series, weights, carray(a0, a0_shape), carray(a0_bar, a0_shape), model, out, wanted
+    )
+
+
+def _group(
+    sizes, members, end, count, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar,
+    c_bar, P0_bar, T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """`one_group` of the series ``members`` (count,) up to step `end`; the rest as `_panel` has it.
+
+    By its address, as it is long: what calls it is compiled again and again with what it calls.
+    """
+    num = carray(sizes, 17)
+    x = unpack(
+        num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
+        W_bar,
+    )  # fmt: skip
+    all_of = x.series
+    group = Series(
+        carray(members, count), all_of.y, all_of.c, all_of.weights, all_of.l, all_of.y_bar,
+        all_of.c_bar,
+    )  # fmt: skip
+    return one_group(
+        group, end, x.a0, first_steps(x.model, end), first_steps(x.out, end), x.a0_bar,
+        num[12] != 0, x.wanted, tol, carray(report, 3),
+    )  # fmt: skip
+
+
+_call_group = compiled_once(_group, GROUP, "helpers_kalman_group")
+
+
+def _panel(
+    sizes, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar,
+    Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """All series, with arrays by their addresses; those that are written to are given as zeros.
+
+    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W and l_bar
+    over time, then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a
+    pass where the weights l_bar (J, n or 1) do not vary within any of them. Returns how it ended, 0
+    if it could not finish.
+    """
+    num, told = carray(sizes, 17), carray(report, 2)
+    x = unpack(
+        num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
+        W_bar,
+    )  # fmt: skip
+    series, J = x.series, num[0]
     equal = True
     for j in range(J):
-        equal = equal and all_equal(weights[j])
-    if equal:
-        return all_groups(series, a0s, model, out, a0_bars, num[12] != 0, wanted, tol, told)
-    return one_by_one(series, weights, a0s, model, out, a0_bars, wanted, tol, told)
+        equal = equal and all_equal(x.l_bar[j])
+    if not equal:
+        return one_by_one(series, x.l_bar, x.a0, x.model, x.out, x.a0_bar, x.wanted, tol, told)
+    of_group, ended = np.empty(3, np.int64), DONE
+    prints, ends = fingerprints(series.y)
+    order = np.argsort(prints)
+    first = 0
+    while first < J:
+        one = order[first]
+        last = first + 1
+        while (
+            last < J
+            and prints[order[last]] == prints[one]
+            and same_gaps(series.y[order[last]], series.y[one])
+        ):
+            last += 1
+        members = order[first:last].copy()
+        first, end = last, ends[one]
+        if end == 0:
+            continue  # nothing is observed, and nothing learned
+        how = _call_group(
+            sizes, members.ctypes, end, len(members), of_group.ctypes, tol, y, a0, c, P0, T, Z, H,
+            W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar, W_bar,
+        )  # fmt: skip
+        if how == 0:
+            return how
+        if how != DONE:
+            ended = how
+            if of_group[0] < told[0]:
+                told[0], told[1] = of_group[0], one
+            for j in members:
+                series.l[j] = np.nan
+    return ended
 
 
 _call_panel = compiled_once(_panel, PANEL, "helpers_kalman_panel")
@@ -329,8 +380,8 @@ def loglike_and_grad(
     axis of length n or 1 for time. Returns l, y_bar, a0_bar (as a0), c_bar (as c), the gradients of
     the others in `Arrays`, and a report (2,): the step at which the pass of a group ended because F
     is not positive definite, else n, and a series of that group. The log-likelihoods of its series
-    are NaN, and so are all gradients. ValueError if shapes do not fit, MemoryError if there is not
-    enough.
+    are NaN, and so are the gradients of what is theirs and of what all share. ValueError if shapes
+    do not fit, MemoryError if there is not enough.
     """
     y, a0s, cs, weights = contiguous(y), contiguous(a0), contiguous(c), contiguous(l_bar)
     J, n, p = y.shape
@@ -364,7 +415,11 @@ def loglike_and_grad(
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)
     if how != DONE:
-        y_bar[:], a0_bar[:], c_bar[:] = np.nan, np.nan, np.nan
+        for j in range(J):
+            if np.isnan(l[j, 0]):
+                y_bar[j] = np.nan
+                a0_bar[j if len(a0s) > 1 else 0] = np.nan
+                c_bar[j if len(cs) > 1 else 0] = np.nan
         out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
         out.H[:], out.W[:] = np.nan, np.nan
     return l, y_bar, a0_bar, c_bar, out, report
