@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,10 +67,12 @@ def test_a_panel_is_that_of_one_process(client):
             assert G.shape == X.shape and relative_error(G, X) < 1e-11, name
     models = [StateSpace(**(MODEL.asdict() | {"Q": X})) for X in Q]
     assert relative_error(spread.loglike(models), panel.loglike(Y, models)) < 1e-13
-    ragged = [y[: 4 + j % 3] for j, y in enumerate(Y)]
-    _, dY, _ = Panel(ragged, client, chunk=10).loglike_and_grad(MODEL)  # noqa: N806
-    expected = panel.loglike_and_grad(ragged, MODEL)[1]
-    assert all(relative_error(a, b) < 1e-12 for a, b in zip(dY, expected, strict=True))
+    ragged = [y[: 4 + 3 * (j == 20) + j % 3] for j, y in enumerate(Y)]
+    varying = replace(MODEL, T=MODEL.T * np.linspace(0.5, 1, 9)[:, None, None])
+    for model in (MODEL, varying):  # as long as the longest, which is in one piece alone
+        _, dY, _ = Panel(ragged, client, chunk=10).loglike_and_grad(model)  # noqa: N806
+        expected = panel.loglike_and_grad(ragged, model)[1]
+        assert all(relative_error(a, b) < 1e-12 for a, b in zip(dY, expected, strict=True))
 
 
 def test_a_worker_is_killed_and_nothing_is_lost(client):
@@ -110,6 +113,15 @@ def test_errors_name_the_series_among_all(client):
         spread.loglike(MODEL, c=np.zeros(3))
     with pytest.raises(ValueError, match="2 models for 9 series"):
         spread.loglike([MODEL] * 2)
+    c = np.ma.masked_less(np.zeros((9, 3)), 0)
+    with pytest.raises(ValueError, match="c is a masked array"):
+        spread.loglike(MODEL, c=c)
+    with pytest.raises(ValueError, match=r"start has shape \(3, 2\), expected"):
+        Panel(Y[:, :, :1], client, chunk=3).fit(WALK, local_level, np.zeros((3, 2)))
+    Y = [*series(9, 5, 1)]  # noqa: N806
+    Y[5] = np.zeros((5, 2))
+    failed = Panel(Y, client, chunk=2).fit(WALK, local_level, [0.0, 0.0]).failed
+    assert failed.keys() == {4, 5} and "series 5 has shape (5, 2)" in failed[4]
     with pytest.raises(ValueError, match="chunk is 0"):
         Panel(Y, client, chunk=0)
     with pytest.raises(ValueError, match="no series"):

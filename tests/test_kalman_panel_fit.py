@@ -1,5 +1,7 @@
 """helpers.kalman.panel_fit: many maximum likelihood fits at once, against one after the other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -114,3 +116,51 @@ def test_lists_of_different_lengths():
 def test_what_is_refused(arrays, start, message):
     with pytest.raises(ValueError, match=message):
         fit(levels(4), WALK, arrays, start)
+
+
+def test_a_model_of_another_length_is_refused():
+    """Before compiled code reads and writes what is not there."""
+    model = replace(WALK, c=np.zeros((5, 1)))
+    for n in (4, 40):
+        with pytest.raises(ValueError, match=f"Y has {n} steps, but c has 5"):
+            fit(levels(2)[:, :n], model, lambda theta: {"H": np.exp(theta)[:, :, None]}, [0.0])
+
+
+def test_arrays_of_another_shape_later_are_refused():
+    def rows(theta):  # as many as there are series, not as theta has rows
+        H = np.exp(np.zeros((4, 1, 1)) + theta.sum())
+        return {"H": H}
+
+    with pytest.raises(ValueError, match=r"'H'\] has shape \(4, 1, 1\) where theta has \d rows"):
+        fit(levels(4) * np.array([1, np.nan, 1, 1])[:, None, None], WALK, rows, [0.0])
+    masked = {"H": np.ma.masked_less(np.ones((4, 1, 1)), 0)}
+    with pytest.raises(ValueError, match=r"arrays\(theta\)\['H'\] is a masked array"):
+        fit(levels(4), WALK, lambda theta: masked, [0.0])
+
+
+def test_parameters_of_other_units():
+    """A climb along the steep one is not over because it is over there."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(3, 100, 2))
+    noise -= noise.mean(axis=1, keepdims=True)
+    units = np.array([1e3, 1e-2])
+    nothing = StateSpace(
+        [0.0], ONE, [0.0], [0.0, 0.0], T=0 * ONE, Z=np.zeros((2, 1)), R=ONE, H=np.eye(2), Q=ONE
+    )
+    fits = fit(noise + [1.0, 0.1], nothing, lambda theta: {"d": theta * units}, [0.0, 0.0])
+    assert fits.converged.all()
+    assert np.abs(fits.params * units - [1.0, 0.1]).max() < 1e-5
+
+
+def test_a_start_that_overflows_stops_no_other_series():
+    start = np.zeros((3, 2))
+    start[1, 0] = 800
+    Y = levels(3)  # noqa: N806
+    fits = fit(Y, WALK, local_level, start)
+    assert fits.failed.keys() == {1} and "at the start" in fits.failed[1]
+    assert np.array_equal(fits.params[[0, 2]], fit(Y[[0, 2]], WALK, local_level, [0, 0]).params)
+
+
+def test_no_series_that_could_be_fitted():
+    fits = fit(np.full((2, 5, 1), np.nan), WALK, local_level, [0.0, 0.0])
+    assert set(fits.failed.values()) == {"the series has no observation at all"}

@@ -28,9 +28,9 @@ from collections.abc import Callable
 import numpy as np
 
 from helpers.kalman import _imported, panel
-from helpers.kalman.panel_fit import Fits, fit
+from helpers.kalman.panel_fit import Fits, _checked_start, fit
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import NAMES, Gradients, StateSpace
+from helpers.statespace import NAMES, Gradients, StateSpace, _as_numbers
 
 __all__ = ["Panel"]
 
@@ -73,8 +73,10 @@ class Panel:
         self._client, self._Y = client, Y
         order = _by_pattern(Y)
         self._members = [order[i : i + chunk] for i in range(0, len(Y), chunk)]
+        longest = max((len(y) for y in Y if np.ndim(y) == 2), default=0)
         self._pieces = [
-            client.submit(_piece, _some(Y, members), pure=False) for members in self._members
+            client.submit(_piece, _some(Y, members, longest), pure=False)
+            for members in self._members
         ]
 
     def loglike(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
@@ -90,7 +92,7 @@ class Panel:
             dY = [None] * len(self._Y)  # noqa: N806
             for members, part in zip(self._members, dYs, strict=True):
                 for j, dy in zip(members, part, strict=True):
-                    dY[j] = dy
+                    dY[j] = dy[: len(self._Y[j])]
         else:
             dY = _back(self._members, dYs)  # noqa: N806
         each = own if isinstance(model, StateSpace) else NAMES
@@ -119,11 +121,10 @@ class Panel:
             None a line on stderr says so, where that is a terminal.
         """
         progress = progress or _line
-        start, J = np.asarray(start), len(self._Y)
-        tasks = {}
+        J = len(self._Y)
+        start, tasks = _checked_start(start, J), {}
         for i, (piece, members) in enumerate(zip(self._pieces, self._members, strict=True)):
-            at = start[members] if start.ndim == 2 and len(start) == J else start
-            task = self._client.submit(_fit, piece, model, arrays, at, how, pure=False)
+            task = self._client.submit(_fit, piece, model, arrays, start[members], how, pure=False)
             tasks[task] = i
         parts, errors, done = [None] * len(tasks), [], 0
         for task in self._dask.as_completed(list(tasks)):
@@ -132,8 +133,8 @@ class Panel:
             try:
                 parts[i] = task.result()
             except Exception as error:  # noqa: BLE001 (a worker's: the others go on)
-                errors.append(error)
-                parts[i] = _not_done(error, start, len(members))
+                errors.append(_renumbered(error, members))
+                parts[i] = _not_done(errors[-1], start.shape[1], len(members))
             task.release()
             done += len(members)
             progress(done, J)
@@ -154,7 +155,7 @@ class Panel:
         tasks = []
         for piece, members in zip(self._pieces, self._members, strict=True):
             given = model if models is None else [models[j] for j in members]
-            some = {x: np.asarray(X)[members] for x, X in own.items() if X is not None}
+            some = {x: _as_numbers(x, X)[members] for x, X in own.items() if X is not None}
             tasks.append(self._client.submit(function, piece, given, method, tol, some, pure=False))
         found = []
         for task, members in zip(tasks, self._members, strict=True):
@@ -163,7 +164,7 @@ class Panel:
             except (ValueError, np.linalg.LinAlgError) as error:
                 for other in tasks:
                     other.cancel()
-                raise type(error)(_renumbered(str(error), members)) from None
+                raise _renumbered(error, members) from None
         return found
 
 
@@ -183,8 +184,19 @@ def _fit(Y, model, arrays, start, how):  # noqa: N803
     return fit(Y, model, arrays, start, **({"threads": 1} | how))
 
 
-def _some(Y, members):  # noqa: N803
-    return Y[members] if isinstance(Y, np.ndarray) else [Y[j] for j in members]
+def _some(Y, members, longest: int):  # noqa: N803
+    """The series of a piece; the first one of a list is filled up to the longest of all.
+
+    So the piece has as many steps as a model that varies over time.
+    """
+    if isinstance(Y, np.ndarray):
+        return Y[members]
+    some = [Y[j] for j in members]
+    first = some[0]
+    if np.ndim(first) == 2 and 0 < len(first) < longest and not np.ma.isMaskedArray(first):
+        gap = np.full((longest - len(first), np.shape(first)[1]), np.nan)
+        some[0] = np.concatenate([first, gap])
+    return some
 
 
 def _by_pattern(Y) -> np.ndarray:  # noqa: N803
@@ -204,16 +216,17 @@ def _back(members, parts) -> np.ndarray:
     return out
 
 
-def _renumbered(message: str, members) -> str:
-    """A message about a series of a piece, with its number among all."""
-    return re.sub(
-        r"\b(series|model) (\d+)", lambda m: f"{m[1]} {members[int(m[2])]}", message, count=1
+def _renumbered(error: Exception, members) -> Exception:
+    """An error about series of a piece, with their numbers among all."""
+    if not isinstance(error, ValueError | np.linalg.LinAlgError):
+        return error
+    return type(error)(
+        re.sub(r"\b(series|model) (\d+)", lambda m: f"{m[1]} {members[int(m[2])]}", str(error))
     )
 
 
-def _not_done(error, start, J: int) -> Fits:  # noqa: N803
-    """The fits of a piece that ended with an error."""
-    k = start.shape[-1] if start.ndim else 1
+def _not_done(error, k: int, J: int) -> Fits:  # noqa: N803
+    """The fits of a piece that ended with an error, k parameters each."""
     nothing = np.full((J, k), np.nan)
     why = " ".join(f"{type(error).__name__}: {error}".split())
     return Fits(

@@ -11,6 +11,10 @@ equations 6.17 and 6.20, doi:10.1007/978-0-387-40065-5), with minus the log-like
    x_{+} = x - \alpha B g, \qquad
    B_{+} = (I - \rho s y^\top) B (I - \rho y s^\top) + \rho s s^\top, \quad \rho = 1 / y^\top s
 
+What a full step may still gain, :math:`g^\top B g / 2`, says that a climb is over. But B knows of
+no direction in which the climb never went: before it is believed, the curvature is measured, by
+differences of slopes, and where a Newton step would gain more the climb goes on with it.
+
 The chain from the model's arrays to the parameters is exact: the derivative of the arrays along
 each parameter is a complex step of the function that makes them.
 
@@ -49,6 +53,9 @@ SHARE = 1e-4
 LONGEST = 3.0
 # A step that would have to be shorter than this share of a full one is given up.
 SHORTEST = 1e-12
+# How far slopes are taken apart to see the curvature: a share of a standard deviation as B has it,
+# within these shares of the parameter or of one.
+APART, SHARES = 1e-3, (1e-7, 1e-4)
 # How far the complex step goes: its error is its square.
 STEP = 1e-30
 
@@ -110,7 +117,7 @@ def fit(
     most : int
         Rounds.
     gain : float
-        What a full step must gain for a climb to go on.
+        What a full step must gain for a climb to go on; where none does, a Newton step.
     tol, threads
         As :func:`helpers.kalman.panel.loglike_and_grad`.
 
@@ -125,7 +132,9 @@ def fit(
     MemoryError, ImportError
         As :func:`helpers.kalman.panel.loglike_and_grad`.
     """
-    y, _ = panel._stacked(Y, model)
+    y, lengths = panel._stacked(Y, model)
+    panel._refuse_lengths(y.shape[1], model, lengths)
+    panel._check_threads(threads)
     J = len(y)
     x = _checked_start(start, J)
     likelihood = _Likelihood(y, model, arrays, tol, threads)
@@ -145,9 +154,22 @@ def fit(
     message[active], converged = "", np.zeros(J, bool)
     B, scaled, alpha = np.zeros((J, k, k)), np.zeros(J, bool), np.ones(J)
     B[active] = np.eye(k) / np.maximum(_length(g[active]), 1e-300)[:, None, None]
+    arrived = np.zeros(J, bool)
+
+    def not_there():
+        """Those that have arrived by what B says, and have not by the curvature."""
+        unsure = np.flatnonzero(arrived & ~converged)
+        there = _see_curvature(likelihood, x, g, B, unsure) <= gain
+        evaluations[unsure] += k
+        converged[unsure[there]] = True
+        arrived[unsure], scaled[unsure] = there, True
+        return unsure[~there]
+
     for _ in range(most):
         if not len(active):
-            break
+            active = not_there()
+            if not len(active):
+                break
         s = -np.einsum("jab,jb->ja", B[active], g[active])
         s *= np.minimum(1, LONGEST / np.maximum(np.abs(s).max(axis=1), 1e-300))[:, None]
         s *= alpha[active, None]
@@ -161,13 +183,35 @@ def fit(
         x[j], f[j], g[j], alpha[j] = x[j] + s, there[taken], slope[taken], 1.0
         _update(B, scaled, j, s, change)
         promised = np.einsum("ja,jab,jb->j", g[active], B[active], g[active]) / 2
-        arrived = (promised <= gain) & taken
+        arrived[active] = (promised <= gain) & taken
         stuck = ~taken & (alpha[active] < SHORTEST)
-        converged[active[arrived]] = True
         message[active[stuck]] = "no step along the slope is better"
-        active = active[~arrived & ~stuck]
-    message[active] = f"not converged after {most} rounds"
+        active = active[~arrived[active] & ~stuck]
+    not_there()
+    message[(message == "") & ~converged] = f"not converged after {most} rounds"
     return Fits(x, -f, -g, evaluations, converged, message.astype(str))
+
+
+def _see_curvature(likelihood, x, g, B, members):  # noqa: N803
+    """What a Newton step would gain, by series; and B becomes the inverse of the curvature.
+
+    Downwards, or where next to nothing bends, the longest step counts.
+    """
+    x, g, k = x[members], g[members], x.shape[1]
+    deviation = APART * np.sqrt(np.abs(np.diagonal(B[members], axis1=1, axis2=2)))
+    apart = np.clip(deviation, *(share * np.maximum(1, np.abs(x)) for share in SHARES))
+    curvature = np.zeros((len(members), k, k))
+    for i in range(k):
+        moved = x.copy()
+        moved[:, i] += apart[:, i]
+        _, slope, _ = likelihood(moved, members)
+        curvature[:, i] = (slope - g) / (moved - x)[:, i, None]
+    curvature = np.where(np.isfinite(curvature), curvature, 0)
+    bend, axes = np.linalg.eigh((curvature + np.swapaxes(curvature, 1, 2)) / 2)
+    along = np.abs(np.einsum("jab,ja->jb", axes, g))
+    bend = np.maximum(np.maximum(np.abs(bend), along / LONGEST), 1e-300)
+    B[members] = np.einsum("jac,jc,jbc->jab", axes, 1 / bend, axes)
+    return (along**2 / bend).sum(axis=1) / 2
 
 
 def _update(B, scaled, j, s, change) -> None:
@@ -192,13 +236,15 @@ class _Likelihood:
     def __init__(self, y, model, arrays, tol, threads):
         self.y, self.model, self.arrays = y, model, arrays
         self.tol, self.threads = tol, threads
+        self.shapes = {}  # of what `arrays` gives for one series, known once it is checked
         self.observed = ~np.isnan(y)
         self.ends = panel._ends(self.observed)
 
     def check(self, x) -> None:
         """Whether `arrays` gives what it should."""
-        own = self._own(x)
+        own = {name: np.where(np.isfinite(X), X, 0) for name, X in self._own(x).items()}
         panel._with_own(self.model, own, *self.y.shape[:2])
+        self.shapes = {name: X.shape[1:] for name, X in own.items()}
         moved = self._own(x + 1j * STEP)
         real = [name for name in moved if not np.iscomplexobj(moved[name])]
         if real:
@@ -215,9 +261,19 @@ class _Likelihood:
             own = panel._named(own)
         except TypeError as error:
             raise ValueError(f"arrays(theta): {error}") from None
-        return {name: np.asarray(X) for name, X in own.items()}
+        own = {name: _as_numbers(f"arrays(theta)[{name!r}]", X) for name, X in own.items()}
+        for name, X in own.items():
+            expected = (len(x), *self.shapes.get(name, X.shape[1:]))
+            if X.shape != expected:
+                raise ValueError(
+                    f"arrays(theta)[{name!r}] has shape {X.shape} where theta has {len(x)} rows, "
+                    f"expected {expected}"
+                )
+        return own
 
     def __call__(self, x, members):
+        if not len(members):
+            return np.zeros(0), np.zeros(x.shape), []
         with np.errstate(all="ignore"):
             own = self._own(x)
             J, n = len(members), self.y.shape[1]
