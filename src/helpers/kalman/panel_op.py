@@ -76,8 +76,6 @@ def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa
         where shapes become known when the compiled function is called, then.
     TypeError
         If an argument is complex.
-    NotImplementedError
-        Where a second derivative is asked for.
     MemoryError
         When the compiled function is called and memory runs out.
 
@@ -85,7 +83,8 @@ def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa
     -----
     Its pullback gives gradients summed over the series, as the smoother's sums over steps and
     series (:mod:`helpers.kalman.panel`); weights that vary over the steps of a series, or that do
-    where its log-likelihoods are not simply summed, take a pass for each series.
+    where its log-likelihoods are not simply summed, take a pass for each series.  Second
+    derivatives are those of :func:`helpers.kalman.op.kalman_loglike`, one series after the other.
 
     Examples
     --------
