@@ -27,6 +27,7 @@ from helpers.statespace import NAMES
 
 sm = pytest.importorskip("statsmodels.api")
 from statsmodels.regression.recursive_ls import RecursiveLS  # noqa: E402
+from statsmodels.tools.sm_exceptions import ConvergenceWarning  # noqa: E402
 from statsmodels.tsa.arima.model import ARIMA  # noqa: E402
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # noqa: E402
 from statsmodels.tsa.statespace import (  # noqa: E402
@@ -38,6 +39,7 @@ from statsmodels.tsa.statespace import (  # noqa: E402
     varmax,
 )
 from statsmodels.tsa.statespace.initialization import Initialization  # noqa: E402
+from statsmodels.tsa.statespace.kalman_filter import MEMORY_CONSERVE  # noqa: E402
 from statsmodels.tsa.statespace.mlemodel import MLEModel  # noqa: E402
 
 STEP = 1e-30
@@ -1044,3 +1046,18 @@ def test_regressors_of_any_size():
         at = [15000.0, 1400.0]
         found.append([ours.loglike(mod, at) + np.log(s), *ours.score(mod, at)])
     assert relative_error(np.array(found), np.tile(found[0], (4, 1))) < 1e-10
+
+
+def test_climbs_end_as_fits_do():
+    """With what statsmodels leaves behind, in each of its ways to end."""
+    mod = sm.tsa.SARIMAX(flow(), order=(1, 0, 0), trend="c")
+    how = {"method": "newton", "disp": False}
+    found = ours.fit(mod, **how)
+    assert found.mlefit.mle_retvals["converged"] and found.mlefit.mle_settings["optimizer"]
+    with pytest.warns(ConvergenceWarning, match="Check mle_retvals"):
+        ours.fit(mod, maxiter=1, **how)
+    mod.ssm.set_conserve_memory(MEMORY_CONSERVE)
+    assert abs(ours.fit(mod, **how).llf - found.llf) < 1e-6
+    level = sm.tsa.UnobservedComponents(flow(), "llevel")
+    with level.fix_params({"sigma2.irregular": 15000.0, "sigma2.level": 1400.0}):
+        assert ours.fit(level, **how).llf == level.fit(disp=False).llf

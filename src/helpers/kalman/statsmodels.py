@@ -32,6 +32,7 @@ derivatives add:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -51,6 +52,8 @@ from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 try:
     from statsmodels.regression.recursive_ls import RecursiveLS
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning
+    from statsmodels.tools.tools import Bunch
     from statsmodels.tsa.arima.model import ARIMA
     from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
     from statsmodels.tsa.statespace.exponential_smoothing import ExponentialSmoothing
@@ -364,10 +367,17 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         diffuse start, which has no expected information.
     TypeError
         If a climb is given an argument that it does not take.
+
+    Warns
+    -----
+    statsmodels.tools.sm_exceptions.ConvergenceWarning
+        If a climb has not converged, as ``mod.fit`` does.
     """
     with using(mod):
-        if method in ("newton", "scoring"):
+        if method in ("newton", "scoring") and len(_names(mod)):  # else nothing is free
             return _climbed(mod, start_params, method, **kwargs)
+        if method in ("newton", "scoring"):
+            method = "lbfgs"
         given = {"method": method, "optim_score": "approx"} | kwargs
         if not isinstance(mod, ARIMA):
             return mod.fit(start_params, **given)
@@ -419,8 +429,17 @@ def _climbed(
         )
     if return_params:
         return mod.handle_params(found.x, transformed=False)
-    results = mod.smooth(found.x, transformed=False, cov_type=cov_type, cov_kwds=cov_kwds)
-    results._results.mle_retvals = {
+    if not found.converged:
+        warnings.warn(
+            "Maximum Likelihood optimization failed to converge. Check mle_retvals",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    ssm = mod.ssm
+    conserved = ssm.memory_no_predicted or ssm.memory_no_gain or ssm.memory_no_smoothing
+    run = mod.filter if conserved else mod.smooth
+    results = run(found.x, transformed=False, cov_type=cov_type, cov_kwds=cov_kwds)
+    told = {
         "fopt": -found.value / mod.nobs,
         "gopt": -found.slope / mod.nobs,
         "fcalls": found.evaluations,
@@ -428,7 +447,9 @@ def _climbed(
         "converged": found.converged,
         "iterations": found.steps,
     }
-    results._results.mle_settings = {"optimizer": method, "maxiter": maxiter}
+    settings = {"optimizer": method, "maxiter": maxiter}
+    results._results.mle_retvals, results._results.mle_settings = told, settings
+    results._results.mlefit = Bunch(params=found.x, mle_retvals=told, mle_settings=settings)
     return results
 
 
