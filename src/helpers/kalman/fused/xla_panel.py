@@ -1,7 +1,7 @@
 """The pass for many series of one model, as XLA calls it.
 
 It is what :mod:`helpers.kalman.fused.xla` is for the pass of one. The arguments are y, a0, P0, c,
-T, Z, H, W and l_bar, as :mod:`helpers.kalman.fused.panel` takes them, and tol (1,); the results l
+T, Z, H, W and l_bar, as ``helpers.kalman.fused.panel`` takes them, and tol (1,); the results l
 (J, n) and the gradients of the first eight arguments. The gradients for weights of one may stand
 behind the arguments: then weights that are all the same multiply them, and nothing else is done.
 """
