@@ -250,8 +250,9 @@ def test_weights_of_steps_with_a_start_in_roots():
 def test_a_vague_covariance_counts_by_its_symmetric_part():
     P0 = np.array([[1e8, 0, 0], [0, 1, 0.8], [0, 0, 1.0]])
     a, P = pt.vector("a"), pt.matrix("P")
-    y = np.random.default_rng(0).normal(size=(4, 2))
-    l = kalman_loglike_panel(y[None], a, **(VAGUE | {"P0": P})).sum()
+    y = np.random.default_rng(0).normal(size=(4, 3))
+    all_seen = {"d": np.zeros(3), "Z": np.eye(3), "H": np.eye(3)}
+    l = kalman_loglike_panel(y[None], a, **(VAGUE | all_seen | {"P0": P})).sum()
     slopes = pytensor.function([a, P], pt.grad(l, [a, P]), mode=PYTHON)
     for X, G in zip(slopes(np.zeros(3), P0), slopes(np.zeros(3), (P0 + P0.T) / 2), strict=True):
         assert relative_error(X, G) < 1e-13
