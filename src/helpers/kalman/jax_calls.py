@@ -36,28 +36,41 @@ INTEGRATED = {
 def loglike(tol: float):
     """The log-likelihood of each step as a function of INPUTS, by the compiled pass."""
 
-    @jax.custom_vjp
-    def run(*inputs):
+    def value(*inputs):
         l = jax.ShapeDtypeStruct(inputs[0].shape[:1], inputs[0].dtype)
         return _call_pass("value", tol, [l], inputs)[0]
 
+    return _with_pullback(value, INPUTS, partial(gradient, tol=tol))
+
+
+def _with_pullback(value, arguments: tuple[str, ...], gradient_of):
+    """A function of arrays of these names, y first, whose gradients for weights of one come along.
+
+    ``gradient_of`` is :func:`gradient`, or its like, for one tol.
+    """
+    run = jax.custom_vjp(value)
+
     def forward(*inputs):
-        names = tuple(x for x, X in zip(INPUTS, inputs, strict=True) if X.perturbed)
+        names = tuple(x for x, X in zip(arguments, inputs, strict=True) if X.perturbed)
         inputs = tuple(X.value for X in inputs)
-        l_bar = jnp.ones_like(inputs[0], shape=inputs[0].shape[:1])
-        l, ready = gradient(names, tol, inputs, l_bar, None)
+        l, ready = gradient_of(names, inputs=inputs, l_bar=_ones(inputs), ready=None)
         return l, (inputs, ready)
 
     def backward(saved, l_bar):
         if isinstance(l_bar, SymbolicZero):
-            return (None,) * len(INPUTS)
+            return (None,) * len(arguments)
         inputs, ready = saved
         names = _there(ready)
-        found = gradient(names, tol, inputs, l_bar, ready)[1]
-        return tuple(found[x] if x in names else None for x in INPUTS)
+        found = gradient_of(names, inputs=inputs, l_bar=l_bar, ready=ready)[1]
+        return tuple(found[x] if x in names else None for x in arguments)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run
+
+
+def _ones(inputs):
+    """Weights of one for every step of the series, or of all."""
+    return jnp.ones_like(inputs[0], shape=inputs[0].shape[:-1])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -146,31 +159,10 @@ def _targets(module: str) -> dict:
 def panel(tol: float):
     """The log-likelihoods (J, n) of many series as a function of PANEL, by the compiled pass."""
 
-    @jax.custom_vjp
-    def run(*inputs):
+    def value(*inputs):
         return panel_gradient((), tol, inputs, _ones(inputs), None)[0]
 
-    def forward(*inputs):
-        names = tuple(x for x, X in zip(PANEL, inputs, strict=True) if X.perturbed)
-        inputs = tuple(X.value for X in inputs)
-        l, ready = panel_gradient(names, tol, inputs, _ones(inputs), None)
-        return l, (inputs, ready)
-
-    def backward(saved, l_bar):
-        if isinstance(l_bar, SymbolicZero):
-            return (None,) * len(PANEL)
-        inputs, ready = saved
-        names = _there(ready)
-        found = panel_gradient(names, tol, inputs, l_bar, ready)[1]
-        return tuple(found[x] if x in names else None for x in PANEL)
-
-    run.defvjp(forward, backward, symbolic_zeros=True)
-    return run
-
-
-def _ones(inputs):
-    """Weights of one for the steps of all series."""
-    return jnp.ones_like(inputs[0], shape=inputs[0].shape[:2])
+    return _with_pullback(value, PANEL, partial(panel_gradient, tol=tol))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

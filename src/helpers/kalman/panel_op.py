@@ -32,6 +32,7 @@ from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
     DIMENSIONS,
     KalmanLoglike,
+    _connected,
     _from_model,
     less,
     of_one_float_type,
@@ -248,26 +249,21 @@ class KalmanPanelGrad(_PanelOp):
 
     def pullback(self, inputs, outputs, cotangents):
         """By the Op for one series, in a loop: second derivatives share no covariances."""
-        bars = [
-            (x, bar)
-            for x, bar in zip(self.requested, cotangents, strict=True)
-            if not isinstance(bar.type, DisconnectedType)
-        ]
+        bars = _connected(self.requested, cotangents)
         if not bars:
             return [disconnected_type() for _ in inputs]
         # Of symbols of its own: an input may depend on another one.
         *model, l_bar = [X.type() for X in inputs]
-        weights = [bar.type() for _, bar in bars]
+        weights = {x: bar.type() for x, bar in bars.items()}
         l = _one_by_one(model, self.tol)
-        wrt = [x for x, _ in bars if x != "l"]
+        wrt = [x for x in bars if x != "l"]
         slopes = pytensor.grad((l_bar * l).sum(), [model[INPUTS.index(x)] for x in wrt])
         found = dict(zip(wrt, slopes, strict=True)) | {"l": l}
-        total = sum((bar * found[x]).sum() for (x, _), bar in zip(bars, weights, strict=True))
+        total = sum((weights[x] * found[x]).sum() for x in bars)
         moved = pytensor.grad(total, [*model, l_bar], disconnected_inputs="ignore")
-        given = [*inputs, *(bar for _, bar in bars)]
-        return graph_replace(
-            moved, dict(zip([*model, l_bar, *weights], given, strict=True)), strict=False
-        )
+        own = [*model, l_bar, *weights.values()]
+        given = dict(zip(own, [*inputs, *bars.values()], strict=True))
+        return graph_replace(moved, given, strict=False)
 
 
 def _one_by_one(inputs, tol):
