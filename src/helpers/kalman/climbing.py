@@ -119,7 +119,8 @@ def climb(
         if radius is None:
             radius = np.linalg.norm(along)
         floor = 1e-14 * abs(value)
-        if values[0] > 0 and along @ (along / values) / 2 <= max(gain, floor):
+        to_gain = along @ (along / values) / 2 if values[0] > 0 else np.inf  # by a full step
+        if to_gain <= max(gain, floor):
             return Climb(x, value, slope, steps, evaluations, True)
         best, whole = None, np.linalg.norm(along / values) if values[0] > 0 else np.inf
         while True:
@@ -144,10 +145,9 @@ def climb(
             if best is not None:
                 break
             if predicted <= max(gain, floor) or evaluations > 20 * most:
-                # Not even a short step is better: there, if a whole one is lost in the rounding.
-                whole = along @ (along / values) / 2 if values[0] > 0 else np.inf
-                there = whole <= max(gain, 100 * floor)
-                return Climb(x, value, slope, steps, evaluations, bool(there))
+                # Not even a short step is better: there, if a full one is lost in the rounding.
+                converged = bool(to_gain <= max(gain, 100 * floor))
+                return Climb(x, value, slope, steps, evaluations, converged)
         there, slope_there, move, _ = best
         x, before = x + move, slope
         value, slope = there, slope_there

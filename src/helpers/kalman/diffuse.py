@@ -527,9 +527,7 @@ def first_room(A, model: StateSpace):  # noqa: N803
 
 def first_variances(model: StateSpace):
     """Z, H and W = R Q R' of the first step, real."""
-    Z, H, R, Q = (X[0] if x in model.time_varying else X for x, X in (
-        ("Z", model.Z), ("H", model.H), ("R", model.R), ("Q", model.Q)
-    ))  # fmt: skip
+    Z, H, R, Q = (X[0] if X.ndim == 3 else X for X in (model.Z, model.H, model.R, model.Q))
     return Z.real, H.real, (R @ Q @ R.T).real
 
 

@@ -73,7 +73,9 @@ class Panel:
         self._client, self._Y = client, Y
         order = _by_pattern(Y)
         self._members = [order[i : i + chunk] for i in range(0, len(Y), chunk)]
-        longest = max((len(y) for y in Y if np.ndim(y) == 2), default=0)
+        longest = 0
+        if isinstance(Y, list):
+            longest = max((len(y) for y in Y if np.ndim(y) == 2), default=0)
         self._pieces = [
             client.submit(_piece, _some(Y, members, longest), pure=False)
             for members in self._members

@@ -374,11 +374,11 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         If a climb has not converged, as ``mod.fit`` does.
     """
     with using(mod):
-        if method in ("newton", "scoring") and len(_names(mod)):  # else nothing is free
+        climbs = method in ("newton", "scoring")
+        if climbs and _names(mod):
             return _climbed(mod, start_params, method, **kwargs)
-        if method in ("newton", "scoring"):
-            method = "lbfgs"
-        given = {"method": method, "optim_score": "approx"} | kwargs
+        # Where nothing is free there is nothing to climb, and `mod.fit` optimises nothing either.
+        given = {"method": "lbfgs" if climbs else method, "optim_score": "approx"} | kwargs
         if not isinstance(mod, ARIMA):
             return mod.fit(start_params, **given)
         # It takes what is for the optimiser in a bundle, and another method for itself.
@@ -936,16 +936,16 @@ def _slope(function, x: np.ndarray, j: int) -> np.ndarray:
         move = h * (np.arange(len(x)) == j)
         return function(x + move) - function(x - move)
 
-    h, best, apart = 1e-3 * max(1.0, abs(x[j])), None, np.inf
+    h, apart = 1e-3 * max(1.0, abs(x[j])), np.inf
     with np.errstate(all="ignore"):
         wide, near = between(2 * h), between(h)
-        before = (8 * near - wide) / (12 * h)
+        best = before = (8 * near - wide) / (12 * h)
         for _ in range(HALVINGS):
             h, wide = h / 2, near
             near = between(h)
             found = (8 * near - wide) / (12 * h)
             gap = np.abs(found - before).max(initial=0)
-            if not np.isfinite(apart) or gap < apart:
+            if gap < apart:
                 best, apart = before, gap
             if apart <= AGREE * np.abs(best).max(initial=0):
                 break
