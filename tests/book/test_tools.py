@@ -8,9 +8,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers.kalman import fused
-from tools import browser, compile_kernels, pdf
+from tools import browser, compile_kernels, notebooks, pdf
 
 LOADED = """
 import sys
@@ -91,3 +92,14 @@ def test_what_a_print_needs(tmp_path, monkeypatch):
     refuses("not built: run make book")
     (tmp_path / "index.html").write_text("")
     refuses("no page of the book has nothing-like-it in its name", "nothing-like-it")
+
+
+def test_a_notebook_runs_on_one_thread(tmp_path, monkeypatch):
+    """Also where it is not make that runs it: the times of a chapter are those of one thread."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("MKL_NUM_THREADS")
+    cell = "import os\n" + "".join(f"print(os.environ[{name!r}])\n" for name in notebooks.THREADS)
+    notebook = new_notebook(cells=[new_code_cell(cell)])
+    notebooks.execute(notebook, tmp_path)
+    assert notebook.cells[0].outputs[0].text == "1\n1\n1\n"
