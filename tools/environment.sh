@@ -30,12 +30,13 @@ find_python() {
 
 make_with_uv() {
   # Left to itself uv also finds, or downloads, a Python that is not in PATH; offline, what PATH has must do.
-  if [ -z "${PYTHON:-}" ] && uv venv --quiet --python 3.12 .venv 2>/dev/null; then
+  # --seed: pip as well, which installs what is not pinned (contributing, the browser's tests).
+  if [ -z "${PYTHON:-}" ] && uv venv --quiet --seed --python 3.12 .venv 2>/dev/null; then
     return
   fi
   local python
   python=$(find_python)
-  uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" .venv
+  uv venv --quiet --seed --python "$("$python" -c 'import sys; print(sys.executable)')" .venv
 }
 
 make_with_python() {
