@@ -1,6 +1,7 @@
 """The filter type of pymc-extras: its outputs and gradients against StandardFilter's."""
 
 import inspect
+import sys
 
 import numpy as np
 import pymc as pm
@@ -19,7 +20,7 @@ from pytensor.graph.traversal import applys_between
 
 from helpers.checks import relative_error, symmetrize
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, diffuse, register_filter
+from helpers.kalman import StateSpace, _install, diffuse, register_filter
 from helpers.kalman.pymc import ClosedFormFilter, diffuse_start, draw_initial
 from helpers.kalman.scan import symbolic_model
 from helpers.statespace import SYMMETRIC
@@ -138,6 +139,16 @@ def test_another_interface_is_refused(monkeypatch):
         ImportError, match=f"supports pymc-extras 0.15; found {pymc_extras.__version__}"
     ):
         register_filter()
+
+
+@pytest.mark.parametrize("name", ["pymc", "pymc_extras"])
+@pytest.mark.parametrize("line", ["helpers.kalman.pymc", "helpers.kalman"])
+def test_without_pymc_the_error_names_the_line_that_installs_it(monkeypatch, name, line):
+    monkeypatch.delitem(sys.modules, "helpers.kalman.pymc")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=f"needs {name}, which is not inst") as error:
+        exec(f"from {line} import register_filter")
+    assert str(error.value).count(_install("[pymc]")) == 1
 
 
 REGRESSORS = ("x1", "x2")

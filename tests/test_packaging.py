@@ -13,12 +13,14 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from helpers.kalman import _install
 
 ROOT = Path(__file__).parents[1]
 PROJECT = "packaging/kalman"
@@ -252,11 +254,29 @@ def test_the_same_ranges_python_and_licence_as_the_repository():
     assert licences[0] == licences[1]
 
 
+def test_no_release_of_pytensor_that_pymc_or_pymc_extras_refuses():
+    """The weekly run, which has both, would never see it."""
+    ours = ranges(read_toml(PROJECT)["project"])["pytensor"]
+    for name in ("pymc", "pymc-extras"):
+        (theirs,) = (need for need in map(Requirement, requires(name)) if need.name == "pytensor")
+        (end,) = (part.version for part in theirs.specifier if part.operator == "<")
+        assert end not in ours, f"{name} wants {theirs}, we take {ours}"
+
+
 def test_both_readmes_install_and_use_it_alike():
     whole = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^pip install .*$", README, re.MULTILINE)
     assert line in whole.splitlines()
+    assert line == _install("[pymc]")
     assert WITH_PYMC in whole
+
+
+def test_no_line_installs_from_an_index_that_does_not_have_it():
+    sources = [*ROOT.glob("src/helpers/kalman/**/*.py"), *ROOT.glob("book/**/*.md")]
+    for path in [ROOT / "README.md", ROOT / PROJECT / "README.md", *sources]:
+        text = path.read_text(encoding="utf-8")
+        for line in re.findall(r"pip\s+install\s+\"?kalman-by-hand[^`\n]*", text):
+            assert "@ git+" in line or "@ {_SOURCE}" in line, f"{path.relative_to(ROOT)}: {line}"
 
 
 def test_helpers_kalman_needs_numpy_alone():

@@ -23,6 +23,8 @@
 -3.061 (1, 1) (3, 1)
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 
 from helpers.kalman import reference
@@ -117,26 +119,43 @@ def _fused():
     return _imported("helpers.kalman.fused", "numba", "")
 
 
+# Where pip finds the package under its own name: it is in no index.
+_SOURCE = "git+https://github.com/gradients-by-hand/gradients-by-hand#subdirectory=packaging/kalman"
+
+
+def _install(extra: str) -> str:
+    """The line that installs the package with an extra, such as "[jax]"."""
+    return f'pip install "kalman-by-hand{extra} @ {_SOURCE}"'
+
+
+@contextmanager
+def _needing(module: str, needs: str, extra: str):
+    """Where an import fails, the error says what the module lacks and how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        own = error.name is None or error.name.partition(".")[0] == __name__.partition(".")[0]
+        if own or _install(extra) in str(error):
+            raise
+        raise ModuleNotFoundError(
+            f"{module} needs {error.name}, which is not installed: pip install {needs}, "
+            f"or {_install(extra)}",
+            name=error.name,
+        ) from error
+
+
 def _imported(module: str, needs: str, extra: str):
     """A module, or an error that says what is missing and how to install it."""
     from importlib import import_module
 
-    try:
+    with _needing(module, needs, extra):
         return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == __name__.partition(".")[0]:
-            raise
-        raise ModuleNotFoundError(
-            f"{module} needs {error.name}, which is not installed: "
-            f'pip install {needs}, or pip install "kalman-by-hand{extra}"',
-            name=error.name,
-        ) from error
 
 
 # What needs more than NumPy is imported when it is first asked for: that takes seconds.
 _LATER = {
     "kalman_loglike": ("helpers.kalman.op", "pytensor", ""),
-    "register_filter": ("helpers.kalman.pymc", "pymc-extras", "[pymc]"),
+    "register_filter": ("helpers.kalman.pymc", "pymc pymc-extras", "[pymc]"),
     "warmup": ("helpers.kalman.fused", "numba", ""),
 }
 

@@ -15,8 +15,8 @@ covariances of the patterns in it. For example::
     l, dY, gradients = panel.loglike_and_grad(model)
     fits = panel.fit(model, local_level, start=[0.0, 0.0])
 
-The workers need this package, and compile its passes once on each machine. ``pip install
-"kalman-by-hand[dask]"`` brings Dask's `distributed`.
+The workers need this package, and compile its passes once on each machine. Its extra ``[dask]``
+brings Dask's `distributed`.
 """
 
 from __future__ import annotations

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 from functools import cache, partial
 
+from helpers.kalman import _needing
 from helpers.kalman.fused import _tolerance
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC
 
-try:
+with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page)", "[jax]"):
     import jax
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f"{__name__} needs JAX, which is not installed: pip install jax (a release for GPUs is "
-        'another line, see JAX\'s own page), or pip install "kalman-by-hand[jax]"'
-    ) from error
 
 import jax.numpy as jnp
 from jax import vjp, vmap

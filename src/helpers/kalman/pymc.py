@@ -3,7 +3,9 @@
 >>> from helpers.kalman import register_filter
 >>> register_filter()
 
-and then, for any model of pymc-extras, ``.build(filter_type="closed_form")``. With
+and then, for any model of pymc-extras whose likelihood runs through the Kalman filter,
+``.build(filter_type="closed_form")``. (For purely autoregressive models with a stationary start
+pymc-extras has a form of its own, which it uses whatever the filter type.) With
 ``smoother_type="closed_form"`` beside it ``sample_conditional_posterior`` draws the states by the
 simulation smoother of :mod:`helpers.kalman.smoothing`.
 """
@@ -12,17 +14,22 @@ import functools
 import inspect
 
 import numpy as np
-import pymc as pm
-import pymc_extras
+
+from helpers.kalman import _needing
+
+with _needing(__name__, "pymc pymc-extras", "[pymc]"):
+    import pymc as pm
+    import pymc_extras
+    from pymc.pytensorf import normalize_rng_param
+    from pymc_extras.statespace.core import forward_sampling, statespace
+    from pymc_extras.statespace.filters import distributions
+    from pymc_extras.statespace.filters.kalman_filter import StandardFilter
+    from pymc_extras.statespace.filters.kalman_smoother import DisturbanceSmoother
+    from pymc_extras.statespace.filters.utilities import missing_mask
+    from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES, LONG_MATRIX_NAMES
+
 import pytensor
 import pytensor.tensor as pt
-from pymc.pytensorf import normalize_rng_param
-from pymc_extras.statespace.core import forward_sampling, statespace
-from pymc_extras.statespace.filters import distributions
-from pymc_extras.statespace.filters.kalman_filter import StandardFilter
-from pymc_extras.statespace.filters.kalman_smoother import DisturbanceSmoother
-from pymc_extras.statespace.filters.utilities import missing_mask
-from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES, LONG_MATRIX_NAMES
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 

@@ -1,4 +1,4 @@
-r"""Likelihood, exact score and Hessian of any state space model of statsmodels, in closed form.
+r"""Likelihood, exact score and Hessian of statsmodels' state space models, in closed form.
 
 statsmodels differentiates by running its filter once more for each parameter.  Here the
 likelihood's gradient with respect to the arrays of the model, :math:`\bar T, \bar Z, \dots`, comes
@@ -41,7 +41,7 @@ from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
-from helpers.kalman import diffuse, fused, updates
+from helpers.kalman import _needing, diffuse, fused, updates
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
 from helpers.kalman.climbing import climb
@@ -50,7 +50,7 @@ from helpers.kalman.stationary import Stationary
 from helpers.kalman.updates import STEP, Colored
 from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
-try:
+with _needing(__name__, "statsmodels", "[statsmodels]"):
     from statsmodels.regression.recursive_ls import RecursiveLS
     from statsmodels.tools.sm_exceptions import ConvergenceWarning
     from statsmodels.tools.tools import Bunch
@@ -60,11 +60,6 @@ try:
     from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
     from statsmodels.tsa.statespace.varmax import VARMAX
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f"{__name__} needs statsmodels, which is not installed: pip install statsmodels, or "
-        'pip install "kalman-by-hand[statsmodels]"'
-    ) from error
 
 __all__ = ["fit", "hessian", "information", "loglike", "score", "standard_errors", "using"]
 
