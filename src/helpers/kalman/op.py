@@ -91,8 +91,8 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     has no steady state either).
 
     Memory grows linearly with n: a gradient keeps p m + p^2 + 2 m + 3 p numbers of each step, and
-    where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to multiples of
-    four; the value alone keeps m + 2 p.
+    where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to whole vectors of
+    the processor, multiples of four or eight; the value alone keeps m + 2 p.
 
     Examples
     --------
