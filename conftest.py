@@ -12,6 +12,6 @@ flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if fla
 if not any(flag.startswith("cxx=") for flag in flags):
     os.environ["PYTENSOR_FLAGS"] = ",".join([*flags, "cxx="])
 
-# The examples of the one run only where JAX is; the other's scripts made what the tests read.
+# The doctests of jax.py need JAX. tests/data holds scripts, not tests.
 collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]
 collect_ignore += ["tests/data"]
