@@ -1,7 +1,7 @@
 """The PyTensor Ops and layers: against NumPy, complex step, and finite differences of gradients.
 
-Compiling is what takes time here, so Numba compiles two functions only: one of every Op, one of a
-network.
+Compiling is what takes time here, so Numba compiles one function only, of every Op; a network runs
+in PyTensor's Python mode, where an Op runs the same kernel.
 """
 
 import warnings
@@ -202,6 +202,41 @@ def test_a_rulebook_of_other_sites_is_refused_or_harmless(all_ops):
     assert all(np.isfinite(y).all() for y in all_ops(*(x for arrays in given for x in arrays)))
 
 
+@pytest.mark.parametrize("columns", [N_OUT - 1, N_OUT + 2])
+def test_cotangents_of_other_columns_are_refused(all_ops, columns):
+    """They were written past the end of a buffer, or left a part of it as it was."""
+    message = (
+        rf"cotangents have shape \({A_OUT}, {columns}\) and W has \({POSITIONS * N_IN}, {N_OUT}"
+    )
+    x, W, dY = numbers((M, WEIGHTS, (A_OUT, columns)))
+    for call in (
+        lambda: op.conv_grad_values.kernel(dY, W, *RULEBOOK),
+        lambda: op.conv_grads.kernel(x, W, dY, *RULEBOOK),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    given = [arguments(o) for o in OPS]
+    given[list(OPS).index(op.conv_grad_values)][0] = dY
+    with pytest.raises(ValueError, match=message):
+        all_ops(*(x for arrays in given for x in arrays))
+
+
+@pytest.mark.parametrize("function", ["kernel", "numpy"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_only_windows_that_see_the_ground_state_have_what_is_not_finite(function, bad):
+    """The sum of a row times zeros and ones made NaN of every 0 * inf."""
+    rules = rulebook([[0], [1]], (4,), 2)  # window 0 sees both sites, window 1 the second alone
+    arrays = (rules.src, rules.dst)
+    D = np.array([[1.0], [bad]])
+    np.testing.assert_array_equal(getattr(op.spread_ground, function)(D, *arrays), [[0], [bad]])
+    values, W = np.array([[1.0], [2.0]]), np.ones((2, 1))
+    found = getattr(op.conv_pairs, function)(values, W, np.full((2, 1), bad), *arrays)
+    np.testing.assert_array_equal(found, [[3], [bad]])
+    for dY, sums in (([[bad], [5.0]], [[0], [5]]), ([[5.0], [bad]], [[0], [bad]])):
+        found = getattr(op.sum_ground, function)(np.array(dY), *arrays)
+        np.testing.assert_array_equal(found, sums)
+
+
 @pytest.mark.parametrize("linker", ["py", "vm", "cvm"])
 def test_other_modes(linker):
     inputs = symbols((M, WEIGHTS, D))
@@ -344,23 +379,29 @@ def test_a_network_to_its_second_derivative():
             assert abs((gradient * v).sum() - difference) < 1e-10 * size
 
 
-def test_a_network_in_numba_is_the_dense_network():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        function = network_function("NUMBA", second=False)
-        x, weights = network_arrays()
-        flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
-        found = function(x.values, x.ground_state, *weights, *flat)
-    reference = network_function(PY, second=False)(x.values, x.ground_state, *weights, *flat)
-    for value, expected in zip(found, reference, strict=True):
-        assert relative_error(value, expected) < 1e-13
-    W1, b1, W2, b2 = weights
-    loss = 0
-    for dense in x.to_dense():
-        y = np.maximum(dense_conv(dense, W1, b1, 3), 0)
-        y = y[:6, :6].reshape(3, 2, 3, 2, 3).max(axis=(1, 3))
-        loss += (dense_conv(y, W2, b2, 2) ** 3).mean() / 3
-    assert relative_error(found[0], loss) < 1e-12
+def test_a_network_and_its_gradients_are_those_of_the_dense_network():
+    x, weights = network_arrays()
+    flat = [array for r in network_rules(x) for array in (r.src, r.dst)]
+    at = [x.values, x.ground_state, *weights]
+    found, *gradients = network_function(PY, second=False)(*at, *flat)
+
+    def loss(values, t, W1, b1, W2, b2):
+        dense = np.zeros(x.shape, np.result_type(values, t)) + t
+        dense[tuple(x.sites.T)] = values
+        total = 0
+        for X in dense:
+            y = dense_conv(X, W1, b1, 3)
+            y = np.where(y.real > 0, y, 0)[:6, :6]
+            windows = y.reshape(3, 2, 3, 2, 3).transpose(0, 2, 4, 1, 3).reshape(3, 3, 3, 4)
+            first = windows.real.argmax(axis=-1)[..., np.newaxis]
+            y = np.take_along_axis(windows, first, axis=-1)[..., 0]
+            total += (dense_conv(y, W2, b2, 2) ** 3).mean() / 3
+        return total
+
+    assert relative_error(found, loss(*at)) < 1e-12
+    for k, gradient in enumerate(gradients):
+        step = complex_step(lambda X, k=k: loss(*at[:k], X, *at[k + 1 :]), at[k])
+        assert relative_error(gradient, step) < 1e-12
 
 
 def test_submanifold_layers_stack():

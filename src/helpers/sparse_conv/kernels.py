@@ -2,7 +2,7 @@
 
 Compiled on the first call for each dtype, and kept on disk. The products are BLAS calls on tiles
 of rows that stay in the cache; a gather in front of them or a scatter behind them does the rest.
-No rulebook, however wrong, makes them read or write out of bounds.
+No rulebook and no arrays, however wrong, make them read or write out of bounds.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ def _check_inputs(values, dst):
 def _check_outputs(dY, src):
     if dY.shape[0] != src.shape[0]:
         raise ValueError("cotangents need one row for each output site of the rulebook")
+
+
+@njit
+def _check_columns(rows, columns, rows_W, n_out):  # integers, so that it is compiled once
+    if columns != n_out:
+        raise ValueError(
+            f"cotangents have shape ({rows}, {columns}) and W has ({rows_W}, {n_out}), "
+            "but both need n_out columns"
+        )
 
 
 @njit
@@ -166,6 +175,40 @@ def _unseen(src, a, mask):
 
 
 @njit
+def _finite(X):
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            if not np.isfinite(X[i, j]):
+                return False
+    return True
+
+
+# The products with a mask below meet 0 * inf = NaN, so these two serve what is not finite.
+
+
+@njit
+def _spread_rows(D, src, a):
+    Y = np.zeros((src.shape[0], D.shape[1]), D.dtype)
+    for o in range(src.shape[0]):
+        for k in range(src.shape[1]):
+            if not 0 <= src[o, k] < a:
+                for n in range(D.shape[1]):
+                    Y[o, n] += D[k, n]
+    return Y
+
+
+@njit
+def _sum_rows(dY, src, a):
+    D = np.zeros((src.shape[1], dY.shape[1]), dY.dtype)
+    for o in range(src.shape[0]):
+        for k in range(src.shape[1]):
+            if not 0 <= src[o, k] < a:
+                for n in range(dY.shape[1]):
+                    D[k, n] += dY[o, n]
+    return D
+
+
+@njit
 def spread_ground(D, src, dst):
     """Y (a_out, n_out): the sum of the rows of D (f^d, n_out) at positions without a site."""
     a_out, positions = src.shape
@@ -173,6 +216,8 @@ def spread_ground(D, src, dst):
         raise ValueError("the ground state's products need f^d rows")
     if not D.any():
         return np.zeros((a_out, D.shape[1]), D.dtype)
+    if not _finite(D):
+        return _spread_rows(D, src, len(dst))
     Y = np.empty((a_out, D.shape[1]), D.dtype)
     D, src = np.ascontiguousarray(D), np.ascontiguousarray(src)
     mask = np.empty((min(TILE, a_out), positions), D.dtype)
@@ -199,7 +244,7 @@ def sum_ground(dY, src, dst):
         if _unseen(src[first : first + rows].ravel(), len(dst), mask.ravel()):
             np.dot(mask[:rows].T, dY[first : first + rows], part)
             _add(D, part)
-    return D
+    return D if _finite(D) else _sum_rows(dY, src, len(dst))
 
 
 @njit
@@ -226,6 +271,7 @@ def conv(values, W, tW, src, dst):
 def conv_grad_values(dY, W, src, dst):
     """dM (a_in, n_in): gather the rows of dY that a site reaches, then multiply."""
     _check_outputs(dY, src)
+    _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
     a, positions = dst.shape
     wide_T = _transposed(_side_by_side(W, positions))
     dM = np.empty((a, wide_T.shape[1]), W.dtype)
@@ -260,6 +306,7 @@ def conv_grads(values, W, dY, src, dst):
     """Both of the above, with one gather."""
     _check_inputs(values, dst)
     _check_outputs(dY, src)
+    _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
     values = np.ascontiguousarray(values)
     a, positions = dst.shape
     wide_T = _transposed(_side_by_side(W, positions))

@@ -104,14 +104,21 @@ def pairs_grad_weights(values, dY, rules: Rulebook) -> np.ndarray:
 
 def spread_ground(D, rules: Rulebook) -> np.ndarray:
     """Y (a_out, n_out): the sum of the rows of D (f^d, n_out) at positions without a site."""
-    D = np.asarray(D)
-    return (rules.src == len(rules.dst)).astype(D.dtype) @ D
+    D, unseen = np.asarray(D), rules.src == len(rules.dst)
+    if np.isfinite(D).all():
+        return unseen.astype(D.dtype) @ D
+    Y = np.zeros((len(unseen), D.shape[1]), D.dtype)  # in a product, 0 * inf would be NaN
+    for rows, row in zip(unseen.T, D, strict=True):
+        Y[rows] += row
+    return Y
 
 
 def sum_ground(dY, rules: Rulebook) -> np.ndarray:
     """D (f^d, n_out), the transpose: sum of the rows of dY (a_out, n_out) without a site at k."""
-    dY = np.asarray(dY)
-    return (rules.src == len(rules.dst)).astype(dY.dtype).T @ dY
+    dY, unseen = np.asarray(dY), rules.src == len(rules.dst)
+    if np.isfinite(dY).all():
+        return unseen.astype(dY.dtype).T @ dY
+    return np.stack([dY[rows].sum(axis=0) for rows in unseen.T])
 
 
 def _blocks(W, rules: Rulebook) -> np.ndarray:
