@@ -500,9 +500,12 @@ X3, W3, B3 = image(3)
         (lambda: sparse_conv(X3, W3[1:], B3, strided(X3)), r"W has shape \(53, 3\), expected \(f"),
         (
             lambda: sparse_conv(image(3, 1)[0], W3, B3, strided(X3)),
-            r"x is on a grid \(1, 5, 4, 5\), but the rulebook leads to \(3, 2, 3\)",
+            r"sites are on a grid \(1, 5, 4, 5\), but the rulebook's on \(5, 4, 5\)",
         ),
-        (lambda: sparse_conv(image(3, a=5)[0], W3, B3, strided(X3)), "values has shape"),
+        (
+            lambda: sparse_conv(image(3, a=5)[0], W3, B3, strided(X3)),
+            "there are 5 sites, but the rulebook has 8",
+        ),
         (
             lambda: graph.conv_with_q((X3.values, X3.ground_state), W3, B3, transposed(X3)),
             "of a transposed convolution: use conv",
@@ -527,3 +530,28 @@ X3, W3, B3 = image(3)
 def test_bad_input_is_refused_with_a_sentence(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_rulebook_of_as_many_other_sites_is_refused():
+    """The image that it gave had outputs where the rulebook saw sites, of another size."""
+    x = SparseValue([[0, 0], [3, 3]], [[1.0], [2.0]], (4, 4, 1))
+    W, b = np.ones((4, 1)), np.zeros(1)
+    larger, other = rulebook([[1, 1], [2, 2]], (6, 6), 2), rulebook([[0, 0], [2, 2]], (4, 4), 2)
+    swapped = rulebook(x.sites[::-1], x.grid, 2)
+    for rules, message in (
+        (larger, r"on a grid \(4, 4\), but the rulebook's on \(6, 6\)"),
+        (other, r"site 1 is \(3, 3\), but in the rulebook \(2, 2\)"),
+        (swapped, r"site 0 is \(0, 0\), but in the rulebook \(3, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sparse_conv(x, W, b, rules)
+        with pytest.raises(ValueError, match=message):
+            sparse_conv_grad(x, W, rules, np.ones((len(rules.sites), 1)), np.ones(1))
+        with pytest.raises(ValueError, match=message):
+            inverse_rulebook(rules, x.sites, x.grid)
+    down = rulebook(x.sites, x.grid, 2, stride=2)
+    y = sparse_conv(x, W, b, down)
+    back = inverse_rulebook(down, x.sites, x.grid)
+    assert sparse_conv(y, W, b, back).shape == x.shape
+    with pytest.raises(ValueError, match="but the rulebook's on"):
+        sparse_conv(x, W, b, back)

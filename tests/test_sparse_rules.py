@@ -195,6 +195,21 @@ def test_no_site_at_all(grid):
     assert (dense_rulebook(sites, grid).src == 0).all()
 
 
+def test_a_shape_that_no_site_explains_is_refused():
+    """Taken for a picture of four channels, a batch of two lost its first axis."""
+    message = r"\(2, 4, 4\) may be .*np.empty\(\(0, 2\), int\) or np.empty\(\(0, 3\), int\)"
+    for call in (
+        lambda: rulebook([], (2, 4, 4), 2, d=2),
+        lambda: submanifold_rulebook([], (2, 4, 4), 3, d=2),
+        lambda: dense_rulebook([], (2, 4, 4)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert rulebook(np.empty((0, 3), int), (2, 4, 4), 2, d=2).grid == (2, 3, 3)
+    assert rulebook(np.empty((0, 2), int), (2, 4, 4), 2, d=2).grid == (1, 3)
+    assert rulebook([], (4, 4), 2).grid == (3, 3)
+
+
 def test_stacked_images_are_those_images():
     images = [replace(random_layer(a, (4, 5, 2), 3, 1)[0], ground_state=[1, 2]) for a in (3, 0, 6)]
     batch = stack(images)

@@ -128,7 +128,7 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook) -> SparseValue:
     Raises
     ------
     ValueError
-        If the rulebook is not one of x's sites, or W or b do not fit.
+        If the rulebook was made of other sites than x's, or W or b do not fit.
     """
     W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1])
     M, t = _acted_on(x, rules)
@@ -170,8 +170,7 @@ def sparse_conv_grad(x: SparseValue, W, rules: Rulebook, dY, dt_out) -> tuple[np
 
 def _acted_on(x: SparseValue, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     """Values and ground state; of a transposed convolution their differences from it."""
-    if len(rules.grid) != len(x.grid):
-        raise ValueError(f"x is on a grid {x.grid}, but the rulebook leads to {rules.grid}")
+    rules.refuse_other(x.sites, x.grid)
     if rules.transposed:
         return x.values - x.ground_state, np.zeros_like(x.ground_state)
     return x.values, x.ground_state

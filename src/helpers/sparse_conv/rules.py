@@ -48,6 +48,8 @@ class Rulebook(NamedTuple):
     transposed : bool
         Of a transposed or an inverse convolution. These act on what differs from the ground state,
         since what they would make of the ground state depends on the place.
+    sites_in, grid_in : array (a_in, d) or (a_in, 1 + d) and tuple, optional
+        The input sites and their grid, so that an image of other sites can be refused.
     """
 
     sites: np.ndarray
@@ -55,6 +57,19 @@ class Rulebook(NamedTuple):
     src: np.ndarray
     dst: np.ndarray
     transposed: bool = False
+    sites_in: np.ndarray | None = None
+    grid_in: tuple[int, ...] | None = None
+
+    def refuse_other(self, sites: np.ndarray, grid: tuple[int, ...]) -> None:
+        """ValueError if the rulebook was made of other sites or of another grid."""
+        if self.grid_in is not None and self.grid_in != grid:
+            raise ValueError(f"sites are on a grid {grid}, but the rulebook's on {self.grid_in}")
+        if len(sites) != len(self.dst):
+            raise ValueError(f"there are {len(sites)} sites, but the rulebook has {len(self.dst)}")
+        if self.sites_in is not None and not np.array_equal(sites, self.sites_in):
+            s = np.flatnonzero((sites != self.sites_in).any(axis=1))[0]
+            ours, theirs = tuple(sites[s].tolist()), tuple(self.sites_in[s].tolist())
+            raise ValueError(f"site {s} is {ours}, but in the rulebook {theirs}")
 
 
 def rulebook(
@@ -67,7 +82,7 @@ def rulebook(
     sites : array (a_in, d) or (a_in, 1 + d), int32 or int64
         Coordinates of each active input site, in a batch the image first.
     shape : tuple (h, w) or (images, h, w), and so on, with or without a last entry n_in
-        The input's grid.
+        The input's grid. Without a site, the columns of an empty array say which of these it is.
     f : int, or tuple of d int
         The window is f by f, in d = 3 dimensions f by f by f; or as long along each axis as the
         tuple says, and W then has a block for each of its cells.
@@ -195,14 +210,12 @@ def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
     Raises
     ------
     ValueError
-        If `rules` has another number of input sites, or as :func:`rulebook`.
+        If `rules` was made of other sites, or as :func:`rulebook`.
     """
     sites, grid = _on_grid(sites, shape)
-    if len(sites) != len(rules.dst):
-        raise ValueError(f"there are {len(sites)} sites, but the rulebook has {len(rules.dst)}")
-    if len(grid) != len(rules.grid):
-        raise ValueError(f"the grid {grid} and the rulebook's, {rules.grid}, differ in dimension")
-    return Rulebook(sites, grid, rules.dst, rules.src, not rules.transposed)
+    rules.refuse_other(sites, grid)
+    back = not rules.transposed
+    return Rulebook(sites, grid, rules.dst, rules.src, back, rules.sites, rules.grid)
 
 
 def dense_rulebook(sites, shape) -> Rulebook:
@@ -267,7 +280,8 @@ def _copies(sites, number, outputs, grid) -> Rulebook:
     dst = number.astype(np.int32)
     src = np.full(len(outputs), a, np.int32)
     src[dst] = np.arange(a, dtype=np.int32)
-    return Rulebook(np.ascontiguousarray(outputs), grid, src[:, np.newaxis], dst[:, np.newaxis])
+    src, dst = src[:, np.newaxis], dst[:, np.newaxis]
+    return Rulebook(np.ascontiguousarray(outputs), grid, src, dst, False, sites, grid)
 
 
 def _search(
@@ -291,8 +305,8 @@ def _search(
     twice = max(twice, repeated)
     _refuse(sites[twice] if twice >= 0 else None)
     if len(given):
-        return Rulebook(sites, grid, src, dst)
-    return Rulebook(found, out, src, dst, transposed)
+        return Rulebook(sites, grid, src, dst, False, sites, grid)
+    return Rulebook(found, out, src, dst, transposed, sites, grid)
 
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -315,6 +329,11 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
         raise ValueError(
             f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in, or a "
             f"grid of another dimension: sites of {columns} columns need {columns} entries"
+        )
+    if sites.ndim != 2 and sites.size == 0 and len(grid) > columns:
+        raise ValueError(
+            f"there is no site, so {grid} may be one grid with n_in or a batch's: give sites as "
+            f"np.empty((0, {columns}), int) or np.empty((0, {columns + 1}), int)"
         )
     grid = grid[:columns]
     return check_sites(sites, grid), grid, dimensions(columns, d, grid)
