@@ -200,10 +200,16 @@ def gradient(body, x, opset=21, **more):
         ("<double l = {-1}, double h = {2}> { Y = Clip(X, l, h) }", [-2, -1, 2, 3], [0, 1, 1, 0]),
         ("<double[2] a = {1, 0}> { Y = Max(X, a) }", [1, 2], [0.5, 1]),
         ("<double[2] a = {1, 0}> { Y = Min(X, a) }", [1, 2], [0.5, 0]),
+        ("<double[2] a = {1, 0}> { Y = Max(X, a, a) }", [1, 0], [1 / 3, 1 / 3]),
+        ("<double[2] a = {1, 0}> { Y = Max(a, a, X) }", [1, -1], [1 / 3, 0]),
+        ("<double[2] a = {1, 0}, double b = {0}> { Y = Min(a, X, b) }", [0, 0], [0.5, 1 / 3]),
         ("{ Y = ReduceMax(X) }", [1, 3, 3], [0, 0.5, 0.5]),
         ("{ Y = ReduceMin(X) }", [1, 1, 3], [0.5, 0.5, 0]),
         ("{ Y = ReduceL2(X) }", [0, 0], [0, 0]),
         ("{ Y = ReduceProd(X) }", [0, 2, 3], [6, 0, 0]),
+        ("{ Y = ReduceSumSquare<noop_with_empty_axes = 1>(X) }", [-1, 0, 2], [-2, 0, 4]),
+        ("{ Y = ReduceL1<noop_with_empty_axes = 1>(X) }", [-1, 0, 2], [-1, 0, 1]),
+        ("{ Y = ReduceL2<noop_with_empty_axes = 1>(X) }", [-1, 0, 2], [-1, 0, 1]),
         ("{ Y = Elu(X) }", [-np.inf, 0, 1000], [0, 1, 1]),
         ("{ Y = Softplus(X) }", [-1000, 0, 1000], [0, 0.5, 1]),
         ("{ Y = ReduceLogSumExp(X) }", [1000, 1000], [0.5, 0.5]),
@@ -217,6 +223,61 @@ def test_of_equal_entries_in_a_window_the_first_is_the_maximum():
     body = "{ Y = MaxPool<kernel_shape = [2], strides = [2]>(X) }"
     x = np.array([[[3.0, 3.0, 1.0, 2.0]]])
     np.testing.assert_array_equal(gradient(body, x), [[[1, 0, 0, 1]]])
+
+
+def test_equal_entries_share_the_maximum_of_an_image():
+    x = np.array([[[3.0, 1.0, 3.0]]])
+    np.testing.assert_array_equal(gradient("{ Y = GlobalMaxPool(X) }", x), [[[0.5, 0, 0.5]]])
+
+
+def test_a_channel_without_variance():
+    """The standard adds 1e-9 to the standard deviation; onnxruntime does not."""
+    x = np.array([[[2.0, 2.0], [1.0, 3.0]]])
+    normalised = "MeanVarianceNormalization<axes = [0, 2]>(X)"
+    assert np.isfinite(gradient(f"{{ Y = {normalised} }}", x)).all()
+    text = f"g (double[1, 2, 2] X) => (double[1, 2, 2] Y) {{ Y = {normalised} }}"
+    model = parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    np.testing.assert_allclose(run(model, {"X": x})["Y"], [[[0, 0], [-1, 1]]], rtol=1e-8)
+    w = np.array([[[1.0, 3.0], [1.0, 3.0]]])
+    found = gradient(f"{{ n = {normalised} Y = Mul(n, w) }}", x, w=w)
+    np.testing.assert_allclose(found, [[[-1e9, 1e9], [0, 0]]], atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [2, 3, 5])
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+def test_equal_arguments_keep_their_value(operator, arguments):
+    """A weighted mean of them would round, and be NaN of infinities."""
+    names = ["X", "a", "b", "c", "d"][:arguments]
+    values = np.array([0.1, 1 / 3, np.inf, -np.inf, np.nan, -0.7])
+    feed = {name: values if k % 2 == 0 else values.copy() for k, name in enumerate(names)}
+    inputs = ", ".join(f"double[6] {name}" for name in names)
+    text = f"g ({inputs}) => (double[6] Y) {{ Y = {operator}({', '.join(names)}) }}"
+    model = parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    np.testing.assert_array_equal(run(model, feed)["Y"], values)
+
+
+ODDITIES = [
+    ('Einsum<equation = "ij->">(X)', "float"),
+    ('Einsum<equation = "ij">(X)', "float[2, 2]"),
+    ('Einsum<equation = "ij,ij->">(X, X)', "float"),
+    ('Einsum<equation = "ji">(X)', "float[2, 2]"),
+    *(
+        (f"Reduce{name}<noop_with_empty_axes = 1, keepdims = {keep}>({x})", "float[2, 2]")
+        for keep in (0, 1)
+        for name, x in [("Sum", "X"), ("Mean", "X"), ("Prod", "X"), ("Max", "X"), ("Min", "X")]
+        + [("SumSquare", "X"), ("L1", "X"), ("L2", "X"), ("LogSum", "P"), ("LogSumExp", "X")]
+    ),
+]
+
+
+@pytest.mark.parametrize(("node", "kind"), ODDITIES)
+def test_what_no_node_test_has(node, kind):
+    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 2] X)'
+    constants = "<float[2, 2] P = {1, 2, 3, 0.5}>"
+    model = parse_model(f"{header} => ({kind} Y) {constants} {{ Y = {node} }}")
+    feed = {"X": np.array([[1, 2], [3, -4]], "float32")}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    np.testing.assert_allclose(run(model, feed)["Y"], expected, rtol=1e-6, strict=True)
 
 
 def test_an_index_that_occurs_twice():
@@ -325,3 +386,9 @@ def test_inputs_that_pytensor_has_no_symbol_for():
         to_pytensor(graph(helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [1])))
     with pytest.raises(ValueError, match="input 'x' is no tensor"):
         to_pytensor(graph(helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)))
+
+
+def test_a_result_of_another_rank_than_declared_is_refused():
+    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 2] X)'
+    with pytest.raises(NotImplementedError, match="result has 2 axes, by ONNX's rules 1"):
+        to_pytensor(parse_model(f"{header} => (float[2] Y) {{ Y = Identity(X) }}"))

@@ -82,7 +82,7 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     -----
     Derivatives at kinks are onnxruntime-training's, not PyTensor's, see
     :mod:`helpers.onnx_grad.translation.elementwise`.  Entries that share a maximum share its
-    derivative in ReduceMax and ReduceMin, in MaxPool the first has it all.
+    derivative in Max, Min, ReduceMax, ReduceMin and GlobalMaxPool, in MaxPool the first has it all.
     """
     dtype = None if dtype is None else np.dtype(dtype)
     if model.functions:
@@ -165,8 +165,10 @@ def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node
     code, shape = info.type.tensor_type.elem_type, _static_shape(info)
     if code and result.dtype != node.onnx_dtype(code):
         result = result.astype(node.onnx_dtype(code))
-    if shape is None or len(shape) != result.ndim:
+    if shape is None:
         return result
+    if len(shape) != result.ndim:
+        raise node.refuse(f"the result has {result.ndim} axes, by ONNX's rules {len(shape)}")
     known_to_onnx_alone = any(
         n is not None and m is None for n, m in zip(shape, result.type.shape, strict=True)
     )

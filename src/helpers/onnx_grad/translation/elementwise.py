@@ -130,13 +130,18 @@ def _mean(node, *terms):
 
 @translates("Max", "Min")
 def _extremum(node, *inputs):
-    def larger(x, y):
-        # Equal arguments, and a NaN, fall through to the mean, which shares the derivative.
-        mean = number(x, 0.5) * x + number(x, 0.5) * y if x.dtype.startswith("float") else x
+    def larger(one, other):
+        (x, n), (y, m) = one, other  # values, and how many arguments have them
         first, second = (x > y, y > x) if node.operator == "Max" else (x < y, y < x)
-        return select(first, x, select(second, y, mean))
+        both = x
+        if x.dtype.startswith("float"):
+            # Equal arguments, and a NaN, fall through to the mean, which shares the derivative.
+            both = select(pt.isinf(x), x, x + m / (n + m) * (y - x))
+        return tuple(
+            select(first, a, select(second, b, c)) for a, b, c in ((x, y, both), (n, m, n + m))
+        )
 
-    return reduce(larger, inputs)
+    return reduce(larger, [(x, number(x, 1)) for x in inputs])[0]
 
 
 @translates("Clip")

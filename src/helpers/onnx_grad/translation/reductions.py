@@ -24,7 +24,7 @@ def _log_sum_exp(x, axis, keepdims: bool):
     return sums + (top if keepdims else top.reshape(sizes(sums), ndim=sums.ndim))
 
 
-def _extremum(function, x, axis, keepdims: bool):
+def extremum(function, x, axis, keepdims: bool):
     """Max or Min; entries that share the extremum share its derivative."""
     if not x.dtype.startswith("float"):
         return function(x, axis=axis, keepdims=keepdims)
@@ -50,8 +50,8 @@ REDUCTIONS = {
     "ReduceSum": pt.sum,
     "ReduceMean": pt.mean,
     "ReduceProd": pt.prod,
-    "ReduceMax": partial(_extremum, pt.max),
-    "ReduceMin": partial(_extremum, pt.min),
+    "ReduceMax": partial(extremum, pt.max),
+    "ReduceMin": partial(extremum, pt.min),
     "ReduceL1": lambda x, axis, keepdims: pt.sum(pt.abs(x), axis=axis, keepdims=keepdims),
     "ReduceL2": lambda x, axis, keepdims: _nonzero_sqrt(pt.sum(x * x, axis, keepdims=keepdims)),
     "ReduceSumSquare": lambda x, axis, keepdims: pt.sum(x * x, axis=axis, keepdims=keepdims),
@@ -64,7 +64,7 @@ REDUCTIONS = {
 def _reduce(node, x, axes=None):
     axis = node.axes(axes)
     if axis is None and node.attribute("noop_with_empty_axes", 0):
-        return x
+        axis = ()  # each entry by itself: a sum is the entry, a sum of squares its square
     return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
 
 
@@ -220,8 +220,10 @@ def _batch_normalization(node, x, scale, bias, mean, variance):
 
 @translates("MeanVarianceNormalization")
 def _mean_variance_normalization(node, x):
-    normal, _, _ = _standardized(x, tuple(node.attribute("axes", (0, 2, 3))), 0.0)
-    return normal
+    axes = tuple(node.attribute("axes", (0, 2, 3)))
+    centred = x - pt.mean(x, axis=axes, keepdims=True)
+    deviation = _nonzero_sqrt(pt.mean(centred * centred, axis=axes, keepdims=True))
+    return centred / (deviation + number(x, 1e-9))  # the number is the standard's
 
 
 @translates("LpNormalization")

@@ -27,6 +27,7 @@ from helpers.onnx_grad.translation.node import (
     sizes,
     translates,
 )
+from helpers.onnx_grad.translation.reductions import extremum
 
 
 @translates("MatMul")
@@ -48,8 +49,8 @@ def _gemm(node, a, b, c=None):
 @translates("Einsum")
 def _einsum(node, *operands):
     equation = node.attribute("equation").replace(" ", "")
-    terms, _, result = equation.partition("->")
-    if not result:  # what occurs once, in alphabetical order, after the ellipsis
+    terms, arrow, result = equation.partition("->")
+    if not arrow:  # what occurs once, in alphabetical order, after the ellipsis
         single = sorted(k for k in set(terms) - set(",.") if terms.count(k) == 1)
         result = ("..." if "..." in terms else "") + "".join(single)
     if "..." in equation:
@@ -278,9 +279,7 @@ def _global_average_pool(node, x):
 
 @translates("GlobalMaxPool")
 def _global_max_pool(node, x):
-    flat = x.reshape((size(x, 0), size(x, 1), -1))
-    at = pt.argmax(flat, axis=2, keepdims=True)
-    return pt.take_along_axis(flat, at, axis=2).reshape((*sizes(x)[:2], *(1,) * (x.ndim - 2)))
+    return extremum(pt.max, x, tuple(range(2, x.ndim)), keepdims=True)
 
 
 @translates("LRN")
