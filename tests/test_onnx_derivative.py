@@ -136,6 +136,10 @@ def test_keep_outputs():
     assert run_onnxruntime(gradient, feeds)["Y"].tolist() == [[4.0] * 10] * 2
 
 
+def test_none_is_no_option():
+    assert onnx_derivative(line(), options=None) == onnx_derivative(line())
+
+
 @pytest.mark.parametrize("options", [FillGrad, FillGrad | KeepOutputs])
 def test_fill_grad(options):
     gradient = onnx_derivative(line(), options=options)
@@ -1081,6 +1085,16 @@ ERRORS = {
         "Loss excludes",
     ),
     "unknown option": (line, {"options": 64}, "64"),
+    "option by name": (
+        line,
+        {"options": "Loss"},
+        "options is 'Loss', expected DerivativeOptions.Loss; the options are Zero, Keep",
+    ),
+    "no option": (
+        line,
+        {"options": [1]},
+        r"options is \[1\], expected one of DerivativeOptions: Z",
+    ),
     "opset too old": (lambda: mlp(12), {}, "opset 12 of domain ai.onnx is too old"),
     "no real output": (
         lambda: model_of("m (float[2] X) => (int64[1] Y) { Y = Shape(X) }"),

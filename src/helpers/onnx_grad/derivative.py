@@ -66,7 +66,7 @@ def onnx_derivative(
         out and why; :func:`~helpers.onnx_grad.constants.constants_by_use` has the rule.
     inputs : list of str, optional
         Inputs to differentiate with respect to; None for all real ones (but the label).
-    options : DerivativeOptions
+    options : DerivativeOptions, optional
     loss : str, optional
         With ``DerivativeOptions.Loss``: the output that is the loss, a scalar or of size one.
     label : str, optional

@@ -31,7 +31,18 @@ class DerivativeOptions(IntFlag):
 
 
 def checked_options(options, loss, label) -> DerivativeOptions:
-    options = DerivativeOptions(options)
+    names = ", ".join(DerivativeOptions.__members__)
+    if isinstance(options, str):
+        like = options if options in DerivativeOptions.__members__ else "Zero"
+        raise ValueError(
+            f"options is {options!r}, expected DerivativeOptions.{like}; the options are {names}"
+        )
+    try:
+        options = DerivativeOptions(0 if options is None else options)
+    except ValueError:
+        raise ValueError(
+            f"options is {options!r}, expected one of DerivativeOptions: {names}"
+        ) from None
     unknown = int(options) & ~sum(option.value for option in DerivativeOptions)
     if unknown:
         raise ValueError(f"options={int(options)}: no option has the value {unknown}")
