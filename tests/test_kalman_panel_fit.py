@@ -164,3 +164,27 @@ def test_a_start_that_overflows_stops_no_other_series():
 def test_no_series_that_could_be_fitted():
     fits = fit(np.full((2, 5, 1), np.nan), WALK, local_level, [0.0, 0.0])
     assert set(fits.failed.values()) == {"the series has no observation at all"}
+
+
+def test_a_saddle_is_no_maximum():
+    """Where a deviation is zero its slope is zero, and the likelihood may curve upwards."""
+    Y = levels(6)  # noqa: N806
+
+    def deviations(theta):
+        return {"H": np.exp(theta[:, 0])[:, None, None], "Q": (theta[:, 1] ** 2)[:, None, None]}
+
+    fits, best = fit(Y, WALK, deviations, [0.0, 0.0]), fit(Y, WALK, local_level, [0.0, 0.0])
+    assert fits.converged.all()
+    inside = best.params[:, 1] > -5
+    assert inside.any() and np.abs(fits.value - best.value)[inside].max() < 1e-6
+
+
+def test_a_curvature_that_is_not_finite_is_no_maximum():
+    """Next to the start no likelihood can be had, and its slope there is zero."""
+
+    def edge(theta):
+        variance = np.where(theta.real == 0, 1 + theta**2, np.nan)
+        return {"H": variance[:, :, None]}
+
+    fits = fit(levels(2), WALK, edge, [0.0])
+    assert set(fits.failed.values()) == {"the curvature is not finite where the slope is zero"}

@@ -13,7 +13,9 @@ equations 6.17 and 6.20, doi:10.1007/978-0-387-40065-5), with minus the log-like
 
 What a full step may still gain, :math:`g^\top B g / 2`, says that a climb is over. But B knows of
 no direction in which the climb never went: before it is believed, the curvature is measured, by
-differences of slopes, and where a Newton step would gain more the climb goes on with it.
+differences of slopes, and where a Newton step would gain more the climb goes on with it. Where the
+likelihood curves the other way, at a saddle or a minimum, whose slope may be zero, it leaves along
+that axis.
 
 The chain from the model's arrays to the parameters is exact: the derivative of the arrays along
 each parameter is a complex step of the function that makes them.
@@ -159,11 +161,29 @@ def fit(
     def not_there():
         """Those that have arrived by what B says, and have not by the curvature."""
         unsure = np.flatnonzero(arrived & ~converged)
-        there = _see_curvature(likelihood, x, g, B, unsure) <= gain
+        more, bend, axis = _see_curvature(likelihood, x, g, B, unsure)
         evaluations[unsure] += k
-        converged[unsure[there]] = True
+        there, seen = more <= gain, np.isfinite(bend)
+        message[unsure[there & ~seen]] = "the curvature is not finite where the slope is zero"
+        left = leave(unsure[there & seen], bend[there & seen], axis[there & seen])
+        there[there & seen] = ~left
+        converged[unsure[there & seen]] = True
         arrived[unsure], scaled[unsure] = there, True
         return unsure[~there]
+
+    def leave(members, bend, axis):
+        """Which of those leave a point along an axis with this curvature, as it is no minimum."""
+        left, step = np.zeros(len(members), bool), LONGEST
+        while (open := np.flatnonzero(~left & (-bend * step**2 / 2 > gain))).size:
+            j = members[open]
+            there, slope, _ = likelihood(x[j] + step * axis[open], j)
+            evaluations[j] += 1
+            better = f[j] - there > np.maximum(gain, 1e-12 * np.abs(f[j]))
+            moved = j[better]
+            x[moved] += step * axis[open[better]]
+            f[moved], g[moved], left[open[better]] = there[better], slope[better], True
+            step /= 4
+        return left
 
     for _ in range(most):
         if not len(active):
@@ -193,9 +213,10 @@ def fit(
 
 
 def _see_curvature(likelihood, x, g, B, members):  # noqa: N803
-    """What a Newton step would gain, by series; and B becomes the inverse of the curvature.
+    """What a Newton step would gain, the least curvature and its axis downhill, by series.
 
-    Downwards, or where next to nothing bends, the longest step counts.
+    B becomes the inverse of the curvature. Downwards, or where next to nothing bends, the longest
+    step counts. The least curvature is NaN where the curvature is not finite.
     """
     x, g, k = x[members], g[members], x.shape[1]
     deviation = APART * np.sqrt(np.abs(np.diagonal(B[members], axis1=1, axis2=2)))
@@ -206,12 +227,16 @@ def _see_curvature(likelihood, x, g, B, members):  # noqa: N803
         moved[:, i] += apart[:, i]
         _, slope, _ = likelihood(moved, members)
         curvature[:, i] = (slope - g) / (moved - x)[:, i, None]
+    seen = np.isfinite(curvature).all(axis=(1, 2))
     curvature = np.where(np.isfinite(curvature), curvature, 0)
     bend, axes = np.linalg.eigh((curvature + np.swapaxes(curvature, 1, 2)) / 2)
-    along = np.abs(np.einsum("jab,ja->jb", axes, g))
+    along = np.einsum("jab,ja->jb", axes, g)
+    least = np.where(seen, bend[:, 0], np.nan)
+    axis = axes[:, :, 0] * np.where(along[:, :1] > 0, -1, 1)
+    along = np.abs(along)
     bend = np.maximum(np.maximum(np.abs(bend), along / LONGEST), 1e-300)
     B[members] = np.einsum("jac,jc,jbc->jab", axes, 1 / bend, axes)
-    return (along**2 / bend).sum(axis=1) / 2
+    return (along**2 / bend).sum(axis=1) / 2, least, axis
 
 
 def _update(B, scaled, j, s, change) -> None:
