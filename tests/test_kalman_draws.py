@@ -516,6 +516,7 @@ def misfits():
         (8, np.ones((1, 3, 3)), "P0, T or W is not of as many states as start"),
         (7, np.ones((1, 2, 2)), "Z, H or A does not have the shape"),
         (9, np.zeros((3, 1)), "Z, H or A does not have the shape"),
+        (1, np.zeros((0, m)), "there is no draw"),
     ):
         wrong = [*model]
         wrong[i] = X
@@ -595,3 +596,144 @@ def test_an_intercept_that_is_not_a_number_is_no_gap():
     y, d = np.array([[1.0], [2.0], [3.0]]), np.array([[0.0], [np.nan], [0.0]])
     found = smoothing_op.kalman_smooth(y, zero, one, zero, d, *[one] * 5).eval(mode=PYTHON)
     assert not np.isfinite(found).any()
+
+
+def walk(**more):
+    """A random walk, observed with noise."""
+    one, zero = np.eye(1), np.zeros(1)
+    arrays = {"a0": zero, "P0": one, "c": zero, "d": zero, **dict.fromkeys("TZRHQ", one)}
+    return StateSpace(**arrays | more)
+
+
+@pytest.mark.parametrize("A", [None, np.eye(1)])
+def test_what_is_no_covariance_is_not_drawn_from(A):  # noqa: N803
+    """Noise of a variance below zero was NaN, as in a gap, and the data went unseen."""
+    y = np.full((3, 1), 3.0)
+    for name, X in (("H", [[-0.01]]), ("Q", [[-0.1]]), ("P0", [[-0.1]])):
+        model = walk(**{name: np.array(X)})
+        with pytest.raises(ValueError, match=f"{name} is no covariance, and nothing can be drawn"):
+            smoothing.draw(y, model, A=A)
+        with pytest.raises(ValueError, match=f"{name} is no covariance, and nothing can be drawn"):
+            smoothing.forecast(y, model, 1, A=A)
+
+
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
+@pytest.mark.parametrize("H", [-0.01, np.nan])
+def test_an_op_draws_nan_where_there_is_no_covariance(H, mode):  # noqa: N803
+    y, arrays = np.full((3, 1), 3.0), walk().asdict() | {"H": np.full((1, 1), H)}
+    out = kalman_draw(y, *arrays.values(), np.zeros((2, 7)))
+    assert np.isnan(pytensor.function([], out, mode=mode)()).all()
+
+
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
+def test_normals_that_are_no_numbers_spoil_their_own_draw_alone(mode):
+    y, normals = np.ones((3, 1)), np.zeros((2, 7))
+    with_gap = normals.copy()
+    with_gap[0, -2] = np.nan
+    xi = pt.matrix("xi")
+    draws = pytensor.function([xi], kalman_draw(y, *walk().asdict().values(), xi), mode=mode)
+    found = draws(with_gap)
+    assert np.isnan(found[0]).all() and np.array_equal(found[1], draws(normals)[1])
+    for wrong in (with_gap, normals + 0j):
+        with pytest.raises(ValueError, match="normals is not finite and real"):
+            smoothing.draw(y, walk(), normals=wrong)
+
+
+def test_a_mask_is_not_lost():
+    y, model = np.ma.masked_less(np.ones((3, 1)), 0), walk()
+    with pytest.raises(ValueError, match="y is a masked array"):
+        smoothing.forecast(y, model, 1)
+    with pytest.raises(ValueError, match="A is a masked array"):
+        smoothing.means(np.ones((3, 1)), model, np.ma.masked_less(np.ones((1, 1)), 0))
+    with pytest.raises(ValueError, match="normals is a masked array"):
+        smoothing.draw(np.ones((3, 1)), model, normals=np.ma.masked_less(np.ones((1, 7)), 0))
+
+
+def test_a_forecast_from_no_step_or_an_infinite_one_is_refused():
+    """As of a model that does not vary, and with the steps that y has."""
+    model = walk(c=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match="y is empty"):
+        smoothing.forecast(np.ones((0, 1)), model, 3)
+    with pytest.raises(ValueError, match=r"y has shape \(2, 2\), expected \(n, p\) = \(n, 1\)"):
+        smoothing.forecast(np.ones((2, 2)), model, 1)
+    with pytest.raises(ValueError, match="y is infinite at step 1"):
+        smoothing.forecast(np.array([[1.0], [np.inf]]), model, 1)
+
+
+@pytest.mark.parametrize("method", ["reference", "fused"])
+@pytest.mark.parametrize("sizes", [(1e16, 1.0), (1e8, 1e-8), (1e12, 1.0)])
+def test_what_only_a_vague_start_says_is_no_error(method, sizes):
+    """Two levels, of which the data see the sum: their difference is what P0 says of it."""
+    kappa, noise = sizes
+    two, n = np.eye(2), 3
+    model = StateSpace(
+        np.zeros(2), kappa * two, np.zeros(2), np.zeros(1), two, np.ones((1, 2)), two,
+        np.array([[noise]]), 0 * two,
+    )  # fmt: skip
+    V = smoothing.covariances(np.ones((n, 1)), model, method=method)
+    difference, total = np.array([1.0, -1.0]), np.ones(2)
+    assert relative_error(V @ difference @ difference, np.full(n, 2 * kappa)) < 1e-13
+    expected = 1 / (1 / (2 * kappa) + n / noise)
+    at_least = 4 * np.finfo(float).eps * kappa  # rounding of the entries, of the size of kappa
+    assert np.abs(V @ total @ total - expected).max() < 1e-8 * expected + at_least
+
+
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_a_vague_start_on_the_span_of_A_counts_once(method):  # noqa: N802
+    y = np.array([[1.0], [2.0], [np.nan], [0.0]])
+    expected = smoothing.covariances(y, walk(), np.eye(1), method)
+    found = smoothing.covariances(y, walk(P0=np.array([[1e15]])), np.eye(1), method)
+    assert relative_error(found, expected) < 1e-13
+    # Beside a flat level, of which the data see the sum with a vague one alone.
+    two = np.eye(2)
+    model = StateSpace(
+        np.zeros(2), 1e12 * np.array([[1.0, 0.5], [0.5, 1.0]]), np.zeros(2), np.zeros(1), two,
+        np.ones((1, 2)), two, np.eye(1), np.zeros((2, 2)),
+    )  # fmt: skip
+    V = smoothing.covariances(y, model, two[:, :1], method)
+    assert relative_error(V[:, 1, 1], np.full(4, 1e12)) < 1e-13
+
+
+def test_the_ops_call_their_functions_in_numba():
+    """Functions of one node each: a whole one takes far longer to compile."""
+    rng, n, m, J, tol = np.random.default_rng(14), 30, 2, 2, 1e-2
+    given = [rng.normal(size=(n, P)), rng.normal(size=(J, m)), rng.normal(size=(n, J, m))]
+    given += [rng.normal(size=(n, J, P)), np.eye(m), rng.normal(size=(1, m, m)) / 3]
+    given += [rng.normal(size=(1, P, m)), np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
+    symbols = [pt.tensor(shape=(None,) * X.ndim) for X in (*given, given[2])]
+    g = rng.normal(size=(n, J, m))
+    compiled = smoothing_op._compiled()
+    draw = smoothing_op.KalmanDraw(tol)(*symbols[:-1])
+    drawn = pytensor.function(symbols[:-1], draw, mode="NUMBA")(*given)
+    assert np.array_equal(drawn, compiled["draws"](*given, tol))
+    bars = smoothing_op.KalmanDrawGrad(tol)(*symbols)
+    pulled = pytensor.function(symbols, bars, mode="NUMBA")(*given, g)
+    for X, Y in zip(pulled, compiled["pull_draws"](*given, g, tol), strict=True):
+        assert np.array_equal(X, Y)
+
+
+def test_marginals_take_the_symmetric_part_in_any_lane():
+    rng = np.random.default_rng(15)
+    P, z = np.tile([[2.0, 0.5], [0.1, 1.0]], (3, 1, 1)), rng.normal(size=(3, 2))  # noqa: N806
+    half, mean = (P + P.swapaxes(1, 2)) / 2, np.zeros((3, 2))
+    for functions in (smoothing_op._PYTHON, smoothing_op._compiled()):
+        expected = functions["marginals"](mean, half, z)
+        assert np.array_equal(functions["marginals"](mean, P, z), expected)
+
+
+def test_a_call_that_was_interrupted_leaves_nothing_half_compiled(monkeypatch):
+    import numba
+
+    known, calls = numba.njit, []
+
+    def at_the_second(**how):
+        calls.append(how)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return known(**how)
+
+    monkeypatch.setattr(smoothing_op, "_READY", {})
+    monkeypatch.setattr(numba, "njit", at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        smoothing_op._compiled()
+    assert smoothing_op._compiled().keys() == smoothing_op._PYTHON.keys()

@@ -72,7 +72,7 @@ from helpers.kalman.diffuse import (
 from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
 from helpers.kalman.square_root import root
-from helpers.statespace import StateSpace, check_data
+from helpers.statespace import StateSpace, _as_numbers, check_data
 
 __all__ = ["Forecast", "covariances", "draw", "forecast", "means", "normals_of_a_draw"]
 
@@ -187,7 +187,7 @@ def draw(
     Raises
     ------
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
-        As :func:`means`; and if count or normals is none of those.
+        As :func:`means`; and if count or normals is none of those, or P0, Q or H is no covariance.
     """
     smoother = _Smoother(y, model, A, method, tol)
     chunks = [smoother.corrected(xi) for xi in smoother.normals(count, rng, normals)]
@@ -226,16 +226,15 @@ def forecast(
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
         As :func:`draw`; and if ahead is no positive number.
     """
-    y = np.asarray(y)
+    # As the caller gave it: the steps of a model that varies are those of the forecast too.
+    y = check_data(y, replace(model, **{x: getattr(model, x)[0] for x in model.time_varying}))
     if not _is_count(ahead):
         raise ValueError(f"ahead is {ahead!r}, expected a number of steps, 1 or more")
-    if model.n is not None and y.ndim == 2 and model.n != len(y) + ahead:
+    if model.n not in (None, len(y) + ahead):
         raise ValueError(
             f"{model.time_varying[0]} has {model.n} steps, expected those of y and of the "
             f"forecast, {len(y)} + {ahead}"
         )
-    if model.n is None:
-        check_data(y, model)  # as the caller gave it
     n, gaps = len(y), np.full((ahead, *y.shape[1:]), np.nan)
     smoother = _Smoother(np.concatenate([y, gaps]), model, A, method, tol)
     Z, d, H = (model.over_time(x, n + ahead)[n:] for x in "ZdH")
@@ -292,22 +291,23 @@ def times(X, W):
     return out
 
 
-def series_of(seen, starts, shocks, A):
+def series_of(y, noise, starts, shocks, A):
     """The columns as series (K + q, n, p), their starts and what their steps add (K + q, n, m).
 
-    All have the gaps of `seen` (n, J, p). First come those J series, then series of zeros: K - J
-    that fill up starts (K, m) and shocks (n, K, m), and one for each column of A (m, q), which
-    starts there and moves without shocks.
+    All have the gaps of y (n, p). First come y less each noise (n, J, p), then series of zeros:
+    K - J that fill up starts (K, m) and shocks (n, K, m), and one for each column of A (m, q),
+    which starts there and moves without shocks.
     """
-    n, J, p = seen.shape
+    n, J, p = noise.shape
     K, q, m = len(starts), A.shape[1], len(A)
-    Y = np.zeros((K + q, n, p), seen.dtype)
-    Y[:J] = np.transpose(seen, (1, 0, 2))
+    Y = np.zeros((K + q, n, p), noise.dtype)
     for t in range(n):
         for i in range(p):
-            if np.isnan(seen[t, 0, i]):
+            if np.isnan(y[t, i]):
                 Y[:, t, i] = np.nan
-    first, c = np.zeros((K + q, m), seen.dtype), np.zeros((K + q, n, m), seen.dtype)
+            else:
+                Y[:J, t, i] = y[t, i] - noise[t, :, i]
+    first, c = np.zeros((K + q, m), noise.dtype), np.zeros((K + q, n, m), noise.dtype)
     first[:K], first[K:] = starts, A.T
     c[:K] = np.transpose(shocks, (1, 0, 2))
     return Y, first, c
@@ -356,6 +356,16 @@ def roots(P):
     return B
 
 
+def _root_of(name: str, X):  # noqa: N803
+    """`roots` of an array of covariances, or an error."""
+    B = roots(_symmetric(X))
+    if np.isnan(B).any():
+        raise ValueError(
+            f"{name} is no covariance, and nothing can be drawn: a variance is negative"
+        )
+    return B
+
+
 class _Smoother:
     """A series, its model and A, checked; and the engine that answers."""
 
@@ -382,11 +392,13 @@ class _Smoother:
         """Standard normal numbers for the draws, chunk by chunk."""
         size = normals_of_a_draw(len(self.y), self.model)
         if normals is not None:
-            normals = np.asarray(normals)
+            normals = _as_numbers("normals", normals)
             if normals.ndim != 2 or normals.shape[1] != size or not len(normals):
                 raise ValueError(
                     f"normals has shape {normals.shape}, expected (J, m + n (r + p)) = (J, {size})"
                 )
+            if np.iscomplexobj(normals) or not np.isfinite(normals).all():
+                raise ValueError("normals is not finite and real")
             return [normals[k : k + CHUNK] for k in range(0, len(normals), CHUNK)]
         if not _is_count(count):
             raise ValueError(f"count is {count!r}, expected a number of draws, 1 or more")
@@ -401,9 +413,9 @@ class _Smoother:
         start, eta, eps = np.split(xi, [m, m + n * r], axis=1)
         eta, eps = (x.reshape(len(xi), n, -1).swapaxes(0, 1) for x in (eta, eps))
         # Not a root of W: R eta reaches what R reaches, whatever rounding does to R Q R'.
-        shocks = times(times(eta, roots(_symmetric(self.Q))), self.R)
-        B = roots(symmetric(self.model.P0)[None])[0]
-        return start @ B.T, shocks, times(eps, roots(_symmetric(self.H)))
+        shocks = times(times(eta, _root_of("Q", self.Q)), self.R)
+        (B,) = _root_of("P0", self.model.P0[None])
+        return start @ B.T, shocks, times(eps, _root_of("H", self.H))
 
     def corrected(self, xi):
         """The draws (J, n, m) of these normal numbers (J, k); the smoothed means for None."""
@@ -414,17 +426,17 @@ class _Smoother:
             parts = self.split(xi)
         start, shocks, noise = (X.astype(self.dtype) for X in parts)
         start, shocks = start + self.model.a0, shocks + self.c[:, None]
-        seen = (self.y - self.d)[:, None] - noise
-        r, e = self.columns(*series_of(seen, start, shocks, self.A))
+        r, e = self.columns(*series_of(self.y - self.d, noise, start, shocks, self.A))
         J = len(start)
         delta = settle(r, e, np.zeros_like(start), self.information(r), self.A)
         start = start + delta @ self.A.T + r[0, :J] @ symmetric(self.model.P0)
         return path(start, self.T, shocks + times(r[1:, :J], self.W)).swapaxes(0, 1)
 
-    def information(self, r, precision=0.0):
-        S = information_of(r, self.A) + precision
-        if len(S):
-            _refuse_unidentified(S.real, lambda x: _in_words(self.A @ x, "state"))
+    def information(self, r, flat=None):
+        """S of all numbers, of which the first `flat` have to be known from the data alone."""
+        S, A = information_of(r, self.A), self.A[:, :flat]  # noqa: N806
+        if A.shape[1]:
+            _refuse_unidentified(S.real[:flat, :flat], lambda x: _in_words(A @ x, "state"))
         return S
 
     def columns(self, Y, starts, c):  # noqa: N803
@@ -474,11 +486,23 @@ class _Smoother:
         if self.A.shape[1]:
             Y = np.repeat(nothing[None].astype(self.dtype), self.A.shape[1], axis=0)
             none = np.zeros((len(Y), n, m))
-            r, _ = self.columns(Y, self.A.T.astype(self.dtype), none)
-            prior = np.diag((np.arange(self.A.shape[1]) >= flat).astype(float))
-            S = self.information(r, prior)
+            for last in (self.A.shape[1] == flat, True):
+                r, _ = self.columns(Y, self.A.T.astype(self.dtype), none)
+                S = self.information(r, flat)
+                known = np.linalg.solve(S[:flat, :flat], S[:flat, flat:])
+                # What the data say about the numbers with variance one, where the others are open.
+                said = symmetric(S[flat:, flat:] - S[flat:, :flat] @ known)
+                values, vectors = np.linalg.eigh(said)
+                B = np.vstack([-known, np.eye(len(said))]) @ vectors
+                if last:
+                    break
+                # Far less may be said about one of them than about another, and be lost in the
+                # rounding of that: once more, for numbers that have nothing to do with each other.
+                self.A = np.hstack([self.A[:, :flat], self.A @ B])
+            covariance = B / (1 + np.maximum(values, 0)) @ B.T
+            covariance[:flat, :flat] += np.linalg.inv(S[:flat, :flat])
             C = path(self.A.T + r[0] @ self.P0, self.T, times(r[1:], self.W))
-            V = V + C.swapaxes(1, 2) @ np.linalg.solve(S, C)
+            V = V + C.swapaxes(1, 2) @ covariance @ C
         return _symmetric(V)
 
     def _split_off(self):
@@ -488,10 +512,15 @@ class _Smoother:
             return
         most = VAGUE * mean_variance(*first_variances(model)[1:])
         sizes, directions = np.linalg.eigh(symmetric(model.P0))
+        if sizes[-1] <= most:
+            return
+        if self.A.shape[1]:  # P0 is free on the span of A, and best without any there
+            B, span = directions * np.sqrt(np.maximum(sizes, 0)), np.linalg.qr(self.A)[0]
+            B = B - span @ (span.T @ B)
+            sizes, directions = np.linalg.eigh(B @ B.T)
         vague = sizes > most
-        if vague.any():
-            self.A = np.hstack([self.A, directions[:, vague] * np.sqrt(sizes[vague] - most)])
-            self.P0 = directions * np.clip(sizes, 0, most) @ directions.T + self.room
+        self.A = np.hstack([self.A, directions[:, vague] * np.sqrt(sizes[vague] - most)])
+        self.P0 = directions * np.clip(sizes, 0, most) @ directions.T + self.room
 
 
 # What the pass for many series is asked for: a way back, and no gradient of a matrix.

@@ -35,6 +35,7 @@ It runs in Numba, C and Python modes, and in JAX mode by :mod:`helpers.kalman.ja
 
 from __future__ import annotations
 
+import threading
 from hashlib import sha256
 from pathlib import Path
 
@@ -166,6 +167,8 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
     eps = normals[:, m + n * r :].reshape((J, n, p)).dimshuffle(1, 0, 2)
     shocks = eta @ covariance_root(Q).mT @ R.mT
     noise = eps @ covariance_root(of_noise).mT
+    # Noise that is not a number is no gap of y: there is no such draw.
+    start = pt.switch(pt.isnan(noise.sum(axis=(0, 2)))[:, None], np.nan, start)
     return _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol).dimshuffle(1, 0, 2)
 
 
@@ -213,6 +216,8 @@ def is_identified(S):
 def check_fit(y, start, shocks, noise, P0, T, Z, H, W, A):
     """Raise unless the arrays fit each other: compiled lines do not look where they read."""
     (n, p), (J, m) = y.shape, start.shape
+    if J == 0:
+        raise ValueError("there is no draw: normals or the start has no row")
     if shocks.shape != (n, J, m) or noise.shape != (n, J, p):
         raise ValueError("shocks or noise do not have the shapes (n, J, m) and (n, J, p)")
     for X in (T, Z, H, W):
@@ -228,8 +233,7 @@ def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     """The draws (n, J, m); y and shocks have d and c off and on."""
     check_fit(y, start, shocks, noise, P0, T, Z, H, W, A)
     J, m = start.shape
-    seen = np.expand_dims(y, 1) - noise
-    Y, starts, c = series_of(seen, start, shocks, A)
+    Y, starts, c = series_of(y, noise, start, shocks, A)
     r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
     S = information_of(r, A)
     if not well or not is_identified(S):
@@ -247,7 +251,7 @@ def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     n, J, m = shocks.shape
     rho = pull_path(T, g)
     of_both = np.concatenate((start, rho[0] @ P0)), np.concatenate((shocks, times(rho[1:], W)), 1)
-    Y, starts, c = series_of(np.expand_dims(y, 1) - noise, *of_both, A)
+    Y, starts, c = series_of(y, noise, *of_both, A)
     r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
     S = information_of(r, A)
     both = np.zeros((2 * J, m))
@@ -342,14 +346,14 @@ def factor_in_lanes(w, m):
 
 
 def load_lanes(w, P, z, first):
-    """Steps `first` and after: the upper triangles of P (n, m, m) at place 0, then z (n, m)."""
+    """Steps `first` and after: P (n, m, m), one triangle of it, at place 0, then z (n, m)."""
     n, m = z.shape
     for lane in range(LANES):  # in lanes beyond the last step stands the last one once more
         t = min(first + lane, n - 1)
         for i in range(m):
             put(w, (m * m + i) * LANES + lane, z[t, i])
             for j in range(i, m):
-                put(w, (i * m + j) * LANES + lane, P[t, i, j])
+                put(w, (i * m + j) * LANES + lane, (P[t, i, j] + P[t, j, i]) / 2.0)
 
 
 def add_marginals(w, P, z, out):
@@ -575,40 +579,44 @@ def _digest() -> str:
 
 def _compiled() -> dict:
     """The Ops' functions as machine code, compiled once for each machine and kept on disk."""
-    if not _READY:
-        from numba import njit
-        from numba.extending import overload, register_jitable
-
-        from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
-
-        code, options = load("panel").loglike_and_grad, {"error_model": "numpy", "nogil": True}
-
-        @overload(panel_pass, jit_options=options)
-        def _panel_pass(
-            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
-        ):  # fmt: skip
-            def call(
-                Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
-            ):  # fmt: skip
-                return code(
-                    Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol
-                )
-
-            return call
-
-        @overload(place, jit_options=options)
-        def _place(room):
-            return lambda room: (room.ctypes.data + 63) // 64 * 64
-
-        for function in _TEXT:
-            register_jitable(**options)(function)
-        for name, function in _PYTHON.items():
-            # Numba looks at one file alone to see whether what it kept is still good.
-            function.__qualname__ += f"_{_digest()}"
-            _READY[name] = njit(cache=True, **options)(function)
+    with _ONE_AT_A_TIME:
+        if not _READY:
+            _READY.update(_newly_compiled())
     return _READY
 
 
+def _newly_compiled() -> dict:
+    from numba import njit
+    from numba.extending import overload, register_jitable
+
+    from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
+
+    code, options = load("panel").loglike_and_grad, {"error_model": "numpy", "nogil": True}
+
+    @overload(panel_pass, jit_options=options)
+    def _panel_pass(
+        Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+    ):  # fmt: skip
+        def call(
+            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+        ):  # fmt: skip
+            return code(Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
+
+        return call
+
+    @overload(place, jit_options=options)
+    def _place(room):
+        return lambda room: (room.ctypes.data + 63) // 64 * 64
+
+    for function in _TEXT:
+        register_jitable(**options)(function)
+    for function in _PYTHON.values():
+        # Numba looks at one file alone to see whether what it kept is still good.
+        function.__qualname__ = f"{function.__name__}_{_digest()}"
+    return {name: njit(cache=True, **options)(function) for name, function in _PYTHON.items()}
+
+
+_ONE_AT_A_TIME = threading.Lock()
 _READY: dict = {}
 
 
