@@ -126,7 +126,8 @@ def posterior(
     series = less(y, d if d.ndim == 2 else d[None])[None]
     c = c[None] if c.ndim == 2 else c[None, None]
     if X is not None or B is not None:  # else the columns of the series and of c are zeros
-        columns = pt.zeros((q, *y.shape))
+        # As many as X has: where A has others, they are not made to fit, and the Op refuses them.
+        columns = pt.zeros((q if X is None else X.shape[0], *y.shape))
         if X is not None:
             columns -= X if X.ndim == 3 else X[:, None, :]
         series = pt.concatenate([series, columns])
@@ -137,7 +138,7 @@ def posterior(
     flat = pt.ones((q,), dtype="bool")
     for M in (X, B if "B" in given else None):
         if M is not None:
-            flat &= pt.eq(pt.abs(M).reshape((q, -1)).max(axis=1), 0)
+            flat &= pt.eq(pt.abs(M).reshape((M.shape[0], -1)).max(axis=1), 0)
     taken = pt.zeros((q,))
     if precision is None and A is not None:
         first = (M[0] if M.ndim == 3 else M for M in (Z, H, W))
