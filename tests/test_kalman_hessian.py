@@ -288,12 +288,27 @@ def test_a_third_derivative_is_refused_with_advice():
         ({}, "directions is empty"),
         ({"F": np.zeros((1, 2, 2))}, "no array is called 'F'"),
         ({"H": np.zeros((1, 3, 3))}, r"directions of H have shape \(1, 3, 3\), expected \(1, 2, 2"),
+        ({"H": np.full((1, 2, 2), np.nan)}, r"directions\['H'\] is not finite"),
+        ({"H": np.ma.masked_less(np.ones((1, 2, 2)), 0)}, r"directions\['H'\] is a masked array"),
+        ({"H": 1.0}, r"directions of H have shape \(\), expected \(1, 2, 2"),
+        ({"H": np.zeros((0, 2, 2))}, "directions is empty"),
     ],
 )
 def test_bad_directions(directions, message):
     y, model = make("gaps")
     with pytest.raises(ValueError, match=message):
         hessian_vector(y, model, directions)
+
+
+@pytest.mark.parametrize("method", ["reference", "fused"])
+def test_a_direction_of_y_has_the_gaps_of_y(method):
+    """A regressor is often missing where y is."""
+    y, model = make("gaps")
+    directions = directions_for(y, model, 2)
+    expected = hessian(y, model, directions, method)
+    directions["y"] = np.where(np.isnan(y), np.nan, directions["y"])
+    assert np.array_equal(hessian(y, model, directions, method), expected)
+    assert np.isfinite(expected).all()
 
 
 def test_bad_weights_and_a_model_that_is_none():

@@ -170,6 +170,15 @@ def test_bad_arguments(function, arguments, message):
 
 
 @pytest.mark.parametrize("function", [expected_information, outer_product])
+def test_a_direction_of_y_has_the_gaps_of_y(function):
+    y, model = make("gaps")
+    directions = directions_for(y, model, 2)
+    expected = function(y, model, directions)
+    directions["y"] = np.where(np.isnan(y), np.nan, directions["y"])
+    assert np.array_equal(function(y, model, directions), expected)
+
+
+@pytest.mark.parametrize("function", [expected_information, outer_product])
 def test_no_covariance(function):
     y, model = make("gaps")
     negative = StateSpace(**(model.asdict() | {"H": -100 * np.eye(2), "P0": 0 * model.P0}))

@@ -177,6 +177,17 @@ def test_single_precision_stays_single():
     assert relative_error(dy, dy64) < 1e-4
 
 
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_a_direction_of_a_covariance_counts_by_its_symmetric_part(name):
+    """One entry above the diagonal, which a covariance cannot move along by itself."""
+    y, model = make("gaps")
+    one = np.zeros((1, *getattr(model, name).shape))
+    one[0, 0, -1] = 1.0
+    _, found = forward_sensitivities(y, model, {name: one})
+    gradient = getattr(loglike_and_grad(y, model)[2], name)
+    assert found[0] == pytest.approx(gradient[0, -1], rel=1e-10)
+
+
 def test_wrong_cotangents_and_directions():
     y, model = make("gaps")
     filtered = kalman_filter(y, model)

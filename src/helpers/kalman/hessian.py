@@ -24,7 +24,7 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, recursions, reference, tangents
 from helpers.kalman.reference import _symmetric as symmetric
-from helpers.statespace import STATIC, SYMMETRIC, Gradients, StateSpace
+from helpers.statespace import STATIC, Gradients, StateSpace
 
 __all__ = ["hessian", "hessian_vector"]
 
@@ -60,8 +60,8 @@ def hessian_vector(
     Raises
     ------
     ValueError
-        If a direction has an unknown name or a wrong shape, ``weights`` a wrong one, or ``y`` does
-        not fit the model.
+        If there is no direction, or one has an unknown name or a wrong shape or is not finite;
+        ``weights`` has a wrong shape, or ``y`` does not fit the model.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
@@ -111,12 +111,13 @@ def hessian(
     ValueError, numpy.linalg.LinAlgError, MemoryError
         As :func:`hessian_vector`.
     """
+    directions = reference.check_directions(y, model, directions)
     _, dy, gradients = hessian_vector(y, model, directions, method, weights)
     moved = gradients.asdict() | {"y": dy}
     return symmetric(
         sum(
             np.tensordot(X.reshape(len(X), -1), moved[name].reshape(len(X), -1), (1, 1))
-            for name, X in ((name, np.asarray(X)) for name, X in directions.items())
+            for name, X in directions.items()
         )
     )
 
@@ -124,13 +125,9 @@ def hessian(
 def _checked(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Directions of all ten (k, ...), with a time axis of length 1 or n, symmetric; and of W."""
     given = reference.check_directions(y, model, directions)
-    k = len(next(iter(given.values()), ()))
-    if not k:
-        raise ValueError("directions is empty: there is nothing to move along")
-    n, dot = len(y), {}
+    k, n, dot = len(next(iter(given.values()))), len(y), {}
     for name, X in {"y": np.zeros((n, model.p)), **model.asdict()}.items():
         dX = given.get(name, np.zeros((k, *X.shape)))
-        dX = symmetric(dX) if name in SYMMETRIC else dX
         fixed = name not in ("y", *STATIC, *model.time_varying)
         dot[name] = dX[:, np.newaxis] if fixed else dX
     R, Q = (

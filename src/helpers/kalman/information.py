@@ -64,8 +64,8 @@ def expected_information(
     Raises
     ------
     ValueError
-        If a direction has an unknown name or a wrong shape, ``weights`` a wrong one, or ``y`` does
-        not fit the model.
+        If there is no direction, or one has an unknown name or a wrong shape or is not finite;
+        ``weights`` has a wrong shape, or ``y`` does not fit the model.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     """

@@ -24,7 +24,16 @@ import numpy as np
 
 from helpers.kalman import recursions, square_root
 from helpers.kalman.recursions import mask, symmetric
-from helpers.statespace import NAMES, STATIC, SYMMETRIC, Gradients, StateSpace, check_data
+from helpers.statespace import (
+    NAMES,
+    STATIC,
+    SYMMETRIC,
+    Gradients,
+    StateSpace,
+    _as_numbers,
+    _check_finite,
+    check_data,
+)
 
 
 class FilterOutputs(NamedTuple):
@@ -404,7 +413,8 @@ def forward_sensitivities(
     Raises
     ------
     ValueError
-        If a direction has an unknown name or a wrong shape; or as :func:`kalman_filter`.
+        If there is no direction, or one has an unknown name or a wrong shape or is not finite; or
+        as :func:`kalman_filter`.
     """
     filtered = kalman_filter(y, model)
     out, u, F_inv, Kf = filtered.out, filtered.u, filtered.F_inv, filtered.Kf
@@ -447,7 +457,6 @@ def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, Gradi
     gradients = {}
     for name, X in {"y": y, **model.asdict()}.items():
         units = np.eye(X.size, dtype=X.dtype).reshape(X.size, *X.shape)
-        units = _symmetric(units) if name in SYMMETRIC else units
         value, slopes = forward_sensitivities(y, model, {name: units})
         gradients[name] = slopes.reshape(X.shape)
     dy = gradients.pop("y")
@@ -497,23 +506,32 @@ def _accumulate(
 
 
 def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict:
-    """Directions as arrays (k, ...) of the shapes of y and the model's arrays, or a ValueError."""
+    """Directions as finite arrays (k, ...) of the shapes of y and the model's arrays, or an error.
+
+    Those of covariances are their symmetric parts; in the gaps of y there is no direction.
+    """
     arrays, found = {"y": check_data(y, model), **model.asdict()}, {}
-    k = len(next(iter(directions.values()), ()))
     for name, X_dot in directions.items():
         if name not in arrays:
             raise ValueError(f"no array is called {name!r}: expected one of {', '.join(arrays)}")
-        X_dot, shape = np.asarray(X_dot), (k, *arrays[name].shape)
+        X_dot = _as_numbers(f"directions[{name!r}]", X_dot)
+        k = len(next(iter(found.values()), X_dot[..., np.newaxis]))
+        shape = (k, *arrays[name].shape)
         if X_dot.shape != shape:
             raise ValueError(f"directions of {name} have shape {X_dot.shape}, expected {shape}")
-        found[name] = X_dot
+        if name == "y":
+            X_dot = np.where(np.isnan(arrays["y"]), 0, X_dot)
+        _check_finite(f"directions[{name!r}]", X_dot)
+        found[name] = _symmetric(X_dot) if name in SYMMETRIC else X_dot
+    if not found or not k:
+        raise ValueError("directions is empty: there is nothing to move along")
     return found
 
 
 def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Directions with a time axis (k, n, ...), those of a0 and P0 always there (k, ...)."""
     dot = check_directions(y, model, directions)
-    k, n = len(next(iter(dot.values()), ())), len(y)
+    k, n = len(next(iter(dot.values()))), len(y)
     for name, X in dot.items():
         if name not in ("y", *STATIC, *model.time_varying):
             dot[name] = np.broadcast_to(X[:, np.newaxis], (k, n, *X.shape[1:]))
