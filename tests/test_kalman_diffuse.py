@@ -383,7 +383,7 @@ def test_a_quarter_that_was_never_observed():
         (np.ones(4), r"A has shape \(4,\), expected"),
         (np.ones((4, 5)), r"q from 1 to 4"),
         (np.full((4, 1), np.nan), "A is not finite"),
-        (np.array([["a"]] * 4), "expected numbers"),
+        (np.array([["a"]] * 4), "A is not an array of numbers"),
         (np.eye(4)[:, :2] * [1, 0], r"nothing about delta\[1\], a column of zeros"),
         (np.ones((4, 2)), "nothing about one direction of delta"),
     ],
@@ -408,12 +408,41 @@ def test_bad_columns(A, message):
         ({"A": np.eye(4), "precision": -np.eye(4)}, "precision is not positive definite"),
         ({"A": np.eye(4), "precision": np.eye(3)}, r"precision has shape \(3, 3\), expected"),
         ({"A": np.eye(4), "precision": np.eye(4), "marginal": True}, "is for a flat prior"),
+        ({"A": np.eye(4), "precision": np.eye(4) + 1e-3 * np.eye(4, k=1)}, "is not symmetric"),
+        ({"A": np.eye(4), "precision": np.full((4, 4), np.nan)}, "precision is not finite"),
+        ({"X": np.ma.masked_less(np.ones((2, 1)), 0)}, "X is a masked array, and its mask would"),
+        ({"B": np.ma.masked_less(np.ones((4, 1)), 0)}, "B is a masked array, and its mask would"),
     ],
 )
 def test_bad_regressors(columns, message):
     y, model, _ = several()
     with pytest.raises(ValueError, match=message):
         diffuse.loglike(y, model, **columns)
+
+
+def test_a_precision_that_rounding_left_not_quite_symmetric():
+    """The inverse of a covariance: entries that are zero but for rounding differ by all of it."""
+    y, model, _ = several()
+    covariance = 0.9 ** np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+    precision = np.linalg.inv(covariance)
+    precision[0, 3] += 1e-16  # as some libraries leave it
+    half = (precision + precision.T) / 2
+    found = diffuse.loglike(y, model, np.eye(4), precision=precision)
+    assert found == diffuse.loglike(y, model, np.eye(4), precision=half)
+
+
+@pytest.mark.parametrize("mode", ["NUMBA", "py"])
+def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
+    """One regressor entered all three numbers where the shape of A is not known beforehand."""
+    y, model, _ = several()
+    mode = PYTHON if mode == "py" else mode
+    A, arrays = pt.matrix("A"), model.asdict().values()  # noqa: N806
+    for more in ({"X": np.ones((2, 1))}, {"B": np.ones((4, 1))}):
+        value = kalman_diffuse_loglike(y, *arrays, A=A, **more)
+        evaluate = pytensor.function([A], value, mode=mode)
+        assert np.isfinite(evaluate(np.eye(4, 1)))
+        with pytest.raises(ValueError, match="columns"):
+            evaluate(np.eye(4, 3))
 
 
 def test_all_missing():
@@ -542,6 +571,12 @@ def test_hessian(names, method):
         ]
         expected = (2 * (values / circle**2).mean() / 0.1**2).real
         assert abs(v @ found @ v - expected) < 1e-9 * np.abs(found).max()
+
+
+def test_a_hessian_along_nothing_is_refused():
+    y, model, A = several()
+    with pytest.raises(ValueError, match="directions is empty"):
+        diffuse.hessian(y, model, A, {})
 
 
 @pytest.mark.parametrize("how", ["NumPy", "the Op"])

@@ -52,8 +52,15 @@ import numpy as np
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import hessian as hessians
 from helpers.kalman.panel import _Group
-from helpers.kalman.recursions import LOG_2PI, TOLERANCE, symmetric
-from helpers.statespace import Gradients, StateSpace, check_data
+from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, symmetric
+from helpers.statespace import (
+    Gradients,
+    StateSpace,
+    _as_numbers,
+    _check_finite,
+    _check_symmetric,
+    check_data,
+)
 
 __all__ = ["Estimate", "Integrated", "hessian", "loglike", "loglike_and_grad"]
 
@@ -245,15 +252,15 @@ def hessian(
     Raises
     ------
     ValueError, numpy.linalg.LinAlgError
-        As :func:`loglike`; and if a direction has an unknown name or a wrong shape.
+        As :func:`loglike`; and as :func:`helpers.kalman.hessian.hessian_vector`.
     """
     columns = _Columns(y, model, A, None, None, None)
+    directions = reference.check_directions(y, model, directions)
     delta, covariance = columns.value_and_grad(method, TOLERANCE).estimate
     q, A = columns.q, columns.A  # noqa: N806
     # P0 has room on the span of A, and delta is so much less uncertain.
     root = np.linalg.cholesky(covariance + np.diag(columns.room))
-    directions = reference.check_directions(y, model, directions)
-    k = len(next(iter(directions.values()), ()))
+    k = len(next(iter(directions.values())))
     # Beside the k directions, those in which a0 moves with delta.
     moves = {x: np.concatenate([X, np.zeros((q, *X.shape[1:]))]) for x, X in directions.items()}
     moves.setdefault("a0", np.zeros((k + q, model.m)))
@@ -533,9 +540,7 @@ def first_variances(model: StateSpace):
 
 def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
     """A, X or B: numbers, of one of the shapes (rows) or (n, rows), and q columns."""
-    M = np.asarray(M)  # noqa: N806
-    if M.dtype.kind not in "fciu":
-        raise ValueError(f"{name} has type {M.dtype}, expected numbers")
+    M = _as_numbers(name, M)  # noqa: N806
     M = M.astype(np.result_type(M, float))  # noqa: N806
     if M.shape[:-1] not in shapes or not 0 < M.shape[-1] <= most:
         letters = {"A": "(m, q)", "X": "(p, q) or (n, p, q)", "B": "(m, q) or (n, m, q)"}[name]
@@ -543,17 +548,17 @@ def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
         raise ValueError(
             f"{name} has shape {M.shape}, expected {letters} = {expected} with q from 1 to {most}"
         )
-    if not np.isfinite(M).all():
-        raise ValueError(f"{name} is not finite")
+    _check_finite(name, M)
     return M
 
 
 def _checked_precision(precision, q: int) -> np.ndarray:
-    precision = np.asarray(precision, dtype=float)
+    precision = np.asarray(_as_numbers("precision", precision), dtype=float)
     if precision.shape != (q, q):
         raise ValueError(f"precision has shape {precision.shape}, expected (q, q) = ({q}, {q})")
-    if not np.allclose(precision, precision.T, rtol=1e-9, atol=0):
-        raise ValueError("precision is not symmetric")
+    _check_finite("precision", precision)
+    _check_symmetric("precision", precision)
+    precision = symmetric(precision)
     if not np.linalg.eigvalsh(precision)[0] > 0:
         raise ValueError("precision is not positive definite: for a flat prior leave it out")
     return precision
@@ -569,7 +574,7 @@ def _refuse_unidentified(S, told) -> None:  # noqa: N803
             f"the data say nothing about delta[{blind[0]}], {told(only)}: it reaches no observation"
         )
     values, vectors = np.linalg.eigh(S / size / size[:, np.newaxis])
-    if values[0] <= len(S) * 1e-12:
+    if values[0] <= len(S) * LEAST:
         direction = vectors[:, 0] / size
         direction = direction / np.abs(direction).max()
         direction[np.abs(direction) < 1e-6] = 0  # rounding
