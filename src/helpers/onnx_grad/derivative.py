@@ -52,7 +52,7 @@ def onnx_derivative(
     Its inputs are those of the original, the weights (which are no longer constants), and the
     gradients ``<output>_grad`` of the real outputs.  Its outputs are the gradients
     ``<name>_grad`` with respect to the inputs and then the weights, each of the shape of what it
-    is the gradient of.
+    is the gradient of; zeros where no real output depends on it, or through integers alone.
 
     Parameters
     ----------

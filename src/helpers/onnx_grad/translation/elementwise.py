@@ -1,7 +1,7 @@
 """Operators that act entry by entry, with NumPy's broadcasting.
 
 Where a function has a kink the derivative is onnxruntime-training's: 0 for Relu and Abs at 0, 1 for
-Clip at its bounds, half to each of two equal arguments of Max and Min.
+Clip at its bounds, equal shares to equal arguments of Max and Min.
 """
 
 from __future__ import annotations
