@@ -549,7 +549,8 @@ def test_the_older_name_of_linear():
 
 def test_every_rule_has_a_case():
     elsewhere = {("", "LSTM"), ("", "GRU"), ("", "RNN")}  # test_onnx_recurrent
-    assert set(RULES) - {(c.domain, c.op) for c in CASES} == elsewhere
+    ours = {key for key in RULES if not key[0].startswith("my.")}  # those are of doctests
+    assert ours - {(c.domain, c.op) for c in CASES} == elsewhere
 
 
 def ids(c):
