@@ -117,7 +117,7 @@ def climb(
         values, vectors = np.linalg.eigh(B / scales / scales[:, np.newaxis])
         along = vectors.T @ (slope / scales)
         if radius is None:
-            radius = np.linalg.norm(along)
+            radius = np.linalg.norm(along) or 1.0  # a saddle is left all the same
         floor = 1e-14 * abs(value)
         to_gain = along @ (along / values) / 2 if values[0] > 0 else np.inf  # by a full step
         if to_gain <= max(gain, floor):
@@ -129,7 +129,7 @@ def climb(
             predicted = along @ inner - inner @ (values * inner) / 2
             there, slope_there = function(x + move)
             evaluations += 1
-            share = (there - value) / predicted if np.isfinite(there) else -1.0
+            share = (there - value) / predicted if np.isfinite(there) and predicted > 0 else -1.0
             size = np.linalg.norm(inner)
             if best is not None and not there > best[0]:
                 radius = best[3]
