@@ -426,7 +426,8 @@ def test_outer_product_and_sandwich(name):
     theirs = mod.opg_information_matrix(params) * (mod.nobs - burn)
     assert relative_error(found, theirs) < 1e-4
     observed = ours.information(mod, params)
-    assert relative_error(observed, -ours.hessian(mod, params)) == 0
+    slopes = ours._jacobian(lambda x: ours.score(mod, x), params)
+    assert relative_error(observed, -slopes) < 1e-6
     sandwich = ours.information(mod, params, "sandwich")
     assert relative_error(sandwich @ np.linalg.solve(observed, found), observed) < 1e-7
 
@@ -781,6 +782,15 @@ def test_stationary_start(radius):
     assert not Stationary(T / radius, c, W).converged
 
 
+def test_a_root_close_to_one_is_inside_and_one_that_is_one_is_not():
+    one, zero = np.eye(1), np.zeros(1)
+    near = Stationary((1 - 1e-12) * one, zero, one)
+    assert near.converged and near.covariance[0, 0] == pytest.approx(0.5e12, rel=1e-3)
+    for angle in np.linspace(0.1, 3.1, 200):  # of modulus one but for rounding
+        T = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])  # noqa: N806
+        assert not Stationary(T, np.zeros(2), np.eye(2)).converged
+
+
 @pytest.mark.parametrize("method", ["newton", "scoring"])
 @pytest.mark.parametrize("name", ["local level", "VAR", "ARMA"])
 def test_climbs(name, method):
@@ -809,8 +819,21 @@ def test_a_climb_from_a_saddle():
     assert found.converged and found.value == pytest.approx(1.0)
     stopped = climb(function, curvature, np.array([0.0, 1.0]), most=1)
     assert not stopped.converged and stopped.steps == 1
+    exactly = climb(function, curvature, np.zeros(2))  # where all slopes are zero
+    assert exactly.converged and exactly.value == pytest.approx(1.0)
+    nothing = climb(lambda x: (0.0, 0 * x), lambda x: np.zeros((2, 2)), np.zeros(2))
+    assert not nothing.converged and np.isfinite(nothing.x).all()
     with pytest.raises(ValueError, match="not finite at the starting values"):
         climb(lambda x: (np.nan, x), curvature, np.zeros(2))
+
+
+def test_a_climb_from_a_variance_of_zero():
+    """Optimisers work with its square root, whose slope is zero there."""
+    mod = sm.tsa.UnobservedComponents(flow(), "llevel")
+    with mod.fix_params({"sigma2.irregular": 15000.0}):
+        found = ours.fit(mod, [0.0], method="newton", disp=False, cov_type="none")
+        best = ours.fit(mod, disp=False, cov_type="none")
+    assert found.mle_retvals["converged"] and found.llf > best.llf - 1e-6
 
 
 def test_scoring_learns_what_the_information_misses():
@@ -997,6 +1020,154 @@ def test_an_update_that_no_complex_step_differentiates():
     assert relative_error(ours.score(mod, x), plain.score(x, approx_complex_step=True)) < 1e-6
     found = ours.fit(mod, disp=False, cov_type="none")
     assert found.llf > mod.loglike(mod.start_params) + 1
+
+
+HOW = {"initialization": "approximate_diffuse", "loglikelihood_burn": 1}
+
+
+def test_an_absolute_value_on_a_branch_that_is_reached_later():
+    class Late(_Plain):
+        def fill(self, params):
+            h, q = params
+            self.ssm["obs_cov", 0, 0] = np.abs(h) if h.real < 0 else h
+            self.ssm["state_cov", 0, 0] = q
+
+    mod, x = Late(flow(), **HOW), np.array([1.4e4, 1.2e3])
+    found = ours.score(mod, x)
+    assert relative_error(ours.score(mod, x * [-1, 1]), found * [-1, 1]) < 1e-6
+
+
+def test_an_absolute_value_beside_a_large_number():
+    """Of which differences see no more than a few digits."""
+
+    class Far(_Plain):
+        def fill(self, params):
+            h, q = params
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = h, q
+            self.ssm["obs_intercept", 0, 0] = 1e9 + 1e-2 * np.abs(q)
+
+    mod, x = Far(flow() + 1e9, loglikelihood_burn=1), np.array([1.4e4, 1.2e3])
+    mod.initialize_known(np.array([1000.0]), np.array([[1e4]]))
+    expected = ours._jacobian(lambda x: np.array([ours.loglike(mod, x)]), x)[0]
+    assert relative_error(ours.score(mod, x), expected) < 1e-4
+
+
+def test_a_complex_step_that_is_not_a_number_is_no_derivative():
+    class Branching(_Plain):
+        def fill(self, params):
+            h, q = params
+            self.ssm["obs_cov", 0, 0] = h if np.isrealobj(params) else h * np.nan
+            self.ssm["state_cov", 0, 0] = q
+
+    mod, plain = Branching(flow(), **HOW), sm.tsa.UnobservedComponents(flow(), "llevel")
+    x = np.array([1.4e4, 1.2e3])
+    assert relative_error(ours.score(mod, x), plain.score(x, approx_complex_step=True)) < 1e-6
+
+
+def test_an_update_that_takes_no_complex_numbers():
+    class OnlyReal(_Plain):
+        def fill(self, params):
+            variances = np.exp(np.logaddexp(params, -np.inf))
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = variances
+
+    mod, plain = OnlyReal(flow(), **HOW), sm.tsa.UnobservedComponents(flow(), "llevel")
+    x = np.log([1.4e4, 1.2e3])
+    expected = plain.score(np.exp(x), approx_complex_step=True) * np.exp(x)
+    assert relative_error(ours.score(mod, x), expected) < 1e-6
+
+
+def test_an_update_that_takes_no_variance_below_zero():
+    class Rooted(_Plain):
+        param_names, start_params = ["a", "b", "H", "Q"], np.ones(4)  # noqa: RUF012
+
+        def fill(self, params):
+            if (params.real < 0).any():
+                raise np.linalg.LinAlgError("no root of a negative variance")
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params[2:]
+
+    mod, plain = Rooted(flow(), **HOW), sm.tsa.UnobservedComponents(flow(), "llevel")
+    expected = ours.score(plain, [1.4e4, 0.0])
+    assert relative_error(ours.score(mod, [1.0, 1.0, 1.4e4, 0.0])[2:], expected) < 1e-8
+
+
+def test_a_trial_where_an_array_overflows_turns_an_optimiser_back():
+    class Steep(_Plain):
+        start_params = np.log([1e4, 1e3])
+
+        def transform_params(self, free):
+            return np.exp(free)
+
+        def untransform_params(self, params):
+            return np.log(params)
+
+        def fill(self, params):
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params
+
+    mod = Steep(flow(), **HOW)
+    with np.errstate(all="ignore"), ours.using(mod):
+        assert mod.loglike(np.array([800.0, 1.0]), transformed=False) == -np.inf
+        assert not mod.score(np.array([800.0, 1.0]), transformed=False).any()
+    # To others it is an error that names the array.
+    mod.ssm["obs_intercept"] = [[np.inf]]
+    said = pytest.raises(ValueError, match="d is not finite at these params")
+    with np.errstate(all="ignore"), said:
+        ours.loglike(mod, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("method", ["newton", "scoring"])
+def test_a_matrix_that_cannot_be_had_ends_a_climb_with_a_warning(method, monkeypatch):
+    def none(*arguments):
+        raise np.linalg.LinAlgError("F is not positive definite for the Hessian")
+
+    monkeypatch.setattr(ours, "_minus_hessian", none)
+    monkeypatch.setattr(ours, "_expected", none)
+    mod = sm.tsa.UnobservedComponents(flow(), "llevel")
+    with pytest.warns(ConvergenceWarning):
+        found = ours.fit(mod, method=method, disp=False, cov_type="none")
+    assert not found.mle_retvals["converged"] and np.isfinite(found.llf)
+
+
+def test_what_is_changed_within_a_context_counts():
+    mod, x = _level(), np.array([1.4e4, 1.2e3])
+
+    def anew():
+        one = _level()
+        one.ssm.endog[:] = mod.ssm.endog
+        one.ssm.filter_concentrated = mod.ssm.filter_concentrated
+        one.ssm.initialization = mod.ssm.initialization
+        return ours.loglike(one, x)
+
+    with ours.using(mod):
+        assert mod.loglike(x) == anew()
+        mod.initialize_known(np.array([1000.0]), np.array([[1e4]]))
+        assert mod.loglike(x) == anew()
+        mod.ssm.initialization.set(None, "known", constant=[900.0], stationary_cov=[[1e4]])
+        assert mod.loglike(x) == anew()
+        mod.ssm.endog[0, 3] += 100.0
+        assert mod.loglike(x) == anew()
+        mod.ssm.filter_concentrated = True
+        assert mod.loglike(x) == anew()
+
+
+def _level():
+    class Level(_Plain):
+        def fill(self, params):
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params
+
+    return Level(flow().copy(), **HOW)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_no_parameter(fixed):
+    mod = sm.tsa.SARIMAX(flow(), order=(0, 0, 0), concentrate_scale=not fixed)
+    with mod.fix_params({"sigma2": 1e4} if fixed else {}):
+        assert np.isfinite(ours.loglike(mod, []))
+        for transformed in (True, False):
+            assert ours.score(mod, [], transformed=transformed).shape == (0,)
+            assert ours.hessian(mod, [], transformed=transformed).shape == (0, 0)
+        for kind in ("observed", "expected", "opg", "sandwich"):
+            assert ours.information(mod, [], kind).shape == (0, 0)
+            assert ours.standard_errors(mod, [], kind).shape == (0,)
 
 
 def test_a_structurally_singular_covariance_is_no_variance_of_zero():

@@ -164,7 +164,10 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     """
     params = _checked(mod, params)
     full = mod.handle_params(params, transformed=transformed)
-    found = _Point(mod, full).hessian()
+    point = _Point(mod, full)
+    if not params.size:
+        return np.zeros((0, 0))
+    found = point.hessian()
     if not transformed:
         free = mod.handle_params(params, True, False)
         found, slopes = (
@@ -209,7 +212,10 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
         As :func:`loglike`.
     """
     _check_kind(kind)
-    point = _Point(mod, mod.handle_params(_checked(mod, params), transformed=True))
+    params = _checked(mod, params)
+    point = _Point(mod, mod.handle_params(params, transformed=True))
+    if not params.size:
+        return np.zeros((0, 0))
     if kind == "observed":
         return _free(mod, -point.hessian())
     if kind == "expected":
@@ -250,9 +256,12 @@ def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray
         As :func:`loglike`.
     """
     _check_kind(kind)
-    _refuse_boundary(mod, mod.handle_params(_checked(mod, params), transformed=True))
+    params = _checked(mod, params)
+    if not params.size:
+        return np.sqrt(np.diag(information(mod, params, kind)))
+    _refuse_boundary(mod, mod.handle_params(params, transformed=True))
     if kind == "sandwich":
-        full = mod.handle_params(_checked(mod, params), transformed=True)
+        full = mod.handle_params(params, transformed=True)
         observed, G, names = _observed_and_opg(mod, _Point(mod, full))
         inverse = _inverse(observed, names, "observed information")
         return np.sqrt(np.diag(inverse @ G @ inverse))[: len(_names(mod))]
@@ -285,11 +294,12 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     theirs, kept, last = mod.loglike, {}, [None]
 
     def at(params):
-        key = params.tobytes(), mod.loglikelihood_burn
-        if key not in kept:
+        found = kept.get(_state(mod, params))
+        if found is None:
+            found = _value_and_gradient(mod, params)
             kept.clear()
-            kept[key] = _value_and_gradient(mod, params)
-        return kept[key]
+            kept[_state(mod, params)] = found  # an update may make the start
+        return found
 
     def value(params, *args, **kwargs):
         names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
@@ -301,7 +311,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         full = mod.handle_params(params, transformed, includes_fixed)
         try:
             return at(full)[0]
-        except (np.linalg.LinAlgError, _NotStationaryError):  # an optimiser turns round there
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # an optimiser turns round there
             return -np.inf
 
     def slope(params, *args, **kwargs):
@@ -314,7 +324,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
 
         try:
             return _score_as_given(mod, params, transformed, includes_fixed, of_all)
-        except (np.linalg.LinAlgError, _NotStationaryError):  # asked for with the value there
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
             return np.zeros(np.shape(params))
 
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
@@ -407,10 +417,15 @@ def _climbed(
         value = mod.loglike(x, transformed=False)
         return value, mod.score(x, transformed=False) if np.isfinite(value) else None
 
-    curvature = _minus_hessian if method == "newton" else _expected
+    def curvature(x):
+        try:
+            return (_minus_hessian if method == "newton" else _expected)(mod, x)
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # a climb ends there, and says so
+            return np.full((len(x), len(x)), np.nan)
+
     found = climb(
         function,
-        lambda x: curvature(mod, x),
+        curvature,
         free,
         most=maxiter,
         secant=method == "scoring",
@@ -460,8 +475,30 @@ def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
     return _free(mod, J.T @ _without_fixed(mod, found, mod._has_fixed_params) @ J)
 
 
-class _NotStationaryError(ValueError):
-    """There is no stationary distribution to start from."""
+class _NoLikelihoodError(ValueError):
+    """There is no stationary distribution to start from, or an array is not finite."""
+
+
+def _finite(arrays: dict) -> StateSpace:
+    """The model of these arrays."""
+    for name, X in arrays.items():
+        if not np.isfinite(X).all():
+            raise _NoLikelihoodError(f"{name} is not finite at these params")
+    return StateSpace(**arrays)
+
+
+def _state(mod: MLEModel, params: np.ndarray) -> tuple:
+    """What a likelihood depends on, beside what an update makes of the parameters."""
+    start = [
+        np.asarray(X).tobytes()
+        for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
+        for X in (
+            states, part.initialization_type, part.constant, part.stationary_cov,
+            part.approximate_diffuse_variance,
+        )
+    ]  # fmt: skip
+    how = mod.loglikelihood_burn, mod.ssm.filter_concentrated, mod.ssm.endog.tobytes()
+    return params.tobytes(), *how, *start
 
 
 def _checked(mod: MLEModel, params) -> np.ndarray:
@@ -522,6 +559,8 @@ def _arrays(mod: MLEModel, params: np.ndarray) -> dict:
 
 def _parts(start, states: np.ndarray) -> Iterator:
     """The parts of an initial distribution, each with the states that it is for."""
+    if start is None:
+        return
     if start.initialization_type is not None:
         yield start, states
     for block, part in start.blocks.items():
@@ -553,10 +592,11 @@ class _Start:
                 solved = Stationary(here["T"][block], here["c"][states], R @ here["Q"] @ R.T)
                 if not solved.converged:
                     size = np.abs(np.linalg.eigvals(here["T"][block])).max()
-                    raise _NotStationaryError(
+                    raise _NoLikelihoodError(
                         f"the params lie outside the stationary region of this "
                         f"{type(mod).__name__}, which starts from its stationary distribution: "
-                        f"the transition has an eigenvalue of modulus {size:.4g}, expected < 1"
+                        f"the transition has an eigenvalue of modulus {size:.4g}, expected < 1 "
+                        "by 1e-13 or more"
                     )
                 self.a0[states], self.P0[block] = solved.mean, solved.covariance
                 self.stationary.append((states, solved))
@@ -632,7 +672,7 @@ def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Grad
     )
     value = float(weights @ l)
     if not np.isfinite(value):
-        model = StateSpace(**arrays)  # raises, and names what is not finite
+        model = _finite(arrays)  # raises, and names what is not finite
         value, _, gradient = fused.loglike_and_grad(y, model, weights=weights)  # or the step
         return value, gradient
     kept = (*STATIC, *(x for x, X in time.items() if len(X) > 1))
@@ -687,7 +727,7 @@ class _Point:
         """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
         if not self.A.size:
             return _pass(self.y, self._scaled(), self.weights)
-        model = StateSpace(**self._scaled())
+        model = _finite(self._scaled())
         value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
         units = diffuse.first_room(self.A, model)
         _refuse_unseen(self.mod, self.A, np.diag(estimate.covariance) / units)
@@ -700,7 +740,7 @@ class _Point:
 
     @cached_property
     def model(self) -> StateSpace:
-        return StateSpace(**self._scaled())
+        return _finite(self._scaled())
 
     def moves(self) -> dict[str, np.ndarray]:
         """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
@@ -763,8 +803,7 @@ class _Point:
         """
         mod, params, k = self.mod, self.params, len(self.params)
         found, moved = np.zeros((k, k)), _updates(mod, params)
-        away = params + 1e-2 * np.maximum(1, np.abs(params)) * np.sin(np.arange(k) + 1)
-        here, there = moved.dense(params), moved.dense(away)
+        here, there = moved.dense(params), moved.dense(updates.away_from(params))
         size = np.abs(here).max(axis=1, initial=0)
         curved = np.flatnonzero(np.abs(here - there).max(axis=1, initial=0) > 1e-13 * size)
         if curved.size:
@@ -899,7 +938,7 @@ def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all
     """The score for parameters as they are given, by `of_all`, which is for all of the model's."""
     found = of_all(mod.handle_params(params, transformed, includes_fixed))
     dropped = mod._has_fixed_params and not includes_fixed
-    if not transformed:
+    if not transformed and found.size:
         free = mod.handle_params(params, True, includes_fixed)
         found = _transformation(mod, free).pull(free, _without_fixed(mod, found, dropped))
     return found[mod._free_params_index] if dropped else found
@@ -966,10 +1005,24 @@ class _Updates:
             size = int(np.prod(theirs))
             self.shapes[x], self.at[x] = theirs, slice(stop, stop + size)
             stop += size
-        self.size, self.exact = stop, True
-        self.colored = Colored(self._along, params)
-        if not self._is_analytic(params):
+        self.size, self.exact, self.colored, self.seen = stop, True, None, set()
+        self.look_at(params)
+
+    def look_at(self, params: np.ndarray) -> None:
+        """Go over to differences where complex steps miss something.
+
+        Looked at wherever signs are new: a parameter may enter by its absolute value.
+        """
+        signs = np.sign(params).tobytes()
+        if not self.exact or signs in self.seen:
+            return
+        self.seen.add(signs)
+        try:
+            self.colored = self.colored or Colored(self._along, params)
+            self.exact = self._is_analytic(params)
+        except (TypeError, ValueError, np.linalg.LinAlgError):  # it takes no complex numbers
             self.exact = False
+        if not self.exact:
             self.colored = Colored(self._along, params, updates.MISSED_BY_DIFFERENCES)
 
     def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
@@ -981,20 +1034,23 @@ class _Updates:
     def _is_analytic(self, params: np.ndarray) -> bool:
         """Whether complex steps see what differences see: not through abs, real or a factor.
 
-        Differences see little near a pole, so one of two steps has to agree, and roughly.
+        Differences see little near a pole, so one of four steps has to agree, and roughly; but a
+        step that is lost in rounding, beside what the one before it missed, says nothing.
         """
+        params = updates.away_from(params)
         rates, here = self.colored.rates.copy(), np.abs(self._at(params))
         rates[self.where] = 0
         found = self._along(params, rates)
-        for share in (1e-3, 1e-6):
+        apart, before = np.ones(self.size, bool), np.inf
+        for share in (1e-3, 1e-4, 1e-5, 1e-6):
             h = share * np.min(np.maximum(1, np.abs(params)))
             with np.errstate(all="ignore"):
                 ahead, behind = (self._at(params + s * h * rates) for s in (1, -1))
                 expected = (ahead - behind) / (2 * h)
-                missed = 0.01 * np.abs(expected) + 1e-7 * here
-            if not (np.abs(found - expected) > missed).any():  # NaN says nothing
-                return True
-        return False
+                missed, rounding = np.abs(found - expected), 1e-14 * here / h
+                apart &= (missed > 0.01 * np.abs(expected) + rounding) | (rounding > before / 10)
+            before = missed
+        return bool(np.isfinite(found).all() and not apart.any())
 
     def _at(self, params: np.ndarray) -> np.ndarray:
         """The arrays as one vector, complex for complex parameters."""
@@ -1174,6 +1230,7 @@ def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
         written_out = type(mod).update is VARMAX.update and correlated
         found = (_VarmaxUpdates if written_out else _Updates)(proxy(mod), params)
         known["shapes"], known["updates"] = key, found
+    known["updates"].look_at(params)
     return known["updates"]
 
 
@@ -1230,5 +1287,7 @@ def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
 
 def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
     """The score of a gradient for the arrays. Leaves the model complex."""
+    if not params.size:
+        return np.zeros(0)
     moved = _updates(mod, params)
     return moved.pull(params, moved.pack(gradient))

@@ -20,7 +20,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["Colored", "chol_tangent", "complex_step", "difference", "stationary_coefficients"]
+__all__ = [
+    "Colored",
+    "away_from",
+    "chol_tangent",
+    "complex_step",
+    "difference",
+    "stationary_coefficients",
+]
 
 STEP = 1e-40  # of the complex step: its square is lost, so the derivative has no truncation error
 
@@ -52,8 +59,7 @@ class Colored:
         self.along, self.missed, self.k = along, missed, len(params)
         # Rates of their own, so that no two parameters cancel in the check.
         self.rates = 1 + 0.5 * np.sin(np.sqrt(2) * np.arange(1, self.k + 1))
-        away = params + 1e-2 * np.maximum(1, np.abs(params)) * np.sin(np.arange(self.k) + 1)
-        self._paint(self._one_by_one(away) != 0)
+        self._paint(self._one_by_one(away_from(params)) != 0)
 
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
@@ -115,6 +121,13 @@ class Colored:
         size = np.abs(found)
         floor = size.max(initial=0) if self.missed > MISSED else size
         return bool((np.abs(found - expected) <= self.missed * floor).all())
+
+
+def away_from(params: np.ndarray) -> np.ndarray:
+    """A point of general position near these. No variance that is zero becomes negative."""
+    sizes = 0.5 + np.abs(np.sin(np.arange(len(params)) + 1))
+    moves = 1e-2 * np.maximum(1, np.abs(params)) * sizes
+    return params + np.copysign(moves, params)
 
 
 def complex_step(function: Callable) -> Callable:
