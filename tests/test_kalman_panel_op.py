@@ -221,12 +221,34 @@ def test_what_is_refused():
         kalman_loglike_panel(Y, *(X | {"Z": X["Z"] * 1j}).values())
     symbols = symbolic(model)
     total = kalman_loglike_panel(*symbols).sum()
-    for mode in ("NUMBA", PYTHON):
-        evaluate = pytensor.function(symbols, total, mode=mode)
-        with pytest.raises(ValueError, match="Z does not have shape"):
-            evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
-        with pytest.raises(ValueError, match="no series"):
-            evaluate(Y[:0], *X.values())
+    for mode in ("NUMBA", PYTHON, *(["JAX"] if find_spec("jax") else [])):
+        for wanted in (total, pt.grad(total, symbols[0])):
+            evaluate = pytensor.function(symbols, wanted, mode=mode)
+            with pytest.raises(ValueError, match="Z (does not have|has) shape"):
+                evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
+            with pytest.raises(ValueError, match="no series"):
+                evaluate(Y[:0], *X.values())
+
+
+@pytest.mark.skipif(not find_spec("jax"), reason="no JAX")
+@pytest.mark.parametrize("what", ["panel", "integrated"])
+def test_what_xla_calls_is_compiled_before(what, monkeypatch):
+    """Within its call nothing is compiled, and nothing said that could not be."""
+    from helpers.kalman import diffuse_op
+    from helpers.kalman.fused import building
+
+    entry, seen = building.load("entry"), []
+    known = entry.compile_later
+    monkeypatch.setattr(entry, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
+    y, model = make("gaps")
+    arrays, T = model.asdict(), pt.matrix("T", shape=model.T.shape)  # noqa: N806
+    arrays["T"] = T
+    if what == "panel":
+        l = kalman_loglike_panel(series(y, 2), *arrays.values()) * np.arange(len(y))
+    else:
+        l = diffuse_op.kalman_diffuse_loglike(y, *arrays.values(), A=np.eye(model.m, 1))
+    pytensor.function([T], pt.grad(l.sum(), T), mode="JAX")(model.T)
+    assert {(0, 0), (model.m, model.p)} <= set(seen)
 
 
 VAGUE = {

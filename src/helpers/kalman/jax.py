@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import vjp, vmap
 
 from helpers.kalman import jax_calls, jax_scans
-from helpers.kalman.jax_calls import INTEGRATED
+from helpers.kalman.jax_calls import INTEGRATED, PANEL
 from helpers.kalman.jax_scans import INPUTS
 
 __all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
@@ -177,22 +177,26 @@ def integrated(
     inputs = tuple(map(jnp.asarray, (y, starts, c, P0, T, Z, H, W, precision)))
     dtype = jnp.result_type(jnp.float32, *inputs)
     inputs = tuple(X.astype(dtype) for X in inputs)
-    _check_integrated({x: X.shape for x, X in zip(INTEGRATED, inputs, strict=True)})
+    _check_fit(INTEGRATED, inputs, ("precision", "y", "starts"))
     if _is_compiled(_checked(method, tol), inputs):
         return jax_calls.integrated(float(tol))(*inputs)
     return jax_scans.integrated(*inputs)
 
 
-def _check_integrated(shapes: dict) -> None:
-    """Raise if the shapes do not fit each other; precision gives q, y n and p, and starts m."""
+def _check_fit(dims_of: dict, arrays, givers) -> None:
+    """Raise if the shapes of arrays with these dimensions do not fit each other.
+
+    The givers say what the sizes are, the first one first.
+    """
+    shapes = {x: X.shape for x, X in zip(dims_of, arrays, strict=True)}
     sizes = {}
-    for name in ("precision", "y", "starts"):
-        for dim, length in zip(INTEGRATED[name], shapes[name], strict=False):
+    for name in givers:
+        for dim, length in zip(dims_of[name], shapes[name], strict=False):
             sizes.setdefault(dim, length)
     sizes["q + 1"] = sizes.get("q", 0) + 1
     sizes["as y"] = sizes.get("q + 1 or 1")
     for name, shape in shapes.items():
-        dims = INTEGRATED[name]
+        dims = dims_of[name]
         fits = len(shape) == len(dims) and all(
             length in (1, sizes.get(dim.removesuffix(" or 1")))
             if dim.endswith(" or 1")
@@ -202,6 +206,14 @@ def _check_integrated(shapes: dict) -> None:
         if not fits:
             known = ", ".join(f"{x} = {n}" for x, n in sizes.items() if len(x) == 1)
             raise ValueError(f"{name} has shape {shape}, expected ({', '.join(dims)}) with {known}")
+
+
+def _check_panel(*inputs) -> None:
+    """Raise if those of the pass for many series, and perhaps their weights, do not fit."""
+    dims = PANEL if len(inputs) == len(PANEL) else PANEL | {"l_bar": ("J", "n")}
+    _check_fit(dims, inputs, ("y", "P0"))
+    if not inputs[0].size:
+        raise ValueError("there is no series, or it has no step or no column")
 
 
 def _checked(method: str, tol: float) -> str:
@@ -371,6 +383,7 @@ def register_ops() -> None:
     @jax_funcify.register(panel_op.KalmanPanel)
     def _(op, **kwargs):
         def values(*inputs):
+            _check_panel(*inputs)
             if _is_compiled("fused", inputs):
                 return jax_calls.panel(op.tol)(*inputs)
             return jax_scans.panel(*inputs)
@@ -382,6 +395,7 @@ def register_ops() -> None:
         names = tuple(x for x in op.requested if x != "l")
 
         def gradients(*inputs):
+            _check_panel(*inputs)
             *inputs, l_bar = inputs
             if _is_compiled("fused", inputs):
                 l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)

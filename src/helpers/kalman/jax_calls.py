@@ -21,8 +21,12 @@ from helpers.kalman.jax_scans import INPUTS
 from helpers.kalman.recursions import outer
 from helpers.statespace import DIMENSIONS, STATIC
 
-# What the pass for many series takes.
-PANEL = ("y", "a0", "P0", "c", "T", "Z", "H", "W")
+# What the pass for many series takes, and its dimensions.
+PANEL = {
+    "y": ("J", "n", "p"), "a0": ("J or 1", "m"), "P0": ("m", "m"),
+    "c": ("J or 1", "n or 1", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
+    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"),
+}  # fmt: skip
 # What the pass with numbers integrated out takes, and its dimensions.
 INTEGRATED = {
     "y": ("q + 1 or 1", "n", "p"), "starts": ("q + 1", "m"),
@@ -126,17 +130,17 @@ def _over_time(name: str, X):
 
 def _call_pass(work: str, tol: float, results: list, inputs, *more):
     """A program's call of the pass for one series; results have a shape and a type."""
-    m, p = inputs[1].shape[0], inputs[0].shape[1]
-    entry = load("entry")
-    entry.compile_later(0, 0)  # what a call may need is compiled now, and not when XLA calls it
-    if max(m, p) <= entry.LARGEST:
-        entry.compile_later(m, p)
     arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
     return _call("xla", work, tol, results, arrays, *more)
 
 
 def _call(module: str, work: str, tol: float, results: list, arrays, *more):
-    """A program's call of compiled code."""
+    """A program's call of compiled code; arrays begin with y and a0, or the starts."""
+    m, p = arrays[1].shape[-1], arrays[0].shape[-1]
+    entry = load("entry")
+    entry.compile_later(0, 0)  # what a call may need is compiled now, and not when XLA calls it
+    if max(m, p) <= entry.LARGEST:
+        entry.compile_later(m, p)
     dtype = arrays[0].dtype
     results = [jax.ShapeDtypeStruct(X.shape, X.dtype) for X in results]
     name = _targets(module)[work, dtype.name]
@@ -162,7 +166,7 @@ def panel(tol: float):
     def value(*inputs):
         return panel_gradient((), tol, inputs, _ones(inputs), None)[0]
 
-    return _with_pullback(value, PANEL, partial(panel_gradient, tol=tol))
+    return _with_pullback(value, tuple(PANEL), partial(panel_gradient, tol=tol))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
