@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 from kalman_models import NAMES_OF_CASES, make, season
 from pytensor.gradient import NullTypeGradError
+from pytensor.graph.replace import vectorize_graph
 from pytensor.scan.op import Scan
 
 from helpers.checks import relative_error
@@ -272,6 +273,45 @@ def test_the_value_and_the_gradient_pushed_forward():
     assert relative_error(dl, slopes[0]) < 1e-10
     linear = reference.loglike_and_grad(y, model, dg)[2].H
     assert relative_error(dH, expected.H[0] + linear) < 1e-10
+
+
+def test_the_tolerance_is_the_same_in_every_derivative():
+    symbols = symbolic_model()
+    move = pt.matrix("move")
+    l = kalman_loglike(*symbols.values(), tol=0.0)
+    slope = pytensor.gradient.pushforward(l.sum(), symbols["H"], move)
+    again = pt.grad(slope, move)
+    second = pytensor.gradient.pushforward(again.sum(), symbols["H"], move)
+    ops = [X.owner.op for X in pytensor.graph.traversal.ancestors([second]) if X.owner]
+    ops += [KalmanLoglikeTangents(tol=0.0).requesting(("l",))]
+    tols = [op.tol for op in ops if hasattr(op, "tol")]
+    assert len(tols) > 3 and not any(tols)
+
+
+@pytest.mark.parametrize("which", ["H first", "Z first"])
+def test_a_batch_of_one_direction_is_stretched_to_the_others(which):
+    y, model = make("gaps")
+    arrays = symbolic_model()
+    l = kalman_loglike(*arrays.values()).sum()
+    names = ("H", "Z") if which == "H first" else ("Z", "H")
+    moves = {x: pt.matrix(x) for x in names}
+    slopes = pt.grad(l, [arrays["H"], arrays["Z"]])
+    total = sum(
+        pytensor.gradient.pushforward(slope, [arrays[x] for x in names], [moves[x] for x in names])
+        .sum()
+        for slope in slopes
+    )  # fmt: skip
+    rng = np.random.default_rng(3)
+    one, three = rng.standard_normal((1, 2, 2)), rng.standard_normal((3, *model.Z.shape))
+    batches = {"H": pt.constant(one), "Z": pt.constant(three)}
+    found = vectorize_graph(total, {moves[x]: batches[x] for x in names})
+    inputs = list(arrays.values())
+    evaluate = pytensor.function(inputs, found, mode=PYTHON)
+    single = pytensor.function([*inputs, *moves.values()], total, mode=PYTHON)
+    values = {"H": one[[0, 0, 0]], "Z": three}
+    given = [y, *model.asdict().values()]
+    expected = [single(*given, *(values[x][i] for x in names)) for i in range(3)]
+    assert relative_error(evaluate(*given), np.array(expected)) < 1e-11
 
 
 def test_a_third_derivative_is_refused_with_advice():

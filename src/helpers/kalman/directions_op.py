@@ -29,14 +29,15 @@ from helpers.kalman.op import (
     _letters,
     numba_funcify_kalman,
 )
+from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import STATIC
 
 
 class KalmanLoglikeTangents(KalmanLoglikeTangent):
     """`KalmanLoglikeTangent` for k directions: each tangent, and each output, has k in front."""
 
-    def __init__(self, varying=(), along=INPUTS, requested=("l", *INPUTS)):
-        super().__init__(varying, along, requested)
+    def __init__(self, varying=(), along=INPUTS, requested=("l", *INPUTS), tol=TOLERANCE):
+        super().__init__(varying, along, requested, tol)
         extra = ("n", *("k" + "".join(_letters(x, varying)) for x in along))
         letters = tuple(
             "k" + ("n" if x == "l" else "".join(_letters(x, varying))) for x in requested
@@ -44,7 +45,7 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
         self.gufunc_signature = self._signature(extra, letters)
 
     def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangents:
-        return KalmanLoglikeTangents(self.varying, self.along, requested)
+        return KalmanLoglikeTangents(self.varying, self.along, requested, self.tol)
 
     def make_node(self, *inputs):
         node = super().make_node(*inputs)
@@ -118,12 +119,16 @@ def vectorize(op, node, *inputs):
     """A batch of directions, and of nothing else, is one Op."""
     first = len(INPUTS) + 1
     batched = [X.ndim - old.ndim for X, old in zip(inputs, node.inputs, strict=True)]
-    if type(op) is not KalmanLoglikeTangent or any(batched[:first]) or max(batched) != 1:
+    lengths = {X.type.shape[0] for X, more in zip(inputs, batched, strict=True) if more}
+    # A batch of length 1 would be stretched to that of the others.
+    stretched = 1 in lengths and len(lengths) > 1
+    one_axis = not any(batched[:first]) and max(batched) == 1
+    if type(op) is not KalmanLoglikeTangent or not one_axis or stretched:
         return vectorize_node_fallback(op, node, *inputs)
     moves = list(zip(inputs[first:], batched[first:], strict=True))
     k = next(X.shape[0] for X, more in moves if more)
     moves = [X if more else pt.broadcast_to(X, (k, *X.shape)) for X, more in moves]
-    return KalmanLoglikeTangents(op.varying, op.along, op.requested).make_node(
+    return KalmanLoglikeTangents(op.varying, op.along, op.requested, op.tol).make_node(
         *inputs[:first], *moves
     )
 
@@ -202,10 +207,10 @@ def unite(fgraph) -> None:
             if X.owner and isinstance(X.owner.op, KalmanLoglikeTangent):
                 op = X.owner.op
                 name = op.requested[X.owner.outputs.index(X)]
-                key = type(op), op.varying, name, tuple(X.owner.inputs[:first])
+                key = type(op), op.varying, op.tol, name, tuple(X.owner.inputs[:first])
                 groups.setdefault(key, []).append(X)
         rest, found = list(node.inputs), []
-        for (kind, varying, name, shared), terms in groups.items():
+        for (kind, varying, tol, name, shared), terms in groups.items():
             if len(terms) == 1:
                 continue
             moves = {}
@@ -215,9 +220,9 @@ def unite(fgraph) -> None:
                     moves[x] = moves[x] + move if x in moves else move
             moves = {x: moves[x] for x in INPUTS if x in moves}
             # All outputs, so that sums of others are this same node; what nothing reads goes later.
-            same = kind, varying, shared, tuple(moves.items())
+            same = kind, varying, tol, shared, tuple(moves.items())
             if same not in made:
-                united = kind(varying, tuple(moves), ("l", *INPUTS))
+                united = kind(varying, tuple(moves), ("l", *INPUTS), tol)
                 made[same] = united(*shared, *moves.values(), return_list=True)
             found.append(made[same][("l", *INPUTS).index(name)])
         if found:

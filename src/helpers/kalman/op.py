@@ -362,7 +362,7 @@ class KalmanLoglike(_KalmanOp):
         along = _connected(INPUTS, tangents)
         if not along:
             return [disconnected_type()]
-        op = KalmanLoglikeTangent(self.varying, tuple(along), ("l",))
+        op = KalmanLoglikeTangent(self.varying, tuple(along), ("l",), self.tol)
         return [op(*inputs, pt.ones_like(outputs[0]), *along.values())]
 
 
@@ -426,7 +426,7 @@ class KalmanLoglikeGrad(_KalmanOp):
         l_bar_bar = along.pop("l", None)
         found = [disconnected_type() for _ in inputs]
         if along:
-            l_dot, *moved = KalmanLoglikeTangent(self.varying, tuple(along))(
+            l_dot, *moved = KalmanLoglikeTangent(self.varying, tuple(along), tol=self.tol)(
                 *inputs, *along.values(), return_list=True
             )
             found = [*moved, l_dot]
@@ -444,7 +444,7 @@ class KalmanLoglikeGrad(_KalmanOp):
             more = dict(
                 zip(
                     requested,
-                    KalmanLoglikeTangent(self.varying, tuple(along), requested)(
+                    KalmanLoglikeTangent(self.varying, tuple(along), requested, self.tol)(
                         *inputs, *along.values(), return_list=True
                     ),
                     strict=True,
@@ -465,22 +465,24 @@ class KalmanLoglikeTangent(_KalmanOp):
     of what is `requested`: of l, and of the gradients of sum l_bar l.
     """
 
-    __props__ = ("varying", "along", "requested")
+    __props__ = ("varying", "along", "requested", "tol")
 
     def __init__(
         self,
         varying: tuple[str, ...] = (),
         along: tuple[str, ...] = INPUTS,
         requested: tuple[str, ...] = ("l", *INPUTS),
+        tol: float = TOLERANCE,
     ):
         self.varying, self.along, self.requested = varying, along, requested
+        self.tol = tol  # of the gradients that its pullback takes
         letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in requested)
         extra = ("n", *("".join(_letters(x, varying)) for x in along))
         self.gufunc_signature = self._signature(extra, letters)
 
     def requesting(self, requested: tuple[str, ...]) -> KalmanLoglikeTangent:
         """The Op that computes these of its outputs."""
-        return KalmanLoglikeTangent(self.varying, self.along, requested)
+        return KalmanLoglikeTangent(self.varying, self.along, requested, self.tol)
 
     def make_node(self, *inputs):
         model = self._model_inputs(inputs[: len(INPUTS)])
@@ -534,10 +536,10 @@ class KalmanLoglikeTangent(_KalmanOp):
         bars = _connected(self.requested, cotangents)
         weights, found = bars.pop("l", None), [disconnected_type() for _ in self.along]
         if bars:
-            op = KalmanLoglikeTangent(self.varying, tuple(bars), self.along)
+            op = KalmanLoglikeTangent(self.varying, tuple(bars), self.along, self.tol)
             found = op(*inputs[:fixed], *bars.values(), return_list=True)
         if weights is not None:
-            op = KalmanLoglikeGrad(self.varying, self.along)
+            op = KalmanLoglikeGrad(self.varying, self.along, self.tol)
             more = op(*model, weights, return_list=True)
             found = [X + G for X, G in zip(found, more, strict=True)] if bars else more
         return [
