@@ -118,11 +118,11 @@ def assert_is_the_reference(y, model, rtol=1e-12, weights=None, **options):
         found = getattr(out, name)
         found = found if name in (*STATIC, *model.time_varying) else found[0]
         assert np.abs(found - X).max() <= rtol * max(np.abs(X).max(), 1e-3), name
-    W_bar = out.W if len(out.W) > 1 or "Q" not in model.time_varying else out.W
-    R = model.over_time("R", len(W_bar))
-    Q_bar = np.swapaxes(R, -1, -2) @ W_bar @ R
-    Q_bar = Q_bar if "Q" in model.time_varying else Q_bar.sum(axis=0)
-    assert np.abs(Q_bar - G.Q).max() <= rtol * max(np.abs(G.Q).max(), 1e-3)
+    R, Q = (model.over_time(x, len(out.W)) for x in "RQ")
+    bars = {"R": 2 * out.W @ R @ Q, "Q": np.swapaxes(R, -1, -2) @ out.W @ R}
+    for name, found in bars.items():
+        found, X = found if name in model.time_varying else found.sum(axis=0), getattr(G, name)
+        assert np.abs(found - X).max() <= rtol * max(np.abs(X).max(), 1e-3), name
     return steps
 
 
