@@ -145,28 +145,22 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
     Those that may vary over time come with a time axis of length n.
     """
     filtered = reference.kalman_filter(y, model)
-    k, n = len(dot["y"]), len(filtered.u)
+    k = len(dot["y"])
     found = [_along(model, filtered, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)]
-    slopes = np.stack([slopes for slopes, _ in found])
-    bars = {
-        x: np.stack(X)
-        for x, X in zip(_PULLED, zip(*(G for _, G in found), strict=True), strict=True)
-    }
+    slopes, W_bars, bars = zip(*found, strict=True)
+    bars = {x: np.stack(X) for x, X in zip(_PULLED, zip(*bars, strict=True), strict=True)}
     observed = filtered.observed
     bars["y"], bars["d"] = bars["y"] * observed, bars["d"] * observed
     bars["Z"] = bars["Z"] * observed[:, :, np.newaxis]
     bars["H"] = bars["H"] * reference._pairs(observed)
-    bar = reference._complete(reference.FilterOutputs(l=weights), filtered.out)
-    _, _, steps = reference._pull_outputs(model.over_time("T", n), filtered, bar)
-    W_bar = np.stack([step.W for step in steps])
-    return W_bar, slopes, bars.pop("y"), bars
+    return W_bars[0], np.stack(slopes), bars.pop("y"), bars
 
 
 _PULLED = ("a0", "P0", "y", "c", "d", "T", "Z", "H", "W")
 
 
 def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
-    """The slope of each step, and the tangents of the gradients, along one direction."""
+    """The slope of each step, W_bar, and the tangents of the gradients, along one direction."""
     out, n = filtered.out, len(filtered.u)
     T = model.over_time("T", n)
     o = filtered.observed.astype(float)
@@ -186,7 +180,7 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
             out.P_filt[t], T[t],
         )  # fmt: skip
     r, Pi = np.zeros(model.m, T.dtype), np.zeros((model.m, model.m), T.dtype)
-    dr, dPi, per_step = r, Pi, []
+    dr, dPi, per_step, W_bars = r, Pi, [], []
     for t in reversed(range(n)):
         dE, du, dKf, da_filt, dP_filt, dZ = steps[t]
         a_filt, P_filt = out.a_filt[t], out.P_filt[t]
@@ -194,7 +188,8 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
         dT_bar, ds, dPt = tangents.push_pull_predict(
             dr, dPi, at(dot["T"], t), da_filt, dP_filt, r, Pi, T[t], a_filt, P_filt
         )
-        c_bar, W_bar = dr, dPi
+        W_bars.append(Pi)
+        c_bar, dW_bar = dr, dPi
         de, dZ_bar, dH_bar, dr, dPi = tangents.push_pull_update(
             ds,
             dPt,
@@ -214,8 +209,9 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
         _, _, _, r, Pi = recursions.pull_update(
             s, Pt, weights[t], *filtered.saved(t), P_filt @ s, Pt @ P_filt
         )
-        per_step.append((-de, c_bar, de, dT_bar, dZ_bar, dH_bar, W_bar))
-    return np.array(slopes), (dr, dPi, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
+        per_step.append((-de, c_bar, de, dT_bar, dZ_bar, dH_bar, dW_bar))
+    moved = (dr, dPi, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
+    return np.array(slopes), np.stack(W_bars[::-1]), moved
 
 
 def _compiled(y, model: StateSpace, dot: dict, weights):

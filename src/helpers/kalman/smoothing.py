@@ -71,6 +71,7 @@ from helpers.kalman.diffuse import (
 )
 from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
+from helpers.kalman.reference import _symmetric
 from helpers.kalman.square_root import root
 from helpers.statespace import StateSpace, _as_numbers, check_data
 
@@ -525,10 +526,6 @@ class _Smoother:
 
 # What the pass for many series is asked for: a way back, and no gradient of a matrix.
 ONLY_VECTORS = (True, False, False, False, False)
-
-
-def _symmetric(X):
-    return (X + X.swapaxes(-1, -2)) / 2
 
 
 def _is_count(x) -> bool:

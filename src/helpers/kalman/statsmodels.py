@@ -45,6 +45,7 @@ from helpers.kalman import _needing, diffuse, fused, updates
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
 from helpers.kalman.climbing import climb
+from helpers.kalman.information import _inner
 from helpers.kalman.recursions import TOLERANCE, symmetric
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.updates import STEP, Colored
@@ -852,11 +853,6 @@ class _Point:
         if self.mod.ssm.filter_concentrated and not with_scale:
             found = symmetric(_without_last(found))
         return found
-
-
-def _inner(X, Y):  # noqa: N803
-    """The inner products of matrices (k, ...) with others."""
-    return np.tensordot(X, Y, axes=([1, 2], [1, 2]))
 
 
 def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
