@@ -694,22 +694,29 @@ def test_a_vague_start_on_the_span_of_A_counts_once(method):  # noqa: N802
     assert relative_error(V[:, 1, 1], np.full(4, 1e12)) < 1e-13
 
 
-def test_the_ops_call_their_functions_in_numba():
-    """Functions of one node each: a whole one takes far longer to compile."""
-    rng, n, m, J, tol = np.random.default_rng(14), 30, 2, 2, 1e-2
+def test_the_ops_call_their_functions_with_their_tolerance(monkeypatch):
+    """What Numba is given for a node, as Python runs it: it calls the compiled functions."""
+    rng, n, m, J, tol = np.random.default_rng(14), 5, 2, 2, 1e-2
     given = [rng.normal(size=(n, P)), rng.normal(size=(J, m)), rng.normal(size=(n, J, m))]
     given += [rng.normal(size=(n, J, P)), np.eye(m), rng.normal(size=(1, m, m)) / 3]
     given += [rng.normal(size=(1, P, m)), np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
-    symbols = [pt.tensor(shape=(None,) * X.ndim) for X in (*given, given[2])]
-    g = rng.normal(size=(n, J, m))
-    compiled = smoothing_op._compiled()
-    draw = smoothing_op.KalmanDraw(tol)(*symbols[:-1])
-    drawn = pytensor.function(symbols[:-1], draw, mode="NUMBA")(*given)
-    assert np.array_equal(drawn, compiled["draws"](*given, tol))
-    bars = smoothing_op.KalmanDrawGrad(tol)(*symbols)
-    pulled = pytensor.function(symbols, bars, mode="NUMBA")(*given, g)
-    for X, Y in zip(pulled, compiled["pull_draws"](*given, g, tol), strict=True):
-        assert np.array_equal(X, Y)
+    g, compiled, told = rng.normal(size=(n, J, m)), smoothing_op._compiled(), []
+
+    def watched(name):
+        return lambda *arguments: (told.append(arguments[-1]), compiled[name](*arguments))[1]
+
+    monkeypatch.setattr(smoothing_op, "_READY", {x: watched(x) for x in compiled})
+    draw = smoothing_op.KalmanDraw(tol)
+    bars = draw.pullback(draw(*given).owner.inputs, [], [pt.as_tensor(g)])
+    for node, inputs, name in (
+        (draw(*given).owner, given, "draws"),
+        (bars[0].owner, [*given, g], "pull_draws"),
+    ):
+        function, _ = node.op.numba_function(node)
+        found, expected = function.py_func(*inputs), compiled[name](*inputs, tol)
+        found, expected = ((X,) if len(given) == len(inputs) else X for X in (found, expected))
+        assert all(np.array_equal(X, Y) for X, Y in zip(found, expected, strict=True))
+    assert told == [tol, tol]
 
 
 def test_marginals_take_the_symmetric_part_in_any_lane():
