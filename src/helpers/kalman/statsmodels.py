@@ -292,15 +292,14 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
     """
     _check_supported(mod)
-    theirs, kept, last = mod.loglike, {}, [None]
+    theirs, kept, last = mod.loglike, [None, None, None], [None]
 
     def at(params):
-        found = kept.get(_state(mod, params))
-        if found is None:
+        here = params.tobytes()
+        if here != kept[0] or _state(mod) != kept[1]:
             found = _value_and_gradient(mod, params)
-            kept.clear()
-            kept[_state(mod, params)] = found  # an update may make the start
-        return found
+            kept[:] = here, _state(mod), found  # the state afterwards: an update may make the start
+        return kept[2]
 
     def value(params, *args, **kwargs):
         names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
@@ -488,18 +487,17 @@ def _finite(arrays: dict) -> StateSpace:
     return StateSpace(**arrays)
 
 
-def _state(mod: MLEModel, params: np.ndarray) -> tuple:
+def _state(mod: MLEModel) -> tuple:
     """What a likelihood depends on, beside what an update makes of the parameters."""
     start = [
-        np.asarray(X).tobytes()
+        X if X is None or isinstance(X, str) else np.asarray(X).tobytes()
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
         for X in (
             states, part.initialization_type, part.constant, part.stationary_cov,
             part.approximate_diffuse_variance,
         )
     ]  # fmt: skip
-    how = mod.loglikelihood_burn, mod.ssm.filter_concentrated, mod.ssm.endog.tobytes()
-    return params.tobytes(), *how, *start
+    return mod.loglikelihood_burn, mod.ssm.filter_concentrated, mod.ssm.endog.tobytes(), *start
 
 
 def _checked(mod: MLEModel, params) -> np.ndarray:
