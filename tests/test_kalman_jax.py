@@ -335,6 +335,18 @@ def _slope_in_scale(y, model, Q, scale):
     return (smoother_form(scaled, kalman_filter(y, scaled))[1].Q * Q).sum()
 
 
+@by_scans
+def test_what_stands_at_a_gap_does_not_count(total):
+    y, model = make("time-varying with gaps")
+    arrays = dict(zip(ALL, [y, *(np.array(X) for X in model.asdict().values())], strict=True))
+    wanted = gradient(total)
+    expected = wanted(*arrays.values())
+    for x in ("d", "Z", "H"):
+        arrays[x][np.isnan(y)] = np.nan
+    for found, X in zip(wanted(*arrays.values()), expected, strict=True):
+        np.testing.assert_array_equal(found, X)
+
+
 def test_a_tolerance_in_float32():
     """It comes through: with a coarse one the pass does what it does in float64."""
     model = StateSpace(**local_level_arrays(1.0, 0.01, P0=1.0))  # is slow to settle

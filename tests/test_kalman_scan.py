@@ -70,3 +70,18 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="'a0' cannot vary with time"):
         symbolic_model(("a0",))
     assert symbolic_model(VARYING)["T"].ndim == 3
+
+
+def test_what_stands_at_a_gap_does_not_count():
+    y, model = make("time-varying with gaps")
+    symbols = symbolic_model(model.time_varying)
+    l_sum = filter_graph(*symbols.values(), step=kalman_step).l.sum()
+    wanted = [l_sum, *pt.grad(l_sum, list(symbols.values()))]
+    evaluate = pytensor.function(list(symbols.values()), wanted, mode=PLAIN)
+    arrays = {x: X.copy() for x, X in model.asdict().items()}
+    expected = evaluate(y, *arrays.values())
+    at_gaps = np.isnan(y)
+    for x in {"d", "Z", "H"} & set(model.time_varying):
+        arrays[x][at_gaps] = np.nan
+    for found, X in zip(evaluate(y, *arrays.values()), expected, strict=True):
+        np.testing.assert_array_equal(found, X)

@@ -22,6 +22,7 @@ from helpers.kalman.recursions import (
     pull_observed,
     pull_predict,
     pull_update,
+    rows,
     solve,
     symmetric,
     update,
@@ -235,6 +236,12 @@ def _solve(C, B):
     return jnp.stack(X)
 
 
+def _rows(X, o):
+    """X with zeros in the rows in which o is zero."""
+    return jnp.where((o if X.ndim == 1 else o[:, None]) != 0, X, 0)
+
+
 for kind in (jax.Array, jax.core.Tracer):  # a tracer is no jax.Array to functools.singledispatch
     cholesky.register(kind, _cholesky)
     solve.register(kind, _solve)
+    rows.register(kind, _rows)

@@ -1,9 +1,9 @@
 r"""The Kalman filter's step and its pullback, once: what every engine of this package runs.
 
-The lines below hold operators (``@ .T + *``) and two named functions, ``cholesky`` and
-``solve``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`), PyTensor and JAX
+The lines below hold operators (``@ .T + *``) and three named functions, ``cholesky``, ``solve``
+and ``rows``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`), PyTensor and JAX
 inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax_scans`, which register
-the two functions for their own arrays), and Numba compiles them
+the three functions for their own arrays), and Numba compiles them
 (:mod:`helpers.kalman.fused.steps`).
 The fast pass of :mod:`helpers.kalman.fused` is another text, held to this one by tests.
 
@@ -73,6 +73,12 @@ def solve(C, B):
     return X
 
 
+@singledispatch
+def rows(X, o):
+    """X (p,) or (p, k) with zeros in the rows in which o is zero, whatever stands there."""
+    return np.where((o != 0).reshape(-1, *[1] * (X.ndim - 1)), X, 0)
+
+
 def factor_if_identified(S):
     """C (q, q) with C C' = S, and log|S|: NaN where S is singular, its diagonal scaled to ones.
 
@@ -113,8 +119,11 @@ def outer(x, y):
 
 
 def mask(o, d, Z, H):
-    """d (p,), Z (p, m), H (p, p) with zeros where a component is missing; H symmetric."""
-    return d * o, Z * o[:, None], symmetric(H) * outer(o, o)
+    """d (p,), Z (p, m), H (p, p) with zeros where a component is missing; H symmetric.
+
+    What the model says of a component that is missing does not count, even if it is NaN.
+    """
+    return rows(d, o), rows(Z, o), rows(rows(symmetric(H), o).T, o)
 
 
 def factor(o, P, Z, H, I_p, I_m):

@@ -24,6 +24,7 @@ from helpers.kalman.recursions import (
     pull_observed,
     pull_predict,
     pull_update,
+    rows,
     solve,
     symmetric,
     update,
@@ -238,3 +239,8 @@ def _(F):
 @solve.register(pt.TensorVariable)
 def _(C, B):
     return pt.linalg.solve_triangular(C, B, lower=True)
+
+
+@rows.register(pt.TensorVariable)
+def _(X, o):
+    return pt.switch(pt.neq(o if X.ndim == 1 else o[:, None], 0), X, 0)

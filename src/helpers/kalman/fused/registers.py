@@ -335,6 +335,24 @@ def _cholesky(F):
     return factor
 
 
+@intrinsic
+def _rows_of(typing, X, o):
+    def generate(context, builder, signature, args):
+        X_kind, o_kind = signature.args
+        rows, entries = o_kind.size, X_kind.size
+        there = builder.fcmp_unordered("!=", args[1], ir.Constant(o_kind.vector, [0.0] * rows))
+        there = _pick(builder, there, np.repeat(np.arange(rows), entries // rows))
+        return builder.select(there, args[0], ir.Constant(X_kind.vector, [0.0] * entries))
+
+    return X(X, o), generate
+
+
+@overload(recursions.rows, jit_options=_OPTIONS)
+def _rows(X, o):
+    if isinstance(X, Fixed):
+        return lambda X, o: _rows_of(X, o)
+
+
 @overload(recursions.solve, jit_options=_OPTIONS)
 def _solve(C, B):
     if not isinstance(C, Fixed):

@@ -37,8 +37,23 @@ def _solve(C, B):
     return recursions.solve.dispatch(object)
 
 
+@overload(recursions.rows, jit_options={"error_model": "numpy"})
+def _rows(X, o):
+    if not isinstance(X, types.Array):
+        return None
+
+    def rows(X, o):
+        kept = np.zeros(X.shape)
+        for i in range(len(o)):
+            if o[i] != 0.0:
+                kept[i] = X[i]
+        return kept
+
+    return rows
+
+
 for _module in (recursions, square_root):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
-        if local and _name not in ("cholesky", "solve", "at_step"):
+        if local and _name not in ("cholesky", "solve", "rows", "at_step"):
             jitable(_function)
