@@ -6,6 +6,7 @@ kept on disk under a name that changes with every line of its sources.
 """
 
 import ctypes
+import os
 import traceback
 from hashlib import sha256
 from pathlib import Path
@@ -82,7 +83,8 @@ def bundle(sizes, a0, P0, c, d, T, Z, H, W):
     )  # fmt: skip
 
 
-def _pass(
+@jitable
+def whole_pass(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
@@ -116,34 +118,82 @@ def _pass(
     return how
 
 
+def _pass(
+    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
+    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """`whole_pass` for any sizes."""
+    return whole_pass(
+        w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H,
+        W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+    )  # fmt: skip
+
+
 compiled_once(_pass, PASS, "helpers_kalman_pass")
 
 
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
 LARGEST = 4
 SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
-# Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers, at
-# (0, 0) the one with its first steps in roots, at (0, 1) the whole one. At (1, 0): whether the
-# compilation of the one at (0, 0) has failed.
+# Up to so many the whole pass can be made for a size, too; beyond, it would hardly gain by it.
+LARGEST_MADE = 64
+SIZES = "KALMAN_BY_HAND_SIZES"  # names the sizes for which it is, as "13,1 10,5": m, p
+# Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers and
+# the whole one, made for the size or for any; at (0, 0) the one with its first steps in roots, at
+# (0, 1) the whole one for any size. At (1, 0): whether the compilation of the one at (0, 0) has
+# failed.
 _KEPT = "helpers_kalman_passes"
-_addresses = np.zeros((LARGEST + 1, LARGEST + 1), np.int64)
-_addresses[0, 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
+_addresses = np.zeros((LARGEST_MADE + 1, LARGEST_MADE + 1), np.int64)
+_addresses[1:, 1:] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
+_addresses[0, 1] = _addresses[1, 1]
+_addresses[1 : LARGEST + 1, 1 : LARGEST + 1] = 0
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
 
 
-def compile_later(m, p):
-    """Compile a pass of `_addresses`, or load it from disk, if need be; its address."""
+def sizes_in(text: str) -> list[tuple[int, int]]:
+    """The sizes m, p that "m,p m,p" names, those that a pass is made for."""
+    sizes = []
+    for pair in text.split():
+        m, comma, p = pair.partition(",")
+        if not (comma and m.isdecimal() and p.isdecimal() and int(m) > 0 and int(p) > 0):
+            raise ValueError(f'{SIZES} is {text!r}, expected sizes "m,p m,p", such as "13,1 10,5"')
+        sizes.append((int(m), int(p)))
+    return sizes
+
+
+def make_for(m: int, p: int) -> bool:
+    """Let the whole pass for this size be compiled when it is next called; False for other sizes.
+
+    With few states and series it would not be called, with many it would gain nothing.
+    """
+    if not LARGEST < max(m, p) <= LARGEST_MADE:
+        return False
+    if _addresses[m, p] == _addresses[0, 1]:
+        _addresses[m, p] = 0
+    return True
+
+
+for _m, _p in sizes_in(os.environ.get(SIZES, "")):
+    make_for(_m, _p)
+
+
+def compile_later(m, p, announce=None):
+    """Compile a pass of `_addresses`, or load it from disk, if need be."""
     from helpers.kalman.fused.building import load
 
-    if not _addresses[m, p]:
-        _addresses[m, p] = load("small").address(m, p) if m else load("roots").ADDRESS
-    return _addresses[m, p]
+    if max(m, p) <= LARGEST_MADE and not _addresses[m, p]:
+        if not m:
+            _addresses[m, p] = load("roots").ADDRESS
+        else:
+            passes = load("small" if max(m, p) <= LARGEST else "made")
+            _addresses[m, p] = passes.address(m, p, announce)
 
 
 def _compiled_or_zero(m, p):
     """`compile_later` for compiled code, to which ctypes returns anything where Python raises."""
     try:
-        return compile_later(m, p)
+        compile_later(m, p)
+        return _addresses[m, p]
     except BaseException:  # an interrupt as well
         traceback.print_exc()
         _addresses[1, 0] |= m == 0
@@ -165,9 +215,9 @@ def _kept_address(typing, m, p):
     """The entry of `_addresses`."""
 
     def generate(context, builder, signature, args):
-        row = ir.ArrayType(ir.IntType(64), LARGEST + 1)
+        row = ir.ArrayType(ir.IntType(64), LARGEST_MADE + 1)
         table = builder.module.globals.get(_KEPT) or ir.GlobalVariable(
-            builder.module, ir.ArrayType(row, LARGEST + 1), _KEPT
+            builder.module, ir.ArrayType(row, LARGEST_MADE + 1), _KEPT
         )
         return builder.load(builder.gep(table, [ir.IntType(64)(0), *args]))
 
@@ -188,9 +238,13 @@ def is_not_compiled():
 
 
 @jitable
-def address_of_pass():
-    """That of `_pass`."""
-    return _kept_address(0, 1)
+def address_of_pass(m, p):
+    """That of the whole pass, made for this size if it was asked for and compiled."""
+    for_any = _kept_address(0, 1)
+    if max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
+        return for_any
+    address = address_of(m, p)
+    return address if address != 0 else for_any
 
 
 @intrinsic
@@ -338,7 +392,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
-        whole = address_of_pass()
+        whole = address_of_pass(m, p)
         how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, 0)

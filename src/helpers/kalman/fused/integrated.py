@@ -275,7 +275,7 @@ def through(
          int(backwards and wanted.Z), int(backwards and wanted.W), 0]
     )  # fmt: skip
     how = run(
-        address_of_pass(), (w, header, entries, room), asked, report, tol if k == n else 0.0,
+        address_of_pass(m, p), (w, header, entries, room), asked, report, tol if k == n else 0.0,
         l_of_P, ones[:steps], nothing, unused, here, covariances,
     )  # fmt: skip
     if how != DONE:

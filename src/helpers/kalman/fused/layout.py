@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, models, register_model
 
 from helpers.kalman.fused.tiles import LANES, Mat, Memory, compiled_as, jitable, padded
 
@@ -143,8 +143,42 @@ def begin(memory, plan):
     return start
 
 
-def _read(w, builder, index):
+class OfSize(types.Type):
+    """A workspace, by its address, of a pass whose sizes the compiler knows.
+
+    What follows from them is then no number to be read: how long loops are, how far rows lie apart,
+    and where the matrices lie whose place does not depend on the number of steps.
+    """
+
+    def __init__(self, m, p):
+        super().__init__(f"OfSize({m}, {p})")
+        header = [np.zeros(HEADER, np.int64) for _ in range(2)]
+        for n, saved, numbers in zip((1, 2), (False, True), header, strict=True):
+            lay_out(Sizes(n, p, m), Saved(saved, saved), numbers)
+        # Of two plans that differ in all else, those numbers of the header that are the same.
+        self.known = {k: int(x) for k, (x, y) in enumerate(zip(*header, strict=True)) if x == y}
+
+
+@register_model(OfSize)
+class _OfSizeModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.IntType(64))
+
+
+@intrinsic(prefer_literal=True)
+def of_size(typing, w, m, p):
+    """The workspace w for compiled code that is made for m states and p series."""
+
+    def generate(context, builder, signature, args):
+        return args[0]
+
+    return OfSize(m.literal_value, p.literal_value)(types.intp, m, p), generate
+
+
+def _read(w, kind, builder, index):
     """The integer ``index`` of the header."""
+    if isinstance(kind, OfSize) and index in kind.known:
+        return ir.IntType(64)(kind.known[index])
     data = builder.inttoptr(w, ir.IntType(64).as_pointer())
     read = builder.load(builder.gep(data, [ir.IntType(64)(index)]))
     # It stays as it is for the whole pass: once read, it need not be read again after a write.
@@ -163,7 +197,7 @@ def _space(typing, w):
             context.make_tuple(
                 builder,
                 mat,
-                [_read(args[0], builder, 2 * k), _read(args[0], builder, 2 * k + 1), one],
+                [_read(args[0], w, builder, 2 * k), _read(args[0], w, builder, 2 * k + 1), one],
             )
             for k in range(len(LAYOUT))
         ]
@@ -185,7 +219,7 @@ def _sizes(typing, w):
     def generate(context, builder, signature, args):
         places = range(2 * len(LAYOUT), 2 * len(LAYOUT) + len(Sizes._fields))
         return context.make_tuple(
-            builder, answer, [_read(args[0], builder, place) for place in places]
+            builder, answer, [_read(args[0], w, builder, place) for place in places]
         )
 
     return answer(w), generate

@@ -143,8 +143,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
          int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
     )  # fmt: skip
     how = run(
-        address_of_pass(), (w, header, entries, room), num, report, tol, l, ones, nothing, unused,
-        model, covariances,
+        address_of_pass(m, p), (w, header, entries, room), num, report, tol, l, ones, nothing,
+        unused, model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))
     for j in range(J):

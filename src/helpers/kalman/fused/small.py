@@ -313,9 +313,9 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
 _compiled = {}  # machine code that must not be forgotten while its address is in use
 
 
-def address(m: int, p: int) -> int:
+def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
-    with building.waiting(f"Kalman filter of {m} states and {p} series", "ten seconds"):
+    with building.waiting(f"Kalman filter of {m} states and {p} series", "ten seconds", announce):
         _compiled[m, p] = compiled(m, p)
     return _compiled[m, p].address
 

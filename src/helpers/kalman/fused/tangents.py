@@ -651,7 +651,7 @@ def _hessian_vector(
     asked[:9], asked[9] = num[:9], GAINS
     l, ones, ignored, out = np.empty(n), np.ones(n), np.zeros((n, p)), zeros_like(model)
     how = run(
-        address_of_pass(), (w, header, entries, indices), asked, report, 0.0, l, ones,
+        address_of_pass(m, p), (w, header, entries, indices), asked, report, 0.0, l, ones,
         carray(y, (n, p)), ignored, model, out,
     )  # fmt: skip
     if how != DONE:
