@@ -15,7 +15,7 @@ Parts: ``compile`` (seconds to the first gradient, with empty caches and with fu
 (dense models of seven sizes, each also with a gap), ``real`` (models that people fit), ``whole``
 (log-density and gradient of whole PyMC models), ``scaling``, ``limits`` (of the machine) and
 ``memory``. Parts that are not named keep their place in the record, unless another processor made
-it. ``results/kalman_peers_second.json`` is of another machine, made by ``--only limits real``.
+it. ``results/kalman_peers_second.json`` is of another machine: its parts limits, real and whole.
 
 Compilations run two at a time, measurements one at a time. ``--cache`` names a folder in which the
 compiled functions are kept for the next run; without it every run compiles all anew. ``--python
@@ -336,10 +336,23 @@ def measure_real(options) -> dict:
 WHOLE = {
     "closed form": ("closed_form", "NUMBA"),
     "closed form, every step": ("every_step", "NUMBA"),
+    "closed form, made": ("closed_form", "NUMBA"),
     "closed form, JAX": ("closed_form", "JAX"),
     "Standard": ("standard", "NUMBA"),
     "Standard, JAX": ("standard", "JAX"),
 }
+
+
+AGAIN = "model: closed form", "model: Standard"
+
+
+def again(name: str, job: dict, options) -> dict:
+    """Seconds by phase of building, compiling and calling a model in a process with full caches."""
+    process = Process(name, options)
+    process.do("start")
+    answer = process.do(job["what"], **{x: how for x, how in job.items() if x != "what"})
+    process.end()
+    return answer.get("phases", answer)
 
 
 def measure_whole(options) -> dict:
@@ -364,7 +377,7 @@ def measure_whole(options) -> dict:
             jobs = {
                 f"model: {name}": {
                     "what": "model", "label": label, "filter_type": WHOLE[name][0],
-                    "mode": WHOLE[name][1],
+                    "mode": WHOLE[name][1], "made": name.endswith("made"),
                 } for name in kinds
             }  # fmt: skip
             loaded = field.all(jobs)
@@ -375,6 +388,7 @@ def measure_whole(options) -> dict:
             slopes = np.array(first["slopes"])
             entry = field.measure([*loaded, *units]) | {
                 "build and compile": {x: round(a["seconds"], 1) for x, a in loaded.items()},
+                "again": {x: again(x, jobs[x], options) for x in loaded if x in AGAIN},
                 "differences": {
                     name: {
                         "logp": float(f"{abs(a['value'] / first['value'] - 1):.1e}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +16,7 @@ from helpers.statespace import NAMES
 # One thread, as for everyone. It must be said before JAX starts.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 UNROLL = 1, 4, 16  # the best of them is kept
+WRITTEN_OUT = 6  # up to so many series: a factor without LAPACK, whose calls cost more than it does
 
 
 def start():
@@ -33,15 +35,19 @@ def start():
     return jax
 
 
-def scan_loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, unroll: int, gaps: bool):
-    """Short update; for one series F is a number, and gaps are masked only where there are some."""
+def scan_loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, unroll: int, gaps: bool, written: bool = False):
+    """Short update; for one series F is a number, and gaps are masked only where there are some.
+
+    For several it is factored by LAPACK, or `written` out.
+    """
     import jax.numpy as jnp
     from jax import lax
 
     W = R @ Q @ R.T
     o = (~jnp.isnan(y)).astype(float) if gaps else jnp.ones_like(y)
     y = jnp.where(jnp.isnan(y), 0.0, y) if gaps else y
-    update = _update_one if y.shape[1] == 1 else _update
+    factors = _written_factors if written else _lapack_factors
+    update = _update_one if y.shape[1] == 1 else partial(_update, factors)
 
     def step(state, now):
         a_filt, P_filt, l = update(*state, *now, d, Z, H, gaps)
@@ -63,9 +69,39 @@ def _update_one(a, P, y_t, o_t, d, Z, H, gaps):
     return a + M * u, P - jnp.outer(M, M) / F, l
 
 
-def _update(a, P, y_t, o_t, d, Z, H, gaps):
+def _lapack_factors(F, v, M):
+    """log|F|, F^-1 v and F^-1 M'."""
     import jax.numpy as jnp
     from jax.scipy.linalg import cho_solve
+
+    C = jnp.linalg.cholesky(F)
+    return 2 * jnp.log(jnp.diag(C)).sum(), cho_solve((C, True), v), cho_solve((C, True), M.T)
+
+
+def _written_factors(F, v, M):
+    """The same without a call: every entry of the factor and of the solutions is an expression."""
+    import jax.numpy as jnp
+
+    p = len(v)
+    C = [[None] * p for _ in range(p)]
+    for j in range(p):
+        C[j][j] = jnp.sqrt(F[j, j] - sum(C[j][k] ** 2 for k in range(j)))
+        for i in range(j + 1, p):
+            C[i][j] = (F[i, j] - sum(C[i][k] * C[j][k] for k in range(j))) / C[j][j]
+
+    def solved(B):
+        X = []
+        for i in range(p):  # C X = B
+            X.append((B[i] - sum(C[i][k] * X[k] for k in range(i))) / C[i][i])
+        for i in reversed(range(p)):  # C' Y = X
+            X[i] = (X[i] - sum(C[k][i] * X[k] for k in range(i + 1, p))) / C[i][i]
+        return jnp.stack(X)
+
+    return 2 * sum(jnp.log(C[j][j]) for j in range(p)), solved(v), solved(M.T)
+
+
+def _update(factors, a, P, y_t, o_t, d, Z, H, gaps):
+    import jax.numpy as jnp
 
     count = len(d)
     if gaps:
@@ -73,10 +109,9 @@ def _update(a, P, y_t, o_t, d, Z, H, gaps):
         count = o_t.sum()
     v = y_t - Z @ a - d
     M = P @ Z.T
-    C = jnp.linalg.cholesky(Z @ M + H)
-    u = cho_solve((C, True), v)
-    l = -(count * jnp.log(2 * jnp.pi) + 2 * jnp.log(jnp.diag(C)).sum() + v @ u) / 2
-    return a + M @ u, P - M @ cho_solve((C, True), M.T), l
+    logdet, u, F_inv_M = factors(Z @ M + H, v, M)
+    l = -(count * jnp.log(2 * jnp.pi) + logdet + v @ u) / 2
+    return a + M @ u, P - M @ F_inv_M, l
 
 
 def closed_form_loglike(y, *model, method: str):
@@ -120,22 +155,24 @@ def contender(
 
 
 def scan(y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES) -> Callable:
-    """The scan, unrolled as far as pays; ``call.note`` says how far."""
+    """The scan, unrolled as far as pays, factors by LAPACK or written out; ``call.note`` says."""
     gaps = bool(np.isnan(y).any())
     tried = {}
-    for unroll in UNROLL:
+    ways = (False, True) if 1 < model.p <= WRITTEN_OUT else (False,)
+    for unroll, written in product(UNROLL, ways):
         call = contender(
-            y, model, requested, loglike=partial(scan_loglike, unroll=unroll, gaps=gaps)
-        )
+            y, model, requested,
+            loglike=partial(scan_loglike, unroll=unroll, gaps=gaps, written=written),
+        )  # fmt: skip
         call(), call()
         seconds = []
         for _ in range(7):
             begin = perf_counter()
             call()
             seconds.append(perf_counter() - begin)
-        tried[unroll] = min(seconds), call
-    best = min(tried, key=lambda unroll: tried[unroll][0])
-    tried[best][1].note = f"unroll = {best}"
+        tried[unroll, written] = min(seconds), call
+    best = min(tried, key=lambda way: tried[way][0])
+    tried[best][1].note = f"unroll = {best[0]}" + ", factors written out" * best[1]
     return tried[best][1]
 
 

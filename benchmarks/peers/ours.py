@@ -10,7 +10,7 @@ from math import frexp
 
 import numpy as np
 
-from helpers.kalman import StateSpace
+from helpers.kalman import StateSpace, warmup
 from helpers.kalman.fused.tiles import LANES
 from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import NAMES, STATIC
@@ -31,10 +31,13 @@ def pass_arrays(model: StateSpace) -> list[np.ndarray]:
 
 
 def contender(
-    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, tol: float = TOLERANCE
-) -> Callable:
+    y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *,
+    tol: float = TOLERANCE, made: bool = False,
+) -> Callable:  # fmt: skip
     from helpers.kalman.fused import entry
 
+    if made:
+        warmup(sizes=[(model.m, model.p)])
     arrays, ones, wanted = pass_arrays(model), np.ones(len(y)), flags(requested)
     y, R, Q = np.ascontiguousarray(y), model.R, model.Q
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from time import perf_counter
 
 import numpy as np
 
@@ -114,11 +115,16 @@ def register() -> None:
     statespace.FILTER_FACTORY["every_step"] = EveryStep
 
 
-def logp_dlogp(name: str, filter_type: str, mode: str = "NUMBA") -> Callable:
-    """Function without arguments: log-density and gradient, near the initial point."""
+def logp_dlogp(name: str, filter_type: str, mode: str = "NUMBA") -> tuple[Callable, dict]:
+    """Function without arguments: log-density and gradient, near the initial point.
+
+    And the seconds that it took to build the model, to make the function, and to call it once.
+    """
     from pymc.blocking import DictToArrayBijection
+    from pymc.model.transform.optimization import freeze_dims_and_data
 
     register()
+    times = [perf_counter()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the index of the data, which has no dates
         if name.startswith("VARMAX"):
@@ -128,10 +134,17 @@ def logp_dlogp(name: str, filter_type: str, mode: str = "NUMBA") -> Callable:
         else:
             season, n = (int(word) for word in name.replace(",", "").split() if word.isdigit())
             model = structural(season, n, filter_type)
+        if mode == "JAX":  # the standard filter's scan needs shapes that are known when it is built
+            model = freeze_dims_and_data(model)
+        times.append(perf_counter())
         function = model.logp_dlogp_function(ravel_inputs=True, mode=mode)
     function.set_extra_values({})
     function._pytensor_function.trust_input = True
     start = DictToArrayBijection.map(model.initial_point()).data
     # Away from the initial point: the transition of a VARMAX is zero there, a pass over nothing.
     start = start + 0.1 * np.sin(1 + np.arange(len(start)))
-    return lambda: function(start)
+    times.append(perf_counter())
+    function(start)
+    times.append(perf_counter())
+    phases = dict(zip(("model", "function", "first call"), np.diff(times).round(2), strict=True))
+    return lambda: function(start), phases

@@ -70,7 +70,7 @@ def loglikelihoods(kind: str, arguments: list) -> pt.TensorVariable:
 def compiled(kind: str, mode: str, requested: tuple[str, ...], sizes: tuple = ()) -> Callable:
     """Function of y and the nine arrays: the value, then the `requested` gradients.
 
-    Of arrays of any size, unless `sizes` names those of n, m, p and r (JAX needs them).
+    Of arrays of any size, unless `sizes` names those of n, m, p and r.
     """
     dims = dict(zip("nmpr", sizes, strict=False))
     shape = {x: tuple(map(dims.get, axes)) for x, axes in {"y": ("n", "p"), **SHAPES}.items()}
@@ -84,7 +84,9 @@ def compiled(kind: str, mode: str, requested: tuple[str, ...], sizes: tuple = ()
 def contender(
     y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *, kind: str, mode: str
 ) -> Callable:
-    sizes = (len(y), model.m, model.p, model.r) if mode == "JAX" else ()
+    # JAX needs sizes that it knows, and so does PyTensor for the gradient of a QR decomposition.
+    known = mode == "JAX" or kind == "Cholesky"
+    sizes = (len(y), model.m, model.p, model.r) if known else ()
     function = compiled(kind, mode, requested, sizes)
     arguments = [np.array(X, order="C") for X in (y, *model.asdict().values())]
 

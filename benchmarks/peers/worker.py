@@ -69,17 +69,25 @@ class Worker:
         note = getattr(self.call, "note", "")
         return {"seconds": seconds, "error": float(max(errors)), "note": note}
 
-    def model(self, label: str, filter_type: str, mode: str) -> dict:
-        """Log-density and gradient of a whole PyMC model, built, compiled and called once."""
-        from peers import pytensor_filters
+    def model(self, label: str, filter_type: str, mode: str, made: bool) -> dict:
+        """Log-density and gradient of a whole PyMC model, built, compiled and called once.
+
+        If it is `made`, then with a pass for its sizes.
+        """
+        from helpers.kalman import warmup
+        from peers import models, pytensor_filters
         from peers.pymc_models import logp_dlogp
 
         pytensor_filters.start(mode)
         begin = perf_counter()
-        self.call = logp_dlogp(label, filter_type, mode)
+        if made:
+            model = models.real_problems()[label][1]
+            warmup(sizes=[(model.m, model.p)])
+        self.call, phases = logp_dlogp(label, filter_type, mode)
         value, slopes = self.call()
         seconds = perf_counter() - begin
-        return {"seconds": seconds, "value": float(value), "slopes": np.asarray(slopes).tolist()}
+        slopes = np.asarray(slopes).tolist()
+        return {"seconds": seconds, "value": float(value), "slopes": slopes, "phases": phases}
 
     def row(self, seconds: float) -> dict:
         """Seconds a call takes, called again and again for so many seconds, at least once."""
