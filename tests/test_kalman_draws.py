@@ -639,6 +639,16 @@ def test_normals_that_are_no_numbers_spoil_their_own_draw_alone(mode):
             smoothing.draw(y, walk(), normals=wrong)
 
 
+@pytest.mark.parametrize("mode", [PYTHON, JAX])
+def test_noise_of_which_there_is_no_observation_does_not_count(mode):
+    y, H = np.array([[1.0], [np.nan], [2.0]]), np.ones((3, 1, 1))  # noqa: N806
+    model, normals = walk(H=H), np.random.default_rng(16).normal(size=(2, 7))
+    H = np.where(np.isnan(y)[:, :, None], np.nan, H)  # noqa: N806
+    out = kalman_draw(y, *(model.asdict() | {"H": H}).values(), normals)
+    expected = smoothing.draw(y, model, normals=normals)
+    assert relative_error(pytensor.function([], out, mode=mode)(), expected) < 1e-12
+
+
 def test_a_mask_is_not_lost():
     y, model = np.ma.masked_less(np.ones((3, 1)), 0), walk()
     with pytest.raises(ValueError, match="y is a masked array"):

@@ -168,7 +168,8 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
     shocks = eta @ covariance_root(Q).mT @ R.mT
     noise = eps @ covariance_root(of_noise).mT
     # Noise that is not a number is no gap of y: there is no such draw.
-    start = pt.switch(pt.isnan(noise.sum(axis=(0, 2)))[:, None], np.nan, start)
+    seen = pt.switch(pt.isnan(y)[:, None], 0.0, noise).sum(axis=(0, 2))
+    start = pt.switch(pt.isnan(seen)[:, None], np.nan, start)
     return _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol).dimshuffle(1, 0, 2)
 
 
