@@ -2,14 +2,18 @@
 
     PYTHONPATH=<patched checkout> python contrib/pymc-extras/measure.py [--mode NUMBA]
 
-Compiles value and all gradients with StandardFilter and with ClosedFormFilter, one after the other,
-and times them in turns on three sizes, float64. The compile times need empty caches:
-``PYTENSOR_FLAGS=base_compiledir=<new folder>`` and ``NUMBA_CACHE_DIR=<new folder>``.
+Times value and all gradients of StandardFilter and ClosedFormFilter in turns on three sizes.
+Their first gradients are timed before, each in a process of its own with empty caches, so that
+neither finds what the other has compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
+import tempfile
 from time import perf_counter
 
 import numpy as np
@@ -39,8 +43,8 @@ def problem(m: int, p: int, r: int, n: int) -> list[np.ndarray]:
 
 
 def symmetrised(answers: list) -> list:
-    """The gradients of symmetric matrices, of which autodiff gives what the triangle that it reads
-    makes of them."""
+    """Symmetric gradients of symmetric matrices: autodiff returns those for the one triangle that
+    it reads."""
     names = ["loglike", *list(NDIM)[1:]]
     return [
         (x + x.T) / 2 if name in ("P0", "H", "Q") else x
@@ -48,15 +52,28 @@ def symmetrised(answers: list) -> list:
     ]
 
 
-def main(mode: str) -> None:
+FILTERS = {kind.__name__: kind for kind in (StandardFilter, ClosedFormFilter)}
+
+
+def first_gradient(name: str, mode: str) -> None:
+    """Compile a filter's gradient, call it once, and say how long that took."""
     x = pt.vector("x")
     pytensor.function([x], x + 1, mode=mode)(np.ones(2))
-    functions = {}
-    for kind in (StandardFilter, ClosedFormFilter):
-        start = perf_counter()
-        functions[kind.__name__] = compiled(kind, mode)
-        functions[kind.__name__](*problem(*SIZES[0]))
-        print(f"{kind.__name__:18} first gradient {perf_counter() - start:7.1f} s", flush=True)
+    start = perf_counter()
+    compiled(FILTERS[name], mode)(*problem(*SIZES[0]))
+    print(f"{name:18} first gradient {perf_counter() - start:7.1f} s", flush=True)
+
+
+def main(mode: str) -> None:
+    for name in FILTERS:
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={folder}"]
+            empty = {
+                "PYTENSOR_FLAGS": ",".join(filter(None, flags)), "NUMBA_CACHE_DIR": folder,
+            }  # fmt: skip
+            command = [sys.executable, __file__, "--mode", mode, "--first", name]
+            subprocess.run(command, env=os.environ | empty, check=True)
+    functions = {name: compiled(kind, mode) for name, kind in FILTERS.items()}
     for size in SIZES:
         arguments = problem(*size)
         answers = [symmetrised(f(*arguments)) for f in functions.values()]
@@ -79,4 +96,9 @@ def main(mode: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", default="NUMBA")
-    main(parser.parse_args().mode)
+    parser.add_argument("--first", choices=FILTERS, help="time this filter's first gradient alone")
+    options = parser.parse_args()
+    if options.first:
+        first_gradient(options.first, options.mode)
+    else:
+        main(options.mode)
