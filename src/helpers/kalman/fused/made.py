@@ -4,7 +4,7 @@ The text is that of :mod:`helpers.kalman.fused.one_pass`. Where the compiler kno
 have a known length, and rows and most matrices lie in known places: a step takes a tenth to a fifth
 less time, with the same results to the last bit. To compile it takes half as long as the pass for
 any size, which has to be there too; so it is made for the sizes that were asked for, by
-:func:`helpers.kalman.warmup` or in the environment.
+:func:`helpers.kalman.fused.warmup` or in the environment.
 """
 
 from numba import cfunc
