@@ -109,9 +109,13 @@ MODELS = {
 }
 
 
+def parsed(text, imports='"" : 21'):
+    return parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}")
+
+
 def model_of(name):
     imports = '"" : 21, "local" : 1' if "local" in MODELS[name] else '"" : 21'
-    return parse_model(f"<ir_version: 10, opset_import: [{imports}]> g {MODELS[name]}")
+    return parsed(f"g {MODELS[name]}", imports)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 5])
@@ -180,8 +184,8 @@ def gradient(body, x, opset=21, **more):
         f"{kinds[v.dtype.name]}[{','.join(map(str, v.shape))}] {k}"
         for k, v in {"X": x, **more}.items()
     )
-    header = f'<ir_version: 10, opset_import: ["" : {opset}]>'
-    symbols = to_pytensor(parse_model(f"{header} g ({inputs}) => (double[] Y) {body}"))
+    text = f"g ({inputs}) => (double[] Y) {body}"
+    symbols = to_pytensor(parsed(text, f'"" : {opset}'))
     function = pytensor.function(
         list(symbols.inputs.values()),
         pt.grad(symbols.outputs["Y"].sum(), symbols.inputs["X"]),
@@ -236,7 +240,7 @@ def test_a_channel_without_variance():
     normalised = "MeanVarianceNormalization<axes = [0, 2]>(X)"
     assert np.isfinite(gradient(f"{{ Y = {normalised} }}", x)).all()
     text = f"g (double[1, 2, 2] X) => (double[1, 2, 2] Y) {{ Y = {normalised} }}"
-    model = parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    model = parsed(text)
     np.testing.assert_allclose(run(model, {"X": x})["Y"], [[[0, 0], [-1, 1]]], rtol=1e-8)
     w = np.array([[[1.0, 3.0], [1.0, 3.0]]])
     found = gradient(f"{{ n = {normalised} Y = Mul(n, w) }}", x, w=w)
@@ -252,7 +256,7 @@ def test_equal_arguments_keep_their_value(operator, arguments):
     feed = {name: values if k % 2 == 0 else values.copy() for k, name in enumerate(names)}
     inputs = ", ".join(f"double[6] {name}" for name in names)
     text = f"g ({inputs}) => (double[6] Y) {{ Y = {operator}({', '.join(names)}) }}"
-    model = parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    model = parsed(text)
     np.testing.assert_array_equal(run(model, feed)["Y"], values)
 
 
@@ -272,9 +276,8 @@ ODDITIES = [
 
 @pytest.mark.parametrize(("node", "kind"), ODDITIES)
 def test_what_no_node_test_has(node, kind):
-    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 2] X)'
     constants = "<float[2, 2] P = {1, 2, 3, 0.5}>"
-    model = parse_model(f"{header} => ({kind} Y) {constants} {{ Y = {node} }}")
+    model = parsed(f"g (float[2, 2] X) => ({kind} Y) {constants} {{ Y = {node} }}")
     feed = {"X": np.array([[1, 2], [3, -4]], "float32")}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
     np.testing.assert_allclose(run(model, feed)["Y"], expected, rtol=1e-6, strict=True)
@@ -354,7 +357,7 @@ def test_a_gradient_graph_is_a_model_too(name):
 
 def test_errors_name_operator_domain_and_node():
     def build(text, opsets='"" : 21, "my.own" : 2'):
-        return to_pytensor(parse_model(f"<ir_version: 10, opset_import: [{opsets}]> g {text}"))
+        return to_pytensor(parsed(f"g {text}", opsets))
 
     with pytest.raises(
         NotImplementedError, match=r"NonZero \(domain 'ai.onnx', node '-> Y'\): there is no"
@@ -389,6 +392,6 @@ def test_inputs_that_pytensor_has_no_symbol_for():
 
 
 def test_a_result_of_another_rank_than_declared_is_refused():
-    header = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 2] X)'
+    model = parsed("g (float[2, 2] X) => (float[2] Y) { Y = Identity(X) }")
     with pytest.raises(NotImplementedError, match="result has 2 axes, by ONNX's rules 1"):
-        to_pytensor(parse_model(f"{header} => (float[2] Y) {{ Y = Identity(X) }}"))
+        to_pytensor(model)

@@ -183,29 +183,20 @@ def _finite(X):
     return True
 
 
-# The products with a mask below meet 0 * inf = NaN, so these two serve what is not finite.
-
-
 @njit
-def _spread_rows(D, src, a):
-    Y = np.zeros((src.shape[0], D.shape[1]), D.dtype)
+def _sum_unseen(X, src, a, back):
+    """Sums of rows of X over positions without a site: by output site, or `back`, by position.
+
+    The products with a mask below do the same, and meet 0 * inf = NaN: this is for those.
+    """
+    Y = np.zeros((src.shape[1] if back else src.shape[0], X.shape[1]), X.dtype)
     for o in range(src.shape[0]):
         for k in range(src.shape[1]):
             if not 0 <= src[o, k] < a:
-                for n in range(D.shape[1]):
-                    Y[o, n] += D[k, n]
+                to, of = (k, o) if back else (o, k)
+                for n in range(X.shape[1]):
+                    Y[to, n] += X[of, n]
     return Y
-
-
-@njit
-def _sum_rows(dY, src, a):
-    D = np.zeros((src.shape[1], dY.shape[1]), dY.dtype)
-    for o in range(src.shape[0]):
-        for k in range(src.shape[1]):
-            if not 0 <= src[o, k] < a:
-                for n in range(dY.shape[1]):
-                    D[k, n] += dY[o, n]
-    return D
 
 
 @njit
@@ -217,7 +208,7 @@ def spread_ground(D, src, dst):
     if not D.any():
         return np.zeros((a_out, D.shape[1]), D.dtype)
     if not _finite(D):
-        return _spread_rows(D, src, len(dst))
+        return _sum_unseen(D, src, len(dst), False)
     Y = np.empty((a_out, D.shape[1]), D.dtype)
     D, src = np.ascontiguousarray(D), np.ascontiguousarray(src)
     mask = np.empty((min(TILE, a_out), positions), D.dtype)
@@ -244,7 +235,7 @@ def sum_ground(dY, src, dst):
         if _unseen(src[first : first + rows].ravel(), len(dst), mask.ravel()):
             np.dot(mask[:rows].T, dY[first : first + rows], part)
             _add(D, part)
-    return D if _finite(D) else _sum_rows(dY, src, len(dst))
+    return D if _finite(D) else _sum_unseen(dY, src, len(dst), True)
 
 
 @njit
