@@ -235,6 +235,14 @@ def test_only_windows_that_see_the_ground_state_have_what_is_not_finite(function
     for dY, sums in (([[bad], [5.0]], [[0], [5]]), ([[5.0], [bad]], [[0], [bad]])):
         found = getattr(op.sum_ground, function)(np.array(dY), *arrays)
         np.testing.assert_array_equal(found, sums)
+    rules = rulebook([[1], [4]], (7,), 3)  # more windows than positions, unlike
+    unseen = rules.src == len(rules.dst)
+    X = np.arange(1.0, 1 + unseen.size).reshape(unseen.shape)
+    X[1, 0] = bad
+    for name, seen, rows in (("spread_ground", unseen, X.T), ("sum_ground", unseen.T, X)):
+        found = getattr(getattr(op, name), function)(rows, rules.src, rules.dst)
+        expected = [sum(rows[line], np.zeros(rows.shape[1])) for line in seen]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("linker", ["py", "vm", "cvm"])
