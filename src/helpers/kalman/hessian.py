@@ -67,7 +67,12 @@ def hessian_vector(
     MemoryError
         If memory runs out.
     """
-    dot = _checked(y, model, directions)
+    return _moved(y, model, reference.check_directions(y, model, directions), method, weights)
+
+
+def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weights):
+    """`hessian_vector` for directions that `check_directions` has seen."""
+    dot = in_time(y, model, given)
     n = len(dot["y"][0])
     weights = np.ones(n) if weights is None else np.asarray(weights)
     if weights.shape != (n,):
@@ -112,7 +117,7 @@ def hessian(
         As :func:`hessian_vector`.
     """
     directions = reference.check_directions(y, model, directions)
-    _, dy, gradients = hessian_vector(y, model, directions, method, weights)
+    _, dy, gradients = _moved(y, model, directions, method, weights)
     moved = gradients.asdict() | {"y": dy}
     return symmetric(
         sum(
@@ -122,9 +127,11 @@ def hessian(
     )
 
 
-def _checked(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions of all ten (k, ...), with a time axis of length 1 or n, symmetric; and of W."""
-    given = reference.check_directions(y, model, directions)
+def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Directions of all ten (k, ...), with a time axis of length 1 or n, and of W.
+
+    From those that `check_directions` has seen.
+    """
     k, n, dot = len(next(iter(given.values()))), len(y), {}
     for name, X in {"y": np.zeros((n, model.p)), **model.asdict()}.items():
         dX = given.get(name, np.zeros((k, *X.shape)))

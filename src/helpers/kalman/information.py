@@ -69,7 +69,7 @@ def expected_information(
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     """
-    dot = hessian._checked(y, model, directions)
+    dot = hessian.in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)
     g = _weights(weights, len(filtered.u))
     steps, da0 = _forwards(model, filtered, dot), dot["a0"]
