@@ -485,26 +485,31 @@ class _Smoother:
         TP = self.T @ P_filt
         V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
         if self.A.shape[1]:
-            Y = np.repeat(nothing[None].astype(self.dtype), self.A.shape[1], axis=0)
-            none = np.zeros((len(Y), n, m))
-            for last in (self.A.shape[1] == flat, True):
-                r, _ = self.columns(Y, self.A.T.astype(self.dtype), none)
-                S = self.information(r, flat)
-                known = np.linalg.solve(S[:flat, :flat], S[:flat, flat:])
-                # What the data say about the numbers with variance one, where the others are open.
-                said = symmetric(S[flat:, flat:] - S[flat:, :flat] @ known)
-                values, vectors = np.linalg.eigh(said)
-                B = np.vstack([-known, np.eye(len(said))]) @ vectors
-                if last:
-                    break
+            r, S, values, B = self.said(nothing, flat)
+            if self.A.shape[1] > flat:
                 # Far less may be said about one of them than about another, and be lost in the
                 # rounding of that: once more, for numbers that have nothing to do with each other.
                 self.A = np.hstack([self.A[:, :flat], self.A @ B])
+                r, S, values, B = self.said(nothing, flat)
             covariance = B / (1 + np.maximum(values, 0)) @ B.T
             covariance[:flat, :flat] += np.linalg.inv(S[:flat, :flat])
             C = path(self.A.T + r[0] @ self.P0, self.T, times(r[1:], self.W))
             V = V + C.swapaxes(1, 2) @ covariance @ C
         return _symmetric(V)
+
+    def said(self, nothing, flat):
+        """What a series of zeros says about the numbers with variance one, the others being open.
+
+        Returns r and S of all numbers, and of those with variance one the information along
+        directions that have nothing to do with each other, and these directions (q, q - flat).
+        """
+        n, (m, q) = len(nothing), self.A.shape
+        Y = np.repeat(nothing[None].astype(self.dtype), q, axis=0)
+        r, _ = self.columns(Y, self.A.T.astype(self.dtype), np.zeros((q, n, m)))
+        S = self.information(r, flat)
+        known = np.linalg.solve(S[:flat, :flat], S[:flat, flat:])
+        values, vectors = np.linalg.eigh(symmetric(S[flat:, flat:] - S[flat:, :flat] @ known))
+        return r, S, values, np.vstack([-known, np.eye(q - flat)]) @ vectors
 
     def _split_off(self):
         """Move what is vague in P0 to A, where it costs no digits, as delta with variance one."""
