@@ -118,18 +118,7 @@ def whole_pass(
     return how
 
 
-def _pass(
-    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
-    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """`whole_pass` for any sizes."""
-    return whole_pass(
-        w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H,
-        W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
-    )  # fmt: skip
-
-
-compiled_once(_pass, PASS, "helpers_kalman_pass")
+compiled_once(whole_pass, PASS, "helpers_kalman_pass")
 
 
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
@@ -261,7 +250,7 @@ def call_at(typing, address, arguments):
 
 @jitable
 def small_pass_for(sizes, l_bar):
-    """The address of the pass for this size, `sizes` as in `_pass`; 0 if the big one is to be run.
+    """The address of the pass for this size, `sizes` as in `whole_pass`; 0 for the big one.
 
     It alone takes weights that differ, and leaves gains for a sweep.
     """
@@ -292,7 +281,7 @@ def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
 
 @jitable
 def run(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """`run_at` for `_pass` and its like; ``room`` is its w, header, entries and indices.
+    """`run_at` for `whole_pass` and its like; ``room`` is its w, header, entries and indices.
 
     It takes the arrays: compiled code frees an array of its own after the last line that names it,
     though its address may be in use.

@@ -83,7 +83,7 @@ def start_in_roots(
 ):  # fmt: skip
     """Forwards from a vague P0: the first steps in roots, the whole pass over the others.
 
-    ``sizes`` and ``report`` are those of `_pass`. For a `sweep` the pass leaves behind in w,
+    ``sizes`` and ``report`` are those of `whole_pass`. For a `sweep` the pass leaves behind in w,
     header, entries and indices what belongs to the other steps. Returns how it ended, the steps in
     roots, the root after them and the mean there.
     """
@@ -123,7 +123,7 @@ def _pass_from_roots(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
-    """`_pass` with its first steps in roots: for a vague P0."""
+    """`whole_pass` with its first steps in roots: for a vague P0."""
     num = carray(sizes, 15)
     n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)

@@ -257,7 +257,7 @@ def small_pass(
 ):  # fmt: skip
     """Forwards and, if `backwards`, the gradient of the sum of l times `weight`.
 
-    The arrays of `model` and `out` are `InTime`. ``report`` as that of `_pass`. Returns how it
+    The arrays of `model` and `out` are `InTime`. ``report`` as that of `whole_pass`. Returns how it
     ended.
     """
     X = model
