@@ -370,14 +370,14 @@ def measure_whole(options) -> dict:
     for label in labels[:1] if options.quick else labels:
         with Field([*(f"model: {name}" for name in kinds), UNIT], options) as field:
             units = {}
+            y, model, requested = problems[label]
             if UNIT in field.processes:
-                y, model, requested = problems[label]
                 job = job_of(y, model, requested, {"value": loglike(y, model)}, options)
                 units = field.all({UNIT: job})
             jobs = {
                 f"model: {name}": {
                     "what": "model", "label": label, "filter_type": WHOLE[name][0],
-                    "mode": WHOLE[name][1], "made": name.endswith("made"),
+                    "mode": WHOLE[name][1], "made": [model.m, model.p] * name.endswith("made"),
                 } for name in kinds
             }  # fmt: skip
             loaded = field.all(jobs)

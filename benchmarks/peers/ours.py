@@ -10,7 +10,7 @@ from math import frexp
 
 import numpy as np
 
-from helpers.kalman import StateSpace, warmup
+from helpers.kalman import StateSpace
 from helpers.kalman.fused.tiles import LANES
 from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import NAMES, STATIC
@@ -37,7 +37,7 @@ def contender(
     from helpers.kalman.fused import entry
 
     if made:
-        warmup(sizes=[(model.m, model.p)])
+        entry.make_for(model.m, model.p)
     arrays, ones, wanted = pass_arrays(model), np.ones(len(y)), flags(requested)
     y, R, Q = np.ascontiguousarray(y), model.R, model.Q
 
