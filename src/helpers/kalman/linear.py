@@ -128,30 +128,25 @@ class LinearMap(Op):
 
 @register_funcify_and_cache_key(LinearMap)
 def numba_funcify_linear_map(op, node, **kwargs):
-    """A loop over coefficients for each x, and a key under which PyTensor keeps it on disk.
+    """A call of :func:`~helpers.kalman.terms.add_terms`, and a key to keep it on disk by PyTensor.
 
     All that differs from map to map is an argument, so that many of them are one function.
     """
+    from helpers.kalman.terms import add_terms
+
     ndim, count = len(op.shape), (len(node.inputs) - 3) // 3
-    names = [f"where_{i}, values_{i}, x_{i}" for i in range(count)]
-    lengths = [f"lengths[{i}]" for i in range(ndim)]
-    lines = [
-        f"def linear_map(lengths, at, b, {', '.join(names)}):",
-        f"    flat = np.zeros({' * '.join(lengths) or 1})",
-        "    for i in range(b.size):",
-        "        flat[at[i]] = b[i]",
-    ]
-    for i in range(count):
-        lines += [
-            f"    if x_{i}.size != lengths[{ndim + i}]:",
-            "        raise ValueError('an array is not of the size that it was compiled for')",
-            f"    for i in range(values_{i}.size):",
-            f"        flat[where_{i}[0, i]] += values_{i}[i] * x_{i}.flat[where_{i}[1, i]]",
-        ]
-    lines.append(f"    return flat.reshape(({''.join(f'{x}, ' for x in lengths)}))")
-    source = "\n".join(lines)
-    function = compile_numba_function_src(source, "linear_map", global_env={"np": np})
-    return numba_njit(function), sha256(f"kalman-linear-map-1 {source}".encode()).hexdigest()
+    terms = [f"where_{i}, values_{i}, x_{i}, " for i in range(count)]
+    lengths = [f"lengths[{i}], " for i in range(ndim)]
+    source = "\n".join((
+        f"def linear_map(lengths, at, b, {''.join(terms)}):",
+        f"    y = np.zeros(({''.join(lengths)}))",
+        f"    if add_terms(y, lengths, at, b, ({''.join(terms)})):",
+        "        raise ValueError('an array is not of the size that it was compiled for')",
+        "    return y",
+    ))  # fmt: skip
+    known = {"np": np, "add_terms": add_terms}
+    function = compile_numba_function_src(source, "linear_map", global_env=known)
+    return numba_njit(function), sha256(f"kalman-linear-map-2 {source}".encode()).hexdigest()
 
 
 class Affine:
