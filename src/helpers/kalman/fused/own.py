@@ -68,7 +68,7 @@ def in_lanes(first, stop, ends, y, model, backwards, tol, l, vague, y_bar, out):
     memory = np.empty((s.end + 1) * LANES)
     w = (memory.ctypes.data + 63) // 64 * 64
     shares = np.empty((max(len(model.P0), len(model.T), len(model.W)), m))
-    for j in range(len(shares)):
+    for j in range(min(first, len(shares) - 1), min(stop, len(shares))):
         fill_shares(member(model.P0, j), member(model.T, j), member(model.W, j), shares[j])
     all_in_lanes(
         w, s, (n, p, m), first, stop, ends, many(y, p), all_many(model, p, m), many(shares, m),
