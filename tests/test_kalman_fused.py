@@ -25,6 +25,7 @@ from kalman_models import (
 )
 from kalman_oracle import true_gradient
 from numba import njit
+from numba.core.errors import TypingError
 
 from helpers.checks import relative_error
 from helpers.datasets import local_level_arrays, nile, random_model, simulate
@@ -259,14 +260,28 @@ def layouts(X):
     yield X.astype(object).astype(float)
 
 
+@njit
+def from_compiled_code(y, a0, P0, c, d, T, Z, H, W, l_bar):
+    """As graphs and XLA call the pass."""
+    return entry.linked_loglike_and_grad(
+        (y, a0, P0, c, d, T, Z, H, W, l_bar, True, True, True, True, 0.0)
+    )
+
+
 def test_any_layout_gives_the_same_answer():
     y, model = make("gaps")
-    arrays = [y, *over_time(model)]
-    expected = entry.loglike(*arrays, 0.0)
+    arrays = [y, *over_time(model), np.linspace(1, 2, len(y))]
+    l, out, y_bar, _ = entry.loglike_and_grad(*arrays, *ALL, 0.0)
+    expected = l, *out, y_bar
     for k, X in enumerate(arrays):
         for other in layouts(X):
-            found = entry.loglike(*arrays[:k], other, *arrays[k + 1 :], 0.0)
-            assert (found == expected).all(), k
+            l, out, y_bar, _ = from_compiled_code(*arrays[:k], other, *arrays[k + 1 :])
+            for found, right in zip((l, *out, y_bar), expected, strict=True):
+                assert (found == right).all(), k
+    arrays = arrays[:-1]
+    expected = entry.loglike(*arrays, 0.0)
+    turned = [X[::-1][::-1] for X in map(np.asfortranarray, arrays)]
+    assert (entry.loglike(*turned, 0.0) == expected).all()
     rounded = [X.astype(np.float32) for X in arrays]
     again = entry.loglike(*(X.astype(float) for X in rounded), 0.0)
     assert (entry.loglike(*rounded, 0.0) == again).all()
@@ -287,6 +302,25 @@ def test_shapes_that_do_not_fit(index, shape, message):
     arrays[index] = np.zeros(shape)
     with pytest.raises(ValueError, match=message):
         entry.loglike(*arrays, 0.0)
+
+
+def test_compiled_code_calls_the_pass_and_does_not_carry_it():
+    """Errors come through, and what is no argument of the pass is refused when it is compiled."""
+    y, model = make("gaps")
+    arrays = [y, *over_time(model), np.ones(len(y))]
+    from_compiled_code(*arrays)
+    text = "\n".join(from_compiled_code.inspect_llvm().values())
+    callee = entry.loglike_and_grad.py_func.__qualname__
+    lines = [x for x in text.splitlines() if callee in x and x.startswith(("declare", "define"))]
+    assert lines and all(x.startswith("declare") for x in lines)
+    for k, shape, message in ((2, (3, 2), "P0 does not have shape"), (9, (3,), "l_bar does not")):
+        for _ in range(3):
+            with pytest.raises(ValueError, match=message):
+                from_compiled_code(*arrays[:k], np.ones(shape), *arrays[k + 1 :])
+    with pytest.raises(TypingError, match="loglike_and_grad.* takes"):
+        from_compiled_code(*arrays[:2], np.ones(3), *arrays[3:])
+    with pytest.raises(TypingError, match="loglike_and_grad.* takes"):
+        from_compiled_code(arrays[0].astype(np.float32), *arrays[1:])
 
 
 def test_bad_input_in_the_users_terms():

@@ -155,9 +155,9 @@ def posterior(
     return value, mean, covariance - pt.diag(taken)
 
 
-def _alike(arguments) -> str:
-    """The arguments of a call, of the types for which the callee is compiled already."""
-    return ", ".join(f"entry.contiguous({x})" for x in arguments)
+def _doubles(arguments) -> str:
+    """The arguments of a call, as arrays of float64."""
+    return ", ".join(f"entry.doubles({x})" for x in arguments)
 
 
 class _IntegratedOp(Op):
@@ -202,7 +202,7 @@ class KalmanIntegrated(_IntegratedOp):
     def numba_function(self, node):
         arguments = [f"x{i}" for i in range(len(node.inputs))]
         flags = ", ".join(["False"] * 5)
-        call = f"found = code.integrated({_alike(arguments)}, {flags}, {self.tol!r})"
+        call = f"found = code.linked_integrated(({_doubles(arguments)}, {flags}, {self.tol!r}))"
         body = [
             call,
             "root = found[3]",
@@ -263,8 +263,8 @@ class KalmanIntegratedGrad(_IntegratedOp):
         flags = ", ".join(map(str, self.flags()))
         names = {"value": "value", "y": "y_bar", "starts": "starts_bar", "c": "c_bar"}
         body = [
-            "_, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = code.integrated(",
-            f"    {_alike(arguments)}, {flags}, {self.tol!r}",
+            "_, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = code.linked_integrated(",
+            f"    ({_doubles(arguments)}, {flags}, {self.tol!r})",
             ")",
             "value = np.asarray(number)",
         ]

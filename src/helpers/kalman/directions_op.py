@@ -81,11 +81,11 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
         moves, lines = [], [f"k = len({self.along[0]}_moves)"]
         for x in INPUTS:
             shape = ", ".join(map(str, ("k", *_laid_out(x, sizes(x, True)))))
-            given = f"{x}_moves.reshape(({shape}))" if x in self.along else f"np.zeros(({shape}))"
-            moves.append(given)
+            given = f"entry.contiguous({x}_moves).reshape(({shape}))"
+            moves.append(given if x in self.along else f"np.zeros(({shape}))")
         lines.append(
-            f"_, l, ({', '.join(f'{x}_moved' for x in INPUTS)},) = tangents.hessian_vector("
-            f"{', '.join(INPUTS)}, l_bar, {', '.join(moves)}, {', '.join(map(str, self.flags()))})"
+            f"_, l, ({', '.join(f'{x}_moved' for x in INPUTS)},) = tangents.linked_hessian_vector(("
+            f"{', '.join(INPUTS)}, l_bar, {', '.join(moves)}, {', '.join(map(str, self.flags()))}))"
         )
         results = []
         for x in self.requested:

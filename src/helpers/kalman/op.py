@@ -310,8 +310,7 @@ class _KalmanOp(Op):
                     for x in self.varying
                 ),
                 *(f"    {x} = np.expand_dims({x}, 0)" for x in fixed),
-                # Of one type for every graph: what is called is compiled once and found on disk.
-                *(f"    {x} = entry.contiguous({x})" for x in (*INPUTS, *extra)),
+                *(f"    {x} = entry.doubles({x})" for x in (*INPUTS, *extra)),
                 f"    {call}",
                 f"    return {', '.join(f'{x}{cast}' for x in results)}",
             ]
@@ -346,7 +345,7 @@ class KalmanLoglike(_KalmanOp):
         self._store(output_storage, [l], node.outputs[0].dtype)
 
     def numba_function(self, node):
-        call = f"l = entry.loglike({', '.join(INPUTS)}, {self.tol!r})"
+        call = f"l = entry.linked_loglike(({', '.join(INPUTS)}, {self.tol!r}))"
         return self._numba_function(node, call, (), ["l"])
 
     def infer_shape(self, node, shapes):
@@ -408,7 +407,7 @@ class KalmanLoglikeGrad(_KalmanOp):
     def numba_function(self, node):
         flags = ", ".join(map(str, self.flags()))
         arguments = f"{', '.join(INPUTS)}, l_bar, {flags}, {self.tol!r}"
-        call = f"l, out, y_bar, _ = entry.loglike_and_grad({arguments})"
+        call = f"l, out, y_bar, _ = entry.linked_loglike_and_grad(({arguments}))"
         return self._numba_function(node, call, ("l_bar",), self._numba_results(self.requested))
 
     def infer_shape(self, node, shapes):
@@ -522,7 +521,8 @@ class KalmanLoglikeTangent(_KalmanOp):
     def numba_function(self, node):
         moves = ", ".join(f"{x}_dot" if x in self.along else f"np.zeros({x}.shape)" for x in INPUTS)
         flags = ", ".join(map(str, self.flags()))
-        call = f"l, out, y_bar = tangents.along_one({', '.join(INPUTS)}, l_bar, {moves}, {flags})"
+        arguments = f"{', '.join(INPUTS)}, l_bar, {moves}, {flags}"
+        call = f"l, out, y_bar = tangents.linked_along_one(({arguments}))"
         extra = ("l_bar", *(f"{x}_dot" for x in self.along))
         return self._numba_function(node, call, extra, self._numba_results(self.requested))
 
@@ -565,7 +565,7 @@ class KalmanFilter(_KalmanOp):
         self._store(output_storage, values, node.outputs[0].dtype)
 
     def numba_function(self, node):
-        call = f"{', '.join(OUTPUTS)} = outputs.filter_outputs({', '.join(INPUTS)})"
+        call = f"{', '.join(OUTPUTS)} = outputs.linked_filter_outputs(({', '.join(INPUTS)}))"
         return self._numba_function(node, call, (), list(OUTPUTS))
 
     def infer_shape(self, node, shapes):
@@ -612,7 +612,7 @@ class KalmanFilterGrad(_KalmanOp):
             f"entry.contiguous({x}_bar)" if x in self.given else f"np.zeros({(0,) * len(letters)})"
             for x, letters in OUTPUTS.items()
         )
-        call = f"out, y_bar = outputs.reverse({', '.join(INPUTS)}, {bars})"
+        call = f"out, y_bar = outputs.linked_reverse(({', '.join(INPUTS)}, {bars}))"
         extra = tuple(f"{x}_bar" for x in self.given)
         return self._numba_function(node, call, extra, self._numba_results(INPUTS))
 

@@ -168,16 +168,16 @@ class _PanelOp(Op):
         """A function of the Op's inputs for Numba, and a key under which it is kept on disk."""
         dtype, given = node.inputs[0].dtype, [f"x{i}" for i in range(len(node.inputs))]
         weights = [] if len(given) > len(INPUTS) else ["np.ones(x0.shape[:2])"]
-        # Of the types for which the callee is compiled already.
-        alike = [f"entry.contiguous({x})" for x in given]
-        arguments = ", ".join([*alike, *weights, *map(repr, (*self._flags(), self.tol))])
+        doubles = [f"entry.doubles({x})" for x in given]
+        arguments = ", ".join([*doubles, *weights, *map(repr, (*self._flags(), self.tol))])
         cast = "" if dtype == "float64" else f".astype(np.{dtype})"
         local = {"l": "l", "y": "y_bar", "a0": "a0_bar", "c": "c_bar"}
         name = type(self).__name__
         source = "\n".join(
             [
                 f"def {name}({', '.join(given)}):",
-                f"    l, y_bar, a0_bar, c_bar, out, _ = panel.loglike_and_grad({arguments})",
+                "    l, y_bar, a0_bar, c_bar, out, _ = "
+                f"panel.linked_loglike_and_grad(({arguments}))",
                 f"    return {', '.join(local.get(x, f'out.{x}') + cast for x in self.requested)}",
             ]
         )

@@ -592,7 +592,7 @@ def _newly_compiled() -> dict:
 
     from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
 
-    code, options = load("panel").loglike_and_grad, {"error_model": "numpy", "nogil": True}
+    code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
     @overload(panel_pass, jit_options=options)
     def _panel_pass(
@@ -601,7 +601,9 @@ def _newly_compiled() -> dict:
         def call(
             Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
         ):  # fmt: skip
-            return code(Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
+            return code(
+                (Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
+            )
 
         return call
 

@@ -16,7 +16,9 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.errors import TypingError
+from numba.core.imputils import impl_ret_new_ref
+from numba.extending import intrinsic, overload
 
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
@@ -70,6 +72,53 @@ def compiled_once(function, signature, symbol):
     code = kept_on_disk(cfunc(signature, cache=True, error_model="numpy"))(function)
     llvmlite.binding.add_symbol(symbol, code.address)
     return types.ExternalFunction(symbol, signature)
+
+
+# Numbers (k axes) that are only read, however they lie.
+READ = [types.Array(types.float64, k, "A", readonly=True) for k in range(5)]
+# Arrays of a model, or its gradient, as compiled code makes them.
+ARRAYS = types.NamedTuple(
+    (types.float64[::1], *[types.float64[:, ::1]] * 3, *[types.float64[:, :, ::1]] * 4), Arrays
+)
+
+
+def linked(function, arguments):
+    """What calls a compiled function for arguments of these types, or what Numba makes of others.
+
+    By an address, as `compiled_once` has it, but with errors raised and arrays returned: compiled
+    code that calls the function itself carries its code, and is long in compiling it once more.
+    """
+    function.compile(arguments)  # or load it from disk
+    made = function.overloads[arguments]
+    returned = made.signature.return_type
+    symbol = f"{function.__module__}.{function.__qualname__}"  # with all that is compiled in it
+    at = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    llvmlite.binding.add_symbol(symbol, at)
+
+    @intrinsic
+    def call(typing, given):
+        if len(given) != len(arguments) or None in map(typing.can_convert, given, arguments):
+            raise TypingError(f"{function.__name__} takes {arguments}, not {given}")
+
+        def generate(context, builder, signature, args):
+            values = [
+                context.cast(builder, value, kind, wanted)
+                for value, kind, wanted in zip(
+                    cgutils.unpack_tuple(builder, args[0]), given, arguments, strict=True
+                )
+            ]
+            kind = context.call_conv.get_function_type(returned, arguments)
+            code = cgutils.get_or_insert_function(builder.module, kind, symbol)
+            status, result = context.call_conv.call_function(
+                builder, code, returned, arguments, values
+            )
+            with cgutils.if_unlikely(builder, status.is_error):
+                context.call_conv.return_status_propagate(builder, status)
+            return impl_ret_new_ref(context, builder, returned, result)
+
+        return returned(given), generate
+
+    return call
 
 
 @jitable
@@ -304,6 +353,15 @@ def contiguous(x):
     return out
 
 
+def doubles(x):
+    """An array as it is if it is of float64, else a copy that is; in compiled code alone."""
+
+
+@overload(doubles)
+def _doubles(x):
+    return (lambda x: x) if x.dtype == types.float64 else (lambda x: contiguous(x))
+
+
 @jitable
 def copied(a0, P0, c, d, T, Z, H, W):
     """The model's arrays, contiguous."""
@@ -436,3 +494,11 @@ def loglike_and_grad(
         out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
         out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
     return l, out, y_bar, report
+
+
+# What y, a0, P0, c, d, T, Z, H and W are to the two functions above.
+MODEL = READ[2], READ[1], READ[2], READ[2], READ[2], *[READ[3]] * 4
+linked_loglike = linked(loglike, (*MODEL, types.float64))
+linked_loglike_and_grad = linked(
+    loglike_and_grad, (*MODEL, READ[1], *[types.boolean] * 4, types.float64)
+)

@@ -16,6 +16,7 @@ from helpers.kalman.fused.entry import (
     INTEGERS,
     NOT_COMPILED,
     OUT_OF_MEMORY,
+    READ,
     REALS,
     address_of_pass,
     bundle,
@@ -26,6 +27,7 @@ from helpers.kalman.fused.entry import (
     copied,
     is_not_compiled,
     kept_on_disk,
+    linked,
     run,
     zeros_like,
 )
@@ -488,3 +490,10 @@ def integrated(
         y_bar = (back @ y_bar.reshape(J, n * p)).reshape(J, n, p)
         c_bar = (back @ c_bar.reshape(J, c.shape[1] * m)).reshape(c.shape)
     return how, value[0], delta, root, S, y_bar, starts_bar, c_bar, out, report
+
+
+linked_integrated = linked(
+    integrated,
+    (READ[3], READ[2], READ[3], READ[2], *[READ[3]] * 4, READ[2], *[types.boolean] * 5,
+     types.float64),
+)  # fmt: skip

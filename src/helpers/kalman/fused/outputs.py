@@ -12,6 +12,7 @@ from numba import carray, njit, types
 
 from helpers.kalman.fused.entry import (
     INTEGERS,
+    MODEL,
     OUT_OF_MEMORY,
     REALS,
     bundle,
@@ -20,6 +21,7 @@ from helpers.kalman.fused.entry import (
     contiguous,
     copied,
     kept_on_disk,
+    linked,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
@@ -163,6 +165,9 @@ def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     return a_filt, a_pred, y_hat, P_filt, P_pred, F, l
 
 
+linked_filter_outputs = linked(filter_outputs, MODEL)
+
+
 @kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def reverse(
     y, a0, P0, c, d, T, Z, H, W,
@@ -193,3 +198,8 @@ def reverse(
     if how != DONE:
         raise MemoryError(OUT_OF_MEMORY)
     return out, y_bar
+
+
+linked_reverse = linked(
+    reverse, (*MODEL, *[types.Array(types.float64, k, "C") for k in (2, 2, 2, 3, 3, 3, 1)])
+)

@@ -1,28 +1,26 @@
 """Many series, compiled: grouped by their gaps, a pass for each group, a sweep over its gains.
 
-As in :mod:`~helpers.kalman.fused.entry` the heavy part is called by its address, so that a function
-of PyTensor that calls it does not carry it. The steps of a square-root start are those of
+Each part is compiled once, for arrays of one type, and what calls it does not carry its code
+(:func:`~helpers.kalman.fused.entry.linked`). The steps of a square-root start are those of
 :mod:`helpers.kalman.square_root`, for all series of a group at once.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
 
 from helpers.kalman.fused.entry import (
+    ARRAYS,
     GAINS,
     GRADIENT,
-    INTEGERS,
     OUT_OF_MEMORY,
-    REALS,
+    READ,
     address_of_pass,
     call,
     check,
-    compiled_once,
     contiguous,
     copied,
     kept_on_disk,
+    linked,
     run,
     zeros_like,
 )
@@ -41,17 +39,13 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import all_equal
-from helpers.kalman.fused.roots import pull_roots, start_in_roots
+from helpers.kalman.fused.roots import linked_pull, linked_start
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded
 from helpers.kalman.recursions import at_step, symmetric, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
 
 compiled = njit(cache=True, error_model="numpy", nogil=True)
-PANEL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 18)
-GROUP = types.int64(
-    INTEGERS, INTEGERS, types.int64, types.int64, INTEGERS, types.float64, *[REALS] * 18
-)
 
 
 @jitable
@@ -111,7 +105,7 @@ def back_in_roots(roots, B_t, ws, a_filts, series, observed, model, r, out):
     return columns_at_the_start(r, Br, symmetric(model.P0))
 
 
-@jitable
+@kept_on_disk(compiled)
 def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report):
     """The series of one group, of n steps; P0, T, Z, H and W of the model, and of `out`, count.
 
@@ -151,9 +145,9 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
         a[:, j] = a0[series.members[j] if len(a0) > 1 else 0]
     k = 0
     if how == VAGUE:
-        how, roots, B_t, _ = start_in_roots(
-            w, header, entries, room, num, report, tol, l, ones, nothing, unused, model, observed,
-            covariances, True,
+        how, roots, B_t, _ = linked_start(
+            (w, header, entries, room, num, report, tol, l, ones, nothing, unused, model, observed,
+             covariances, True)
         )  # fmt: skip
         if how == DONE:
             k = len(roots)
@@ -176,7 +170,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     if rest == 0:
         a[:] = 0.0
     if k > 0:
-        pull_roots(roots, B_t, model, observed, ones, unused, covariances)
+        linked_pull((roots, B_t, model, observed, ones, unused, covariances))
         a[:] = back_in_roots(roots, B_t, ws, a_filts, series, observed, model, a, out)
     total, ag = 0.0, np.empty((m, J))
     for j in range(J):
@@ -190,6 +184,18 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     out.H[:] += total * covariances.H
     out.W[:] += total * covariances.W
     return DONE
+
+
+_NUMBERS, _ROWS, _STACKS = types.int64[::1], types.float64[:, ::1], types.float64[:, :, ::1]
+SERIES = types.NamedTuple(
+    (_NUMBERS, _STACKS, _STACKS, types.float64[::1], _ROWS, _STACKS, _STACKS), Series
+)
+_ASKED = types.NamedUniTuple(types.boolean, 4, Wanted)
+linked_group = linked(
+    one_group,
+    (SERIES, types.int64, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, _ASKED, types.float64,
+     _NUMBERS),
+)  # fmt: skip
 
 
 @jitable
@@ -226,13 +232,13 @@ def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
     Nothing is shared but where the gradients are added up.
     """
     told, ended, m = np.empty(3, np.int64), DONE, len(model.P0)
-    P0_bar, one_a0 = np.zeros((m, m)), np.zeros(m)
+    P0_bar, one_a0, d_bar = np.zeros((m, m)), np.zeros(m), np.zeros(out.d.shape)
     for j in range(len(l_bar)):
         own_a0, own_c = j if len(a0) > 1 else 0, j if len(series.c) > 1 else 0
         given = Arrays(
             a0[own_a0], model.P0, series.c[own_c], model.d, model.T, model.Z, model.H, model.W
         )
-        gradient = Arrays(one_a0, P0_bar, series.c_bar[own_c], out.d, out.T, out.Z, out.H, out.W)
+        gradient = Arrays(one_a0, P0_bar, series.c_bar[own_c], d_bar, out.T, out.Z, out.H, out.W)
         how = call(
             series.y[j], given, gradient, series.l[j], l_bar[j], series.y_bar[j], True, wanted, tol,
             told,
@@ -246,95 +252,19 @@ def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
     return ended
 
 
-class Given(NamedTuple):
-    """What `_panel` and `_group` are given, as arrays."""
+@kept_on_disk(compiled)
+def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, report):
+    """All series, with weights l_bar (J, n or 1); what is written to is given as zeros.
 
-    series: Series  # without members
-    l_bar: np.ndarray  # (J, n or 1)
-    a0: np.ndarray  # (J or 1, m)
-    a0_bar: np.ndarray
-    model: Arrays
-    out: Arrays
-    wanted: Wanted
-
-
-@jitable
-def unpack(
-    num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
-    W_bar,
-):  # fmt: skip
-    """Arrays by their addresses; ``num`` are the sizes of `_panel`."""
-    J, n, p, m = num[0], num[1], num[2], num[3]
-    no_mean, no_c, no_d = np.zeros(m), np.zeros((1, m)), np.zeros((1, p))
-    model = Arrays(
-        no_mean, carray(P0, (m, m)), no_c, no_d, carray(T, (num[7], m, m)),
-        carray(Z, (num[8], p, m)), carray(H, (num[9], p, p)), carray(W, (num[10], m, m)),
-    )  # fmt: skip
-    out = Arrays(
-        no_mean, carray(P0_bar, (m, m)), no_c, no_d.copy(), carray(T_bar, (num[7], m, m)),
-        carray(Z_bar, (num[8], p, m)), carray(H_bar, (num[9], p, p)),
-        carray(W_bar, (num[10], m, m)),
-    )  # fmt: skip
-    c_shape, a0_shape, weights = (num[5], num[6], m), (num[4], m), carray(l_bar, (J, num[11]))
-    series = Series(
-        np.empty(0, np.int64), carray(y, (J, n, p)), carray(c, c_shape), weights[:, 0].copy(),
-        carray(l, (J, n)), carray(y_bar, (J, n, p)), carray(c_bar, c_shape),
-    )  # fmt: skip
-    wanted = Wanted(num[13] != 0, num[14] != 0, num[15] != 0, num[16] != 0)
-    return Given(
-        series, weights, carray(a0, a0_shape), carray(a0_bar, a0_shape), model, out, wanted
-    )
-
-
-def _group(
-    sizes, members, end, count, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar,
-    c_bar, P0_bar, T_bar, Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """`one_group` of the series ``members`` (count,) up to step `end`; the rest as `_panel` has it.
-
-    By its address, as it is long: what calls it is compiled again and again with what it calls.
-    """
-    num = carray(sizes, 17)
-    x = unpack(
-        num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
-        W_bar,
-    )  # fmt: skip
-    all_of = x.series
-    group = Series(
-        carray(members, count), all_of.y, all_of.c, all_of.weights, all_of.l, all_of.y_bar,
-        all_of.c_bar,
-    )  # fmt: skip
-    return one_group(
-        group, end, x.a0, first_steps(x.model, end), first_steps(x.out, end), x.a0_bar,
-        num[12] != 0, x.wanted, tol, carray(report, 3),
-    )  # fmt: skip
-
-
-_call_group = compiled_once(_group, GROUP, "helpers_kalman_group")
-
-
-def _panel(
-    sizes, report, tol, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar,
-    Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """All series, with arrays by their addresses; those that are written to are given as zeros.
-
-    ``sizes`` are J, n, p, m, the lengths of a0, of c, of c over time and of T, Z, H, W and l_bar
-    over time, then 0 or 1: whether there is a way back, and the four of `Wanted`. Series share a
-    pass where the weights l_bar (J, n or 1) do not vary within any of them. Returns how it ended, 0
+    Series share a pass where their weights do not vary within any of them. ``report`` (2,) receives
+    the step whose F is not positive definite, and a series of that group. Returns how it ended, 0
     if it could not finish.
     """
-    num, told = carray(sizes, 17), carray(report, 2)
-    x = unpack(
-        num, y, a0, c, P0, T, Z, H, W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar,
-        W_bar,
-    )  # fmt: skip
-    series, J = x.series, num[0]
-    equal = True
+    J, equal = len(l_bar), True
     for j in range(J):
-        equal = equal and all_equal(x.l_bar[j])
+        equal = equal and all_equal(l_bar[j])
     if not equal:
-        return one_by_one(series, x.l_bar, x.a0, x.model, x.out, x.a0_bar, x.wanted, tol, told)
+        return one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report)
     of_group, ended = np.empty(3, np.int64), DONE
     prints, ends = fingerprints(series.y)
     order = np.argsort(prints)
@@ -352,22 +282,28 @@ def _panel(
         first, end = last, ends[one]
         if end == 0:
             continue  # nothing is observed, and nothing learned
-        how = _call_group(
-            sizes, members.ctypes, end, len(members), of_group.ctypes, tol, y, a0, c, P0, T, Z, H,
-            W, l_bar, l, y_bar, a0_bar, c_bar, P0_bar, T_bar, Z_bar, H_bar, W_bar,
+        group = Series(
+            members, series.y, series.c, series.weights, series.l, series.y_bar, series.c_bar
+        )
+        how = linked_group(
+            (group, end, a0, first_steps(model, end), first_steps(out, end), a0_bar, backwards,
+             wanted, tol, of_group)
         )  # fmt: skip
         if how == 0:
             return how
         if how != DONE:
             ended = how
-            if of_group[0] < told[0]:
-                told[0], told[1] = of_group[0], one
+            if of_group[0] < report[0]:
+                report[0], report[1] = of_group[0], one
             for j in members:
                 series.l[j] = np.nan
     return ended
 
 
-_call_panel = compiled_once(_panel, PANEL, "helpers_kalman_panel")
+linked_groups = linked(
+    all_groups,
+    (SERIES, _ROWS, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, _ASKED, types.float64, _NUMBERS),
+)
 
 
 @kept_on_disk(compiled)
@@ -401,17 +337,9 @@ def loglike_and_grad(
     l, y_bar = np.zeros((J, n)), np.zeros(y.shape)
     a0_bar, c_bar, out = np.zeros(a0s.shape), np.zeros(cs.shape), zeros_like(model)
     report = np.array([n, 0])
-    sizes = np.array(
-        [J, n, p, m, len(a0s), len(cs), cs.shape[1], len(model.T), len(model.Z), len(model.H),
-         len(model.W), weights.shape[1], int(backwards), int(want_matrices), int(want_T),
-         int(want_Z), int(want_W)]
-    )  # fmt: skip
-    how = _call_panel(
-        sizes.ctypes, report.ctypes, tol, y.ctypes, a0s.ctypes, cs.ctypes, model.P0.ctypes,
-        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, weights.ctypes, l.ctypes,
-        y_bar.ctypes, a0_bar.ctypes, c_bar.ctypes, out.P0.ctypes, out.T.ctypes, out.Z.ctypes,
-        out.H.ctypes, out.W.ctypes,
-    )  # fmt: skip
+    series = Series(np.empty(0, np.int64), y, cs, weights[:, 0].copy(), l, y_bar, c_bar)
+    wanted = Wanted(want_matrices, want_T, want_Z, want_W)
+    how = linked_groups((series, weights, a0s, model, out, a0_bar, backwards, wanted, tol, report))
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)
     if how != DONE:
@@ -423,3 +351,10 @@ def loglike_and_grad(
         out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
         out.H[:], out.W[:] = np.nan, np.nan
     return l, y_bar, a0_bar, c_bar, out, report
+
+
+linked_loglike_and_grad = linked(
+    loglike_and_grad,
+    (READ[3], READ[2], READ[2], READ[3], *[READ[3]] * 4, READ[2], *[types.boolean] * 5,
+     types.float64),
+)  # fmt: skip

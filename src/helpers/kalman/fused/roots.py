@@ -6,17 +6,19 @@ met for the first time.
 """
 
 import numpy as np
-from numba import carray, cfunc
+from numba import carray, cfunc, njit, types
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.entry import (
+    ARRAYS,
     GRADIENT,
     PASS,
     VALUE,
     address_of_pass,
     bundle,
     kept_on_disk,
+    linked,
     run,
     run_at,
     small_pass_for,
@@ -34,6 +36,8 @@ from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
 
+compiled = njit(cache=True, error_model="numpy", nogil=True)
+
 
 @jitable
 def from_roots(y, model, observed, l):
@@ -50,7 +54,7 @@ def from_roots(y, model, observed, l):
     )  # fmt: skip
 
 
-@jitable
+@kept_on_disk(compiled)
 def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out):
     """The way back through the square-root start, from the state after it: a0 and P0 of `out`."""
     carried = carry(out.a0.copy(), out.P0.copy(), B_t)
@@ -77,7 +81,7 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out):
     out.a0[:], out.P0[:] = at_the_start(carried, symmetric(model.P0))
 
 
-@jitable
+@kept_on_disk(compiled)
 def start_in_roots(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, model, observed, out, sweep
 ):  # fmt: skip
@@ -119,6 +123,18 @@ def start_in_roots(
     return how, roots, B_t, a
 
 
+_VECTOR, _MATRIX = types.float64[::1], types.float64[:, ::1]
+_COUNTS, _FLAGS = types.int64[::1], types.uint8[:, ::1]
+_OBSERVED = types.NamedTuple((_FLAGS, _COUNTS), Observed)
+linked_start = linked(
+    start_in_roots,
+    (types.intp, _COUNTS, _FLAGS, _COUNTS, _COUNTS, _COUNTS, types.float64, _VECTOR, _VECTOR,
+     _MATRIX, _MATRIX, ARRAYS, _OBSERVED, ARRAYS, types.boolean),
+)  # fmt: skip
+_ROOTS = start_in_roots.nopython_signatures[0].return_type[1]
+linked_pull = linked(pull_roots, (_ROOTS, _MATRIX, ARRAYS, _OBSERVED, _VECTOR, _MATRIX, ARRAYS))
+
+
 def _pass_from_roots(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
@@ -131,13 +147,13 @@ def _pass_from_roots(
     ys, y_bars, weights = carray(y, (n, p)), carray(y_bar, (n, p)), carray(l_bar, n)
     flags, room = carray(entries, (n, p)), carray(indices, room_for_indices(n, p, m))
     observed = Observed(flags, room[:n])
-    how, roots, B_t, _ = start_in_roots(
-        w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,
-        ys, y_bars, model, observed, out, False,
+    how, roots, B_t, _ = linked_start(
+        (w, carray(header, HEADER), flags, room, num, carray(report, 3), tol, carray(l, n), weights,
+         ys, y_bars, model, observed, out, False)
     )  # fmt: skip
     if how == DONE and num[9] == GRADIENT:
         look_at(ys, observed)  # the other steps have written over it
-        pull_roots(roots, B_t, model, observed, weights, y_bars, out)
+        linked_pull((roots, B_t, model, observed, weights, y_bars, out))
     return how
 
 

@@ -21,7 +21,9 @@ from numba.extending import overload, register_jitable
 from helpers.kalman.fused.entry import (
     GAINS,
     INTEGERS,
+    MODEL,
     OUT_OF_MEMORY,
+    READ,
     REALS,
     address_of_pass,
     bundle,
@@ -30,6 +32,7 @@ from helpers.kalman.fused.entry import (
     contiguous,
     copied,
     kept_on_disk,
+    linked,
     run,
     zeros_like,
 )
@@ -788,6 +791,12 @@ def hessian_vector(
     return W_sum, slopes, bars
 
 
+_DIRECTIONS = types.Array(types.float64, 4, "C")
+linked_hessian_vector = linked(
+    hessian_vector, (*MODEL, READ[1], *[_DIRECTIONS] * 9, *[types.boolean] * 3)
+)
+
+
 @kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def along_one(
     y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
@@ -832,3 +841,6 @@ def along_one(
         bar.a0[:], bar.P0[:], bar.c[:], bar.d[:] = np.nan, np.nan, np.nan, np.nan
         bar.T[:], bar.Z[:], bar.H[:], bar.W[:] = np.nan, np.nan, np.nan, np.nan
     return slopes, bar, y_bar
+
+
+linked_along_one = linked(along_one, (*MODEL, READ[1], *MODEL, *[types.boolean] * 3))

@@ -16,10 +16,11 @@ from helpers.kalman.fused.entry import (
     NOT_COMPILED,
     OUT_OF_MEMORY,
     call_at,
+    doubles,
     is_not_compiled,
     kept_on_disk,
-    loglike,
-    loglike_and_grad,
+    linked_loglike,
+    linked_loglike_and_grad,
 )
 from helpers.kalman.fused.inputs import Arrays
 from helpers.kalman.fused.one_pass import all_equal
@@ -102,6 +103,15 @@ def one_of(x, k):
 
 
 @jitable
+def model_of(x, k):
+    """The same, as arrays of float64."""
+    return (
+        doubles(x.a0[k]), doubles(x.P0[k]), doubles(x.c[k]), doubles(x.d[k]), doubles(x.T[k]),
+        doubles(x.Z[k]), doubles(x.H[k]), doubles(x.W[k]),
+    )  # fmt: skip
+
+
+@jitable
 def count_of(frame):
     """How many models there are: the leading axes of tol together."""
     _, shape = buffer(frame, ARGUMENTS, TOL)
@@ -140,8 +150,8 @@ def value(frame, dtype):
     tol = vectors(frame, ARGUMENTS, TOL, count, dtype)
     l_out = vectors(frame, RESULTS, 0, count, dtype)
     for k in range(count):
-        x = one_of(given, k)
-        l = loglike(y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, np.float64(tol[k, 0]))
+        x = model_of(given, k)
+        l = linked_loglike((doubles(y[k]), *x, np.float64(tol[k, 0])))
         write(l_out[k], l, 1.0)
 
 
@@ -170,10 +180,10 @@ def gradient(frame, dtype):
             write(y_out[k], y_known[k], l_bar[k, 0])
             write_all(one_of(out, k), one_of(known, k), l_bar[k, 0])
             continue
-        x = one_of(given, k)
-        l, found, y_bar, _ = loglike_and_grad(
-            y[k], x.a0, x.P0, x.c, x.d, x.T, x.Z, x.H, x.W, l_bar[k], want, want_T, want_Z, want_W,
-            np.float64(tol[k, 0]),
+        x = model_of(given, k)
+        l, found, y_bar, _ = linked_loglike_and_grad(
+            (doubles(y[k]), *x, doubles(l_bar[k]), want, want_T, want_Z, want_W,
+             np.float64(tol[k, 0]))
         )  # fmt: skip
         write(l_out[k], l, 1.0)
         write(y_out[k], y_bar, 1.0)

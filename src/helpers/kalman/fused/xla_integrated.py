@@ -8,7 +8,8 @@ eight arguments.
 
 import numpy as np
 
-from helpers.kalman.fused.integrated import integrated as integrate
+from helpers.kalman.fused.entry import doubles
+from helpers.kalman.fused.integrated import linked_integrated
 from helpers.kalman.fused.xla import (
     ARGUMENTS,
     RESULTS,
@@ -45,9 +46,10 @@ def integrated(frame, dtype):
     want = want_T or want_Z or want_W or P0_out.size > 0 or H_out.size > 0
     back = want or y_out.size > 0 or starts_out.size > 0 or c_out.size > 0
     for k in range(count):
-        _, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = integrate(
-            y[k], starts[k], c[k], P0[k], T[k], Z[k], H[k], W[k], precision[k], back, want, want_T,
-            want_Z, want_W, np.float64(tol[k, 0]),
+        _, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = linked_integrated(
+            (doubles(y[k]), doubles(starts[k]), doubles(c[k]), doubles(P0[k]), doubles(T[k]),
+             doubles(Z[k]), doubles(H[k]), doubles(W[k]), doubles(precision[k]), back, want, want_T,
+             want_Z, want_W, np.float64(tol[k, 0]))
         )  # fmt: skip
         value_out[k, 0] = number
         write(mean_out[k], mean, 1.0)

@@ -8,8 +8,9 @@ behind the arguments: then weights that are all the same multiply them, and noth
 
 import numpy as np
 
+from helpers.kalman.fused.entry import doubles
 from helpers.kalman.fused.one_pass import all_equal
-from helpers.kalman.fused.panel import loglike_and_grad
+from helpers.kalman.fused.panel import linked_loglike_and_grad
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.fused.xla import (
     ARGUMENTS,
@@ -69,9 +70,10 @@ def panel(frame, dtype):
                       known[6][k], known[7][k])  # fmt: skip
             write_each(out, k, of_one, weight)
             continue
-        l, y_bar, a0_bar, c_bar, bars, _ = loglike_and_grad(
-            y[k], a0[k], P0[k], c[k], T[k], Z[k], H[k], W[k], l_bar[k], back, want, want_T, want_Z,
-            want_W, np.float64(tol[k, 0]),
+        l, y_bar, a0_bar, c_bar, bars, _ = linked_loglike_and_grad(
+            (doubles(y[k]), doubles(a0[k]), doubles(P0[k]), doubles(c[k]), doubles(T[k]),
+             doubles(Z[k]), doubles(H[k]), doubles(W[k]), doubles(l_bar[k]), back, want, want_T,
+             want_Z, want_W, np.float64(tol[k, 0]))
         )  # fmt: skip
         write(l_out[k], l, 1.0)
         found = y_bar, a0_bar, bars.P0, c_bar, bars.T, bars.Z, bars.H, bars.W
