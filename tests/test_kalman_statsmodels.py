@@ -1232,3 +1232,16 @@ def test_climbs_end_as_fits_do():
     level = sm.tsa.UnobservedComponents(flow(), "llevel")
     with level.fix_params({"sigma2.irregular": 15000.0, "sigma2.level": 1400.0}):
         assert ours.fit(level, **how).llf == level.fit(disp=False).llf
+
+
+@pytest.mark.parametrize("change", [-1e-3, -1e-5, 0.0, 1e-5, 1e-3])
+def test_an_exact_diffuse_level_that_is_observed_without_noise(change):
+    y = np.random.default_rng(59).normal(size=40)
+    y[[7, 10]] = np.nan
+    mod = structural.UnobservedComponents(y, "rwalk", use_exact_diffuse=True)
+    params = np.array([0.04530609 * (1 + change)])
+    value, terms = mod.loglike(params), np.isfinite(y).sum() - 1
+    steps = np.diff(y[np.isfinite(y)]) ** 2 / np.diff(np.flatnonzero(np.isfinite(y)))
+    assert relative_error(ours.loglike(mod, params), value) < 1e-12
+    slope = (steps.sum() / params - terms) / (2 * params)
+    assert relative_error(ours.score(mod, params), slope) < 1e-12

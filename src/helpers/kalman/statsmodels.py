@@ -77,6 +77,9 @@ BOUNDARY = 1e-12
 # A variance of an exact diffuse state given the data, in its own units, relative to the least such
 # variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
 UNSEEN = 1e20
+# One that the data tell exactly, as a random walk without noise does its level, has a variance of
+# zero, which rounding leaves on either side of it: not one to compare others with.
+EXACTLY_SEEN = 1e-12
 
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
 # by orders of magnitude, and scores are cheap.
@@ -647,7 +650,10 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
 
 def _refuse_unseen(mod: MLEModel, A: np.ndarray, variances: np.ndarray) -> None:  # noqa: N803
     """A diffuse state that reaches no observation, but for rounding, leaves the likelihood open."""
-    unseen = np.flatnonzero(variances > UNSEEN * variances.min())
+    least = variances.min()
+    if least < EXACTLY_SEEN:
+        least = variances[variances >= EXACTLY_SEEN].min(initial=1.0)
+    unseen = np.flatnonzero(variances > UNSEEN * least)
     if unseen.size:
         states = ", ".join(map(str, A[:, unseen].argmax(axis=0)))
         raise ValueError(
