@@ -360,6 +360,18 @@ def test_the_covariance_on_diffuse_states_makes_no_difference():
         assert relative_error(diffuse.loglike(y, other, A), value) < 1e-11
 
 
+def test_the_covariance_of_delta_beside_vague_states():
+    """The first observations are all theirs, and what they say of delta is lost in rounding."""
+    T, P0 = np.eye(3) + np.diag([1.0, 1.0], 1), np.diag([1e9, 0.0, 1e9])
+    model = StateSpace(np.zeros(3), P0, np.zeros(3), [0.0], T=T, Z=np.ones((1, 3)), R=np.eye(3),
+                       H=[[1.0]], Q=np.eye(3) / 10)  # fmt: skip
+    y = np.random.default_rng(0).normal(size=(30, 1)).cumsum(axis=0)
+    flat = diffuse.loglike_and_grad(y, replace(model, P0=0 * P0), np.eye(3))  # the limit
+    for method in ("reference", "fused"):
+        found = diffuse.loglike_and_grad(y, model, np.ones((3, 1)), method).estimate
+        assert relative_error(found.covariance, flat.estimate.covariance[1:2, 1:2]) < 1e-6
+
+
 def test_the_scale_of_the_columns():
     """A C lowers the likelihood by log |det C|."""
     y, model, A = several(2)

@@ -64,6 +64,8 @@ from helpers.statespace import (
 
 __all__ = ["Estimate", "Integrated", "hessian", "loglike", "loglike_and_grad"]
 
+VAGUE = 1e3  # times the other variances, above which the columns go through all steps
+
 
 class Estimate(NamedTuple):
     """What the data say about delta: its posterior.
@@ -317,6 +319,16 @@ class _Columns:
     def _in_the_start_alone(self) -> bool:
         return self.given["X"] is None and self.given["B"] is None
 
+    @property
+    def _starts_vague(self) -> bool:
+        """Whether P0 is far above the other variances.
+
+        The first observations then say next to nothing about delta, and its covariance given all
+        has no digits left where the columns end with them.
+        """
+        most = VAGUE * mean_variance(*first_variances(self.model)[1:])
+        return np.linalg.eigvalsh(symmetric(self.model.P0))[-1] > most
+
     def starts(self):
         """Those of the columns (q + 1, m), and P0."""
         flat = self.A[:, self._pure]
@@ -369,7 +381,8 @@ class _Columns:
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
         starts, P0 = self.starts()
-        y, c = self.series_alone() if self._in_the_start_alone else self.series()
+        alone = self._in_the_start_alone and not (backwards and self._starts_vague)
+        y, c = self.series_alone() if alone else self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
