@@ -70,6 +70,14 @@ def test_wrong_data(y, message):
         check_data(y, with_())
 
 
+@pytest.mark.skipif(np.dtype(np.longdouble) == float, reason="a long double is a double here")
+def test_no_more_than_double_precision():
+    with pytest.raises(ValueError, match=r"y is .*, expected double precision at most: use y.ast"):
+        check_data(np.zeros((5, 1), np.longdouble), with_())
+    with pytest.raises(ValueError, match=r"T is an array of .*: use T.astype\(complex\)"):
+        with_(T=np.eye(3, dtype=np.clongdouble))
+
+
 def test_data_and_model_of_different_length():
     model = with_(T=np.zeros((4, 3, 3)))
     with pytest.raises(ValueError, match="y has 5 steps, but T has 4"):

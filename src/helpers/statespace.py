@@ -240,6 +240,12 @@ def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
     if array.dtype.kind not in "biufc":
         found = f"an array of {array.dtype}" if array.ndim else repr(X)
         raise ValueError(f"{name} is not an array of numbers but {found}{hint}")
+    widest = complex if array.dtype.kind == "c" else float
+    if array.dtype.itemsize > np.dtype(widest).itemsize:
+        raise ValueError(
+            f"{name} is an array of {array.dtype}, expected double precision at most: "
+            f"use {name}.astype({widest.__name__})"
+        )
     return array
 
 
