@@ -177,6 +177,15 @@ def test_single_precision_stays_single():
     assert relative_error(dy, dy64) < 1e-4
 
 
+def test_a_data_frame_is_an_array():
+    frame = pytest.importorskip("pandas").DataFrame
+    y, model = make("gaps")
+    value, dy, gradients = loglike_and_grad(frame(y), model)
+    expected = loglike_and_grad(y, model)
+    assert value == expected[0] and np.array_equal(dy, expected[1])
+    assert all(map(np.array_equal, gradients, expected[2]))
+
+
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_a_direction_of_a_covariance_counts_by_its_symmetric_part(name):
     """One entry above the diagonal, which a covariance cannot move along by itself."""

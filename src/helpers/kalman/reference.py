@@ -215,6 +215,7 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
     ValueError, numpy.linalg.LinAlgError
         As :func:`kalman_filter`.
     """
+    y = check_data(y, model)
     l, (steps, B_t), filtered = _filter_in_parts(y, model)
     n, k, observed = len(l), len(steps), ~np.isnan(y)
     g = np.ones_like(l) if weights is None else np.asarray(weights)
