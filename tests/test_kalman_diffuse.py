@@ -422,6 +422,7 @@ def test_bad_columns(A, message):
         ({"A": np.eye(4), "precision": np.eye(4), "marginal": True}, "is for a flat prior"),
         ({"A": np.eye(4), "precision": np.eye(4) + 1e-3 * np.eye(4, k=1)}, "is not symmetric"),
         ({"A": np.eye(4), "precision": np.full((4, 4), np.nan)}, "precision is not finite"),
+        ({"A": np.eye(4), "precision": np.eye(4) + 0j}, "precision is complex, expected real"),
         ({"X": np.ma.masked_less(np.ones((2, 1)), 0)}, "X is a masked array, and its mask would"),
         ({"B": np.ma.masked_less(np.ones((4, 1)), 0)}, "B is a masked array, and its mask would"),
     ],
@@ -430,6 +431,21 @@ def test_bad_regressors(columns, message):
     y, model, _ = several()
     with pytest.raises(ValueError, match=message):
         diffuse.loglike(y, model, **columns)
+
+
+@pytest.mark.parametrize("which", ["y", "the model", "A"])
+def test_gradients_are_of_real_arrays(which):
+    y, model, A = several()
+    if which == "y":
+        y = y + 0j
+    elif which == "A":
+        A = A + 0j
+    else:
+        model = replace(model, c=model.c + 0j)
+    with pytest.raises(ValueError, match=f"{which} is complex, expected real numbers"):
+        diffuse.loglike_and_grad(y, model, A)
+    with pytest.raises(ValueError, match="is complex, expected real numbers"):
+        diffuse.hessian(y, model, A, {"c": np.eye(4)})
 
 
 def test_a_precision_that_rounding_left_not_quite_symmetric():

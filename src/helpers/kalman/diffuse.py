@@ -365,6 +365,13 @@ class _Columns:
 
     def value_and_grad(self, method: str, tol: float) -> Integrated:
         """The log-likelihood, its gradient, and the posterior of delta."""
+        given = {"the model": self.model.a0, "y": self.y, "A": self.A, "X": self.X, "B": self.B}
+        for name, M in given.items():
+            if np.iscomplexobj(M):
+                raise ValueError(
+                    f"{name} is complex, expected real numbers: there is a complex step of "
+                    "loglike, but none of its gradient"
+                )
         if self._loop(method):
             loop = _Loop(self)
             return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
@@ -566,7 +573,10 @@ def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
 
 
 def _checked_precision(precision, q: int) -> np.ndarray:
-    precision = np.asarray(_as_numbers("precision", precision), dtype=float)
+    precision = _as_numbers("precision", precision)
+    if np.iscomplexobj(precision):
+        raise ValueError("precision is complex, expected real numbers")
+    precision = precision.astype(float)
     if precision.shape != (q, q):
         raise ValueError(f"precision has shape {precision.shape}, expected (q, q) = ({q}, {q})")
     _check_finite("precision", precision)
