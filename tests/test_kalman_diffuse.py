@@ -372,6 +372,25 @@ def test_the_covariance_of_delta_beside_vague_states():
         assert relative_error(found.covariance, flat.estimate.covariance[1:2, 1:2]) < 1e-6
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("prior", [False, True])
+def test_gradients_where_only_the_first_observations_tell(prior, seed):
+    """A random walk seen without error: what comes later says nothing about where it started."""
+    I, rng = np.eye(2), np.random.default_rng(seed)  # noqa: E741
+    Z, A, y = rng.normal(size=(1, 2)), rng.normal(size=(2, 1 + prior)), rng.normal(size=(20, 1))
+    model = StateSpace(np.zeros(2), I, np.zeros(2), [0.0], T=I, Z=Z, R=I, H=[[0.0]], Q=I)
+    precision = I if prior else None
+    loop, compiled = (
+        diffuse.loglike_and_grad(y, model, A, x, precision=precision)
+        for x in ("reference", "fused")
+    )
+    assert relative_error(compiled.value, loop.value) < 1e-12
+    for name in NAMES:
+        G, expected = getattr(compiled.gradients, name), getattr(loop.gradients, name)
+        assert np.abs(G - expected).max() < 1e-9 * (1 + np.abs(expected).max()), name
+    assert np.abs(compiled.A_bar - loop.A_bar).max() < 1e-9
+
+
 def test_the_scale_of_the_columns():
     """A C lowers the likelihood by log |det C|."""
     y, model, A = several(2)

@@ -386,20 +386,30 @@ class _Columns:
         return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def _compiled(self, backwards: bool, tol: float):
+        alone = self._in_the_start_alone and not (backwards and self._starts_vague)
+        found = self._passed(alone, backwards, tol)
+        _, value, _, root, *_, out, _ = found
+        lost = np.isnan(root).any() or np.isnan(out.P0).any()
+        if alone and backwards and np.isfinite(value) and lost:
+            # The steps after the columns' last say nothing about a direction but for rounding, and
+            # that is no covariance: the columns go through all steps.
+            found = self._passed(False, backwards, tol)
+        if found[-1][0] < len(self.y):
+            raise reference._not_positive_definite(int(found[-1][0]))
+        return found
+
+    def _passed(self, alone: bool, backwards: bool, tol: float):
+        """What the compiled pass finds, from the series alone or from all columns."""
         fused = _fused()
         starts, P0 = self.starts()
-        alone = self._in_the_start_alone and not (backwards and self._starts_vague)
         y, c = self.series_alone() if alone else self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
         arrays = [np.array(M, dtype=float, order="C") for M in (y, starts, c, P0, T, Z, H, W)]
-        found = fused.building.load("integrated").integrated(
+        return fused.building.load("integrated").integrated(
             *arrays, np.array(precision), backwards, *[backwards] * 4, fused._tolerance(tol)
         )
-        if found[-1][0] < len(self.y):
-            raise reference._not_positive_definite(int(found[-1][0]))
-        return found
 
     def _value(self, value, S) -> float:
         if np.isnan(value):
