@@ -64,8 +64,6 @@ from helpers.statespace import (
 
 __all__ = ["Estimate", "Integrated", "hessian", "loglike", "loglike_and_grad"]
 
-VAGUE = 1e3  # times the other variances, above which the columns go through all steps
-
 
 class Estimate(NamedTuple):
     """What the data say about delta: its posterior.
@@ -319,16 +317,6 @@ class _Columns:
     def _in_the_start_alone(self) -> bool:
         return self.given["X"] is None and self.given["B"] is None
 
-    @property
-    def _starts_vague(self) -> bool:
-        """Whether P0 is far above the other variances.
-
-        The first observations then say next to nothing about delta, and its covariance given all
-        has no digits left where the columns end with them.
-        """
-        most = VAGUE * mean_variance(*first_variances(self.model)[1:])
-        return np.linalg.eigvalsh(symmetric(self.model.P0))[-1] > most
-
     def starts(self):
         """Those of the columns (q + 1, m), and P0."""
         flat = self.A[:, self._pure]
@@ -386,30 +374,19 @@ class _Columns:
         return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def _compiled(self, backwards: bool, tol: float):
-        alone = self._in_the_start_alone and not (backwards and self._starts_vague)
-        found = self._passed(alone, backwards, tol)
-        _, value, _, root, *_, out, _ = found
-        lost = np.isnan(root).any() or np.isnan(out.P0).any()
-        if alone and backwards and np.isfinite(value) and lost:
-            # The steps after the columns' last say nothing about a direction but for rounding, and
-            # that is no covariance: the columns go through all steps.
-            found = self._passed(False, backwards, tol)
-        if found[-1][0] < len(self.y):
-            raise reference._not_positive_definite(int(found[-1][0]))
-        return found
-
-    def _passed(self, alone: bool, backwards: bool, tol: float):
-        """What the compiled pass finds, from the series alone or from all columns."""
         fused = _fused()
         starts, P0 = self.starts()
-        y, c = self.series_alone() if alone else self.series()
+        y, c = self.series_alone() if self._in_the_start_alone else self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
         arrays = [np.array(M, dtype=float, order="C") for M in (y, starts, c, P0, T, Z, H, W)]
-        return fused.building.load("integrated").integrated(
+        found = fused.building.load("integrated").integrated(
             *arrays, np.array(precision), backwards, *[backwards] * 4, fused._tolerance(tol)
         )
+        if found[-1][0] < len(self.y):
+            raise reference._not_positive_definite(int(found[-1][0]))
+        return found
 
     def _value(self, value, S) -> float:
         if np.isnan(value):

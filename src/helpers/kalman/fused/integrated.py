@@ -69,13 +69,16 @@ from helpers.kalman.fused.tiles import (
 from helpers.kalman.recursions import factor_if_identified
 from helpers.kalman.square_root import root as root_of
 
-UNIDENTIFIED, LATE = 4, 5  # beside the ways in which a pass ends
+UNIDENTIFIED, LATE, LOST = 4, 5, 6  # beside the ways in which a pass ends
 # The columns end where what is not known of delta adds less than WIDE times what else is not known
 # of any state: the pass that goes on from there would lose the digits of an uncertain start.
 WIDE = 1e3
 # And where no number's variance, given those before it, is less known than this share of what its
 # column alone would tell: what comes later moves delta by what is left of its digits.
 TELLING = 1e-6
+# And where what comes later leaves this share of delta's variance in every direction: the variance
+# given all is what is left in a difference, and would lose more digits than that.
+LEFT = 1e-5
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 
 
@@ -204,6 +207,9 @@ def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
 
     so q columns that begin with NB, m with a root of N + NB B'N and weight -1, and q that begin
     with nothing, of root R and weight -1. No term is larger than what the first steps say.
+
+    Returns whether the root of delta's covariance has kept its digits, and the others are numbers:
+    what the later steps say may be nothing, and the rounding of a zero has no root.
     """
     m, q = B.shape
     B_t = np.ascontiguousarray(B.T)
@@ -229,10 +235,12 @@ def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
             put(w, row + 1 + j, -NB[i, j])
         for j in range(len(after_t)):
             put(w, row + 1 + q + j, after_t[j, i])
-    left_t, _ = root_of(np.eye(q) - told)
+    left_t, order = root_of(np.eye(q) - told)
     left = np.zeros((q, q))
     left[:, : len(left_t)] = left_t.T
     root[:] = root @ left
+    kept = len(left_t) == q and left_t[-1, order[-1]] ** 2 >= LEFT  # the pivots fall
+    return kept and not (np.isnan(after_t).any() or np.isnan(told_t).any())
 
 
 @jitable
@@ -243,7 +251,8 @@ def through(
     """The columns through the first k steps, and an ordinary pass through the others.
 
     With k < n there is a way back, and the series are one: the columns of y and c are zeros.
-    Returns how it ended; UNIDENTIFIED and LATE before anything but S, mean and root is written.
+    Returns how it ended; UNIDENTIFIED and LATE before anything but S, mean and root is written,
+    LOST where the columns are to go through all steps.
     """
     n, p, m, q, members = *series.y.shape[1:], len(model.P0), len(mean), len(series.y)
     # The pass of a series that never surprises: its gains, and what the covariances give. Its last
@@ -320,7 +329,7 @@ def through(
     put(w, mixture.at, 1.0)
     if k < n:
         a, P, B, r, P_bar = (
-            np.empty(m), np.empty((m, m)), np.empty((m, q)), np.empty(m), np.zeros((m, m))
+            np.empty(m), np.empty((m, m)), np.empty((m, q)), np.zeros(m), np.zeros((m, m))
         )  # fmt: skip
         if not (tell_all(S, root) and state_after(w, x, mean, root, a, P, B)):
             return LATE
@@ -339,7 +348,8 @@ def through(
             return how
         more += np.sum(l)
         N = r.reshape((m, 1)) * r - 2.0 * P_bar
-        columns_for_the_rest(w, back, mixture, mean, root, B, r, N)
+        if not columns_for_the_rest(w, back, mixture, mean, root, B, r, N):
+            return LOST
     else:
         for i in range(q):
             for j in range(q):
@@ -407,7 +417,7 @@ def _integrated(
         # observations as numbers, or later where these leave a direction open, or nearly so.
         k = steps_that_show(series.y[0], q)
     how = LATE
-    while how == LATE or how == UNIDENTIFIED:
+    while how == LATE or how == UNIDENTIFIED or how == LOST:
         if 2 * k > n:
             k = n
         how = through(
@@ -418,6 +428,10 @@ def _integrated(
         if k == n:
             break
         k *= 2
+        if how == LOST:
+            k = n
+            series.y_bar[:], series.c_bar[:], out.T[:], out.Z[:] = 0.0, 0.0, 0.0, 0.0
+            out.H[:], out.W[:] = 0.0, 0.0
     return how
 
 
