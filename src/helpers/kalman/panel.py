@@ -73,7 +73,11 @@ LANES_FROM, LANES_UP_TO = 3, 8
 # States times steps beyond which the pass for one series takes less time than four lanes, which are
 # steady later than one series.
 SETTLED = 1500
-PIECES = 4  # for each thread: with more, what a call costs would show
+PIECES = 8  # for each thread: with fewer, one waits for another at the end
+# Memory of earlier calls' threads: what the system has to give anew takes a sixth of a call. Of
+# each so many doubles at most are kept.
+_ROOMS: list[np.ndarray] = []
+KEPT = 2**20
 
 
 def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
@@ -556,12 +560,15 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
         lanes = lanes and not (settles and m * y.shape[1] > SETTLED)
     if lanes:
         fixed = ends, y, model, gradient, tol, l, vague, dY, out
-        _in_pieces(threads, J, code.LANES, lambda cut: code.in_lanes(*cut, *fixed))
+        size = code.room_for(*y.shape[1:], m)
+        _in_pieces(
+            threads, J, code.LANES, lambda cut, room: code.in_lanes(*cut, room, *fixed), size
+        )
         wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
         for A in (dY, *out) if gradient and len(wanted) else ():
             A[wanted] = 0
     fixed = ends, y, model, gradient, tol, l, failed, dY, out
-    _in_pieces(threads, len(wanted), 1, lambda cut: code.passes(wanted[slice(*cut)], *fixed))
+    _in_pieces(threads, len(wanted), 1, lambda cut, _: code.passes(wanted[slice(*cut)], *fixed))
     if not gradient:
         return l, failed, None, None
     time = (*STATIC, *NAMES)  # every axis stays
@@ -570,10 +577,19 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     return l, failed, dY, Gradients(**bars)
 
 
-def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
+def _room(size: int) -> np.ndarray:
+    """So many doubles or more, those of an earlier call if they are enough."""
+    try:
+        room = _ROOMS.pop()
+    except IndexError:
+        room = np.empty(0)
+    return room if len(room) >= size else np.empty(size)
+
+
+def _in_pieces(threads: int, count: int, multiple: int, work, size: int = 0) -> None:
     """`work` on pieces from 0 to count, cut at multiples, several for each thread.
 
-    So none waits long for the last one.
+    So none waits long for the last one. Each thread has a room of so many doubles.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -583,8 +599,11 @@ def _in_pieces(threads: int, count: int, multiple: int, work) -> None:
     pieces = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
 
     def take():
+        room = _room(size)
         for piece in pieces:
-            work(piece)
+            work(piece, room)
+        if len(room) <= KEPT and len(_ROOMS) < threads:
+            _ROOMS.append(room)
 
     if threads == 1 or len(cuts) < 3:
         take()

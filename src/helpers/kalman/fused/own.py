@@ -23,8 +23,8 @@ _MODEL = types.NamedTuple(
 )
 _NUMBERS, _COUNTS = types.float64[::1], types.int64[::1]
 IN_LANES = types.void(
-    types.int64, types.int64, _COUNTS, _VECTORS, _MODEL, types.boolean, types.float64, _NUMBERS,
-    _NUMBERS, _VECTORS, _MODEL,
+    types.int64, types.int64, _NUMBERS, _COUNTS, _VECTORS, _MODEL, types.boolean, types.float64,
+    _NUMBERS, _NUMBERS, _VECTORS, _MODEL,
 )  # fmt: skip
 PASSES = types.void(
     _COUNTS, _COUNTS, _VECTORS, _MODEL, types.boolean, types.float64, _NUMBERS, _COUNTS, _VECTORS,
@@ -53,20 +53,29 @@ def member(A, j):
     return A[j if len(A) > 1 else 0]
 
 
+@jitable
+def room_for(n, p, m):
+    """How many doubles a thread needs."""
+    return (lay_out(n, p, m).end + 1) * LANES
+
+
 @kept_on_disk(njit(IN_LANES, cache=True, error_model="numpy", nogil=True))
-def in_lanes(first, stop, ends, y, model, backwards, tol, l, vague, y_bar, out):
+def in_lanes(first, stop, room, ends, y, model, backwards, tol, l, vague, y_bar, out):
     """Series first to stop - 1, each of ends[j] steps: their l (J,), y_bar (J, n, p) and out.
 
     All arrays are contiguous and have a first axis for the series, of length 1 in `model` where
     they share it; those of the model and of `out`, in `Arrays`, have a second one of length 1 or n
     for time (not a0 and P0). `first` is a multiple of LANES, or the series before it are done.
-    vague (J,) is above zero where the result is not to be used, since P0 may be vague.
+    `room` has as many entries as :func:`room_for` says, and may be used again: memory that the
+    system has to give anew takes time. vague (J,) is above zero where the result is not to be used,
+    since P0 may be vague.
     """
     n, p = y.shape[1:]
     m = model.a0.shape[1]
     s = lay_out(n, p, m)
-    memory = np.empty((s.end + 1) * LANES)
-    w = (memory.ctypes.data + 63) // 64 * 64
+    if len(room) < room_for(n, p, m):
+        raise ValueError("there is too little room")
+    w = (room.ctypes.data + 63) // 64 * 64
     shares = np.empty((max(len(model.P0), len(model.T), len(model.W)), m))
     for j in range(min(first, len(shares) - 1), min(stop, len(shares))):
         fill_shares(member(model.P0, j), member(model.T, j), member(model.W, j), shares[j])
@@ -75,7 +84,7 @@ def in_lanes(first, stop, ends, y, model, backwards, tol, l, vague, y_bar, out):
         backwards, tol, many(l, 1), many(vague, 1), many(y_bar, p), all_many(out, p, m),
         np.empty(n, np.int64),
     )  # fmt: skip
-    memory[0], shares[0, 0] = 0.0, 0.0  # their addresses were good until here
+    room[0], shares[0, 0] = 0.0, 0.0  # their addresses were good until here
 
 
 @jitable
