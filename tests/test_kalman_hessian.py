@@ -1,5 +1,7 @@
 """Second derivatives in closed form: against complex steps of the gradient, in every engine."""
 
+import re
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -11,10 +13,11 @@ from pytensor.scan.op import Scan
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, reference
+from helpers.kalman import StateSpace, fused, reference
 from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.fused import building
 from helpers.kalman.hessian import hessian, hessian_vector
+from helpers.kalman.information import expected_information, outer_product
 from helpers.kalman.op import (
     INPUTS,
     KalmanLoglikeGrad,
@@ -356,6 +359,23 @@ def test_bad_weights_and_a_model_that_is_none():
     directions = directions_for(y, model, 1)
     with pytest.raises(ValueError, match=r"weights has shape \(2,\), expected \(n,\) = \(20,\)"):
         hessian_vector(y, model, directions, weights=[1.0, 2.0])
+    masked, gap = np.ma.masked_less(np.arange(20.0), 3), np.where(np.arange(20) == 7, np.nan, 1.0)
+    refused = {"masked array": masked, "not finite at (7,)": gap, "not an array of numbers": ["a"]}
+    doors = (
+        lambda w: fused.loglike_and_grad(y, model, weights=w),
+        lambda w: reference.loglike_and_grad(y, model, w),
+        lambda w: hessian_vector(y, model, directions, weights=w),
+        lambda w: expected_information(y, model, directions, w),
+        lambda w: outer_product(y, model, directions, w),
+    )
+    for message, w in refused.items():
+        for door in doors:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                door(w)
+    with pytest.raises(ValueError, match="weights are complex"):
+        fused.loglike_and_grad(y, model, weights=1j * gap[:1].repeat(20))
+    turned = hessian(y, model, directions, weights=1j * np.ones(20))
+    assert relative_error(turned, 1j * hessian(y, model, directions)) < 1e-12
     negative = StateSpace(**(model.asdict() | {"H": -100 * np.eye(2), "P0": 0 * model.P0}))
     for method in ("fused", "reference"):
         with pytest.raises(np.linalg.LinAlgError, match="step 0"):

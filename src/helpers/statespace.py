@@ -28,6 +28,7 @@ __all__ = [
     "Gradients",
     "StateSpace",
     "check_data",
+    "check_weights",
 ]
 
 # The dimensions of each array, without a leading time axis.
@@ -247,6 +248,17 @@ def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
             f"use {name}.astype({widest.__name__})"
         )
     return array
+
+
+def check_weights(weights, n: int) -> np.ndarray:
+    """The weights of n steps, ones where none are given; ValueError if they are none."""
+    if weights is None:
+        return np.ones(n)
+    weights = _as_numbers("weights", weights)
+    if weights.shape != (n,):
+        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
+    _check_finite("weights", weights)
+    return weights
 
 
 def _check_finite(name: str, X: np.ndarray) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, recursions, reference, tangents
 from helpers.kalman.reference import _symmetric as symmetric
-from helpers.statespace import STATIC, Gradients, StateSpace
+from helpers.statespace import STATIC, Gradients, StateSpace, check_weights
 
 __all__ = ["hessian", "hessian_vector"]
 
@@ -74,10 +74,9 @@ def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weig
     """`hessian_vector` for directions that `check_directions` has seen."""
     dot = in_time(y, model, given)
     n = len(dot["y"][0])
-    weights = np.ones(n) if weights is None else np.asarray(weights)
-    if weights.shape != (n,):
-        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
-    loop = _takes_reference(y, model, method) or any(np.iscomplexobj(X) for X in dot.values())
+    weights = check_weights(weights, n)
+    numbers = weights, *dot.values()
+    loop = _takes_reference(y, model, method) or any(map(np.iscomplexobj, numbers))
     along = _one_by_one if loop else _compiled
     W_bar, slopes, dy, gradients = along(y, model, dot, weights)
     R, Q = model.over_time("R", len(W_bar)), symmetric(model.over_time("Q", len(W_bar)))

@@ -34,7 +34,7 @@ import numpy as np
 
 from helpers.kalman import hessian, reference
 from helpers.kalman.reference import _symmetric as symmetric
-from helpers.statespace import STATIC, StateSpace
+from helpers.statespace import STATIC, StateSpace, check_weights
 
 __all__ = ["expected_information", "outer_product"]
 
@@ -71,7 +71,7 @@ def expected_information(
     """
     dot = hessian.in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)
-    g = _weights(weights, len(filtered.u))
+    g = check_weights(weights, len(filtered.u))
     steps, da0 = _forwards(model, filtered, dot), dot["a0"]
     N, found = np.zeros((model.m, model.m)), np.zeros((len(da0), len(da0)))
     for t in reversed(range(len(steps))):
@@ -117,15 +117,8 @@ def outer_product(
         If memory runs out.
     """
     slopes, *_ = hessian.hessian_vector(y, model, directions)
-    slopes = slopes * _weights(weights, slopes.shape[1])
+    slopes = slopes * check_weights(weights, slopes.shape[1])
     return slopes @ slopes.T
-
-
-def _weights(weights, n: int) -> np.ndarray:
-    weights = np.ones(n) if weights is None else np.asarray(weights, dtype=float)
-    if weights.shape != (n,):
-        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
-    return weights
 
 
 def _forwards(model: StateSpace, filtered: reference.Filtered, dot: dict) -> list[tuple]:

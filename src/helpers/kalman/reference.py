@@ -33,6 +33,7 @@ from helpers.statespace import (
     _as_numbers,
     _check_finite,
     check_data,
+    check_weights,
 )
 
 
@@ -218,7 +219,7 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
     y = check_data(y, model)
     l, (steps, B_t), filtered = _filter_in_parts(y, model)
     n, k, observed = len(l), len(steps), ~np.isnan(y)
-    g = np.ones_like(l) if weights is None else np.asarray(weights)
+    g = check_weights(weights, n)
     T = model.over_time("T", n)
     r, Pi = np.zeros(model.m, l.dtype), np.zeros((model.m, model.m), l.dtype)
     per_step = []

@@ -23,13 +23,14 @@ each machine and version, and says so: :func:`warmup` does it at a time of one's
 import operator
 import os
 import time
+from numbers import Real
 
 import numpy as np
 
 from helpers.kalman.fused import building
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import _not_positive_definite
-from helpers.statespace import STATIC, Gradients, StateSpace, check_data
+from helpers.statespace import STATIC, Gradients, StateSpace, check_data, check_weights
 
 __all__ = ["loglike", "loglike_and_grad", "warmup"]
 
@@ -93,12 +94,11 @@ def loglike_and_grad(
     """
     arrays = arrays_of(y, model)
     n = len(arrays[0])
-    plain = weights is None
-    weights = np.ones(n) if plain else np.asarray(weights, dtype=float)
-    if weights.shape != (n,):
-        raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
+    plain, weights = weights is None, check_weights(weights, n)
+    if np.iscomplexobj(weights):
+        raise ValueError("weights are complex, expected real numbers")
     l, out, dy, report = _entry().loglike_and_grad(
-        *arrays, weights, True, True, True, True, _tolerance(tol)
+        *arrays, weights.astype(float), True, True, True, True, _tolerance(tol)
     )
     if report[0] < n and np.isnan(l).all():
         raise _not_positive_definite(int(report[0]))
@@ -202,7 +202,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
 
 
 def _tolerance(tol) -> float:
-    if not 0 <= tol < np.inf:
+    if not isinstance(tol, Real) or not 0 <= tol < np.inf:
         raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
     return float(tol)
 
