@@ -391,6 +391,28 @@ def test_gradients_where_only_the_first_observations_tell(prior, seed):
     assert np.abs(compiled.A_bar - loop.A_bar).max() < 1e-9
 
 
+@pytest.mark.parametrize("seed", [80, 152, 309, 380])
+def test_what_follows_the_columns_in_roots_begins_with_zeros(seed):
+    """Where all other steps are a square-root start, which adds to what is there."""
+    rng = np.random.default_rng(seed)
+    m, p, q, n = (int(rng.integers(*ends)) for ends in ((1, 8), (1, 6), (1, 3), (2, 8)))
+    vague = 10.0 ** rng.choice([0, 0, 6, 10])
+    T, Z, A = (rng.normal(size=shape) for shape in ((m, m), (p, m), (m, q)))
+    y, P0 = rng.normal(size=(n, p)), np.diag(vague * (rng.random(m) < 0.6) + 1)
+    I = np.eye(m)  # noqa: E741
+    model = StateSpace(np.zeros(m), P0, np.zeros(m), np.zeros(p), T=T, Z=Z, R=I, H=np.eye(p), Q=I)
+    precision = np.eye(q) if seed % 2 else None
+    calls = []
+    for _ in range(4):
+        found = diffuse.loglike_and_grad(y, model, A, precision=precision)
+        arrays = found.dy, *found.gradients.asdict().values()
+        calls.append(np.hstack([np.ravel(X) for X in arrays]))
+        np.full(10_000, np.nan)  # what the next call may find in its memory
+    assert all((x == calls[0]).all() for x in calls)
+    loop = diffuse.loglike_and_grad(y, model, A, "reference", precision=precision)
+    assert relative_error(calls[0][: y.size], loop.dy.ravel()) < 1e-4
+
+
 def test_the_scale_of_the_columns():
     """A C lowers the likelihood by log |det C|."""
     y, model, A = several(2)
