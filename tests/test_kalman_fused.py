@@ -5,6 +5,7 @@ What its text computes is tested without a compiler in test_kalman_twin.py; here
 
 import ast
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -333,8 +334,12 @@ def test_bad_input_in_the_users_terms():
         loglike([[1.0, None]] * 3, model)
     with pytest.raises(ValueError, match="method is 'fast', expected 'fused' or 'reference'"):
         loglike_and_grad(y, model, method="fast")
-    with pytest.raises(ValueError, match="tol is -1, expected"):
-        loglike_and_grad(y, model, tol=-1)
+    for tol in (-1, None, "small", [1e-9], 1j):
+        with pytest.raises(ValueError, match=re.escape(f"tol is {tol!r}, expected")):
+            loglike_and_grad(y, model, tol=tol)
+    for call in (loglike, loglike_and_grad, kalman_filter, hessian):
+        with pytest.raises(TypeError, match=r"of type dict, expected a StateSpace: StateSpace\("):
+            call(y, model.asdict(), *[{}] * (call is hessian))
     with pytest.raises(ValueError, match=r"weights has shape \(3,\), expected \(n,\) = \(15,\)"):
         fused.loglike_and_grad(y, model, weights=np.ones(3))
     negative = StateSpace(**(model.asdict() | {"H": -100 * model.H}))

@@ -28,6 +28,7 @@ __all__ = [
     "Gradients",
     "StateSpace",
     "check_data",
+    "check_model",
     "check_weights",
 ]
 
@@ -212,10 +213,13 @@ def check_data(y, model: StateSpace) -> np.ndarray:
 
     Raises
     ------
+    TypeError
+        If ``model`` is no StateSpace.
     ValueError
         If ``y`` is no array of numbers or is masked; has another shape or length than the model's;
         is empty, or holds an infinity.
     """
+    check_model(model)
     y = _as_numbers("y", y, "; NaN marks a gap")
     if y.ndim != 2 or y.shape[1] != model.p:
         hint = "; use y[:, np.newaxis]" if y.ndim == 1 and model.p == 1 else ""
@@ -228,6 +232,14 @@ def check_data(y, model: StateSpace) -> np.ndarray:
         t, i = np.argwhere(np.isinf(y))[0]
         raise ValueError(f"y is infinite at step {t}, series {i}; NaN marks a gap")
     return y.astype(np.result_type(y, model.a0), copy=False)
+
+
+def check_model(model) -> None:
+    """TypeError if it is none."""
+    if not isinstance(model, StateSpace):
+        kind = type(model).__name__
+        hint = ": StateSpace(**model)" if isinstance(model, dict) else ""
+        raise TypeError(f"model is of type {kind}, expected a StateSpace{hint}")
 
 
 def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:

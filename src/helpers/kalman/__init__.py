@@ -29,7 +29,7 @@ import numpy as np
 
 from helpers.kalman import reference
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import Gradients, StateSpace
+from helpers.statespace import Gradients, StateSpace, check_model
 
 __all__ = [
     "Gradients",
@@ -112,6 +112,7 @@ def loglike_and_grad(
 def _takes_reference(y, model: StateSpace, method: str) -> bool:
     if method not in ("fused", "reference"):
         raise ValueError(f"method is {method!r}, expected 'fused' or 'reference'")
+    check_model(model)
     return method == "reference" or np.iscomplexobj(model.a0) or np.iscomplexobj(y)
 
 
