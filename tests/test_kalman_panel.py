@@ -9,7 +9,7 @@ from numba import njit
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, reference
+from helpers.kalman import StateSpace, panel, reference
 from helpers.kalman.fused import lane_pass, lanes, layout, one_pass, sweep, tiles
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
@@ -254,6 +254,27 @@ def test_pivots_whose_product_has_few_digits(unit):
     small, Y = replace(model, **scaled), np.repeat(unit * y[np.newaxis], 9, axis=0)  # noqa: N806
     l = loglike(Y, [small] * 9)
     assert np.abs(l / loop(Y, [small] * 9)[0] - 1).max() < 1e-13
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_a_thread_keeps_to_its_room(shift, monkeypatch):
+    """Wherever it begins: what is there before it and behind it stays as it was."""
+    rooms = []
+
+    def room(size):
+        whole = np.full(shift + size + 16, 7.0)
+        rooms.append((whole[:shift], whole[shift + size :]))
+        return whole[shift : shift + size]
+
+    model = StateSpace(**random_model(5, 2, 2, rng=0))
+    y, _ = simulate(30, 1, **model.asdict())
+    Y = series(y, 11)
+    expected = loglike_and_grad(Y, [model] * 11, threads=1)
+    monkeypatch.setattr(panel, "_room", room)
+    monkeypatch.setattr(panel, "_ROOMS", [])
+    found = loglike_and_grad(Y, [model] * 11, threads=2)
+    assert all((beside == 7.0).all() for pair in rooms for beside in pair) and rooms
+    assert (found[0] == expected[0]).all() and (found[1] == expected[1]).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

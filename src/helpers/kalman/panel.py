@@ -74,10 +74,10 @@ LANES_FROM, LANES_UP_TO = 3, 8
 # steady later than one series.
 SETTLED = 1500
 PIECES = 8  # for each thread: with fewer, one waits for another at the end
-# Memory of earlier calls' threads: what the system has to give anew takes a sixth of a call. Of
-# each so many doubles at most are kept.
+# Memory of earlier calls' threads, so many doubles in all at most: what the system has to give anew
+# takes a sixth of a call.
 _ROOMS: list[np.ndarray] = []
-KEPT = 2**20
+KEPT = 2**22
 
 
 def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
@@ -580,7 +580,7 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
 def _room(size: int) -> np.ndarray:
     """So many doubles or more, those of an earlier call if they are enough."""
     try:
-        room = _ROOMS.pop()
+        room = _ROOMS.pop() if size else np.empty(0)
     except IndexError:
         room = np.empty(0)
     return room if len(room) >= size else np.empty(size)
@@ -602,7 +602,7 @@ def _in_pieces(threads: int, count: int, multiple: int, work, size: int = 0) -> 
         room = _room(size)
         for piece in pieces:
             work(piece, room)
-        if len(room) <= KEPT and len(_ROOMS) < threads:
+        if size and len(room) * threads <= KEPT and len(_ROOMS) < threads:
             _ROOMS.append(room)
 
     if threads == 1 or len(cuts) < 3:
