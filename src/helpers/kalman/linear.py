@@ -108,6 +108,9 @@ class LinearMap(Op):
 
     def make_node(self, *inputs):
         inputs = [pt.as_tensor(X) for X in inputs]
+        for X in inputs[5::3]:
+            if X.dtype != "float64":
+                raise TypeError(f"a map of {X}, which is of {X.dtype}, expected float64")
         return Apply(self, inputs, [pt.tensor(dtype="float64", shape=self.shape)])
 
     def perform(self, node, inputs, output_storage):
@@ -132,7 +135,7 @@ def numba_funcify_linear_map(op, node, **kwargs):
 
     All that differs from map to map is an argument, so that many of them are one function.
     """
-    from helpers.kalman.terms import add_terms
+    from helpers.kalman.terms import SYMBOL, add_terms
 
     ndim, count = len(op.shape), (len(node.inputs) - 3) // 3
     terms = [f"where_{i}, values_{i}, x_{i}, " for i in range(count)]
@@ -146,7 +149,7 @@ def numba_funcify_linear_map(op, node, **kwargs):
     ))  # fmt: skip
     known = {"np": np, "add_terms": add_terms}
     function = compile_numba_function_src(source, "linear_map", global_env=known)
-    return numba_njit(function), sha256(f"kalman-linear-map-2 {source}".encode()).hexdigest()
+    return numba_njit(function), sha256(f"{SYMBOL} {source}".encode()).hexdigest()
 
 
 class Affine:

@@ -5,6 +5,9 @@ dozens of maps. So the loop takes arrays by their addresses, lengths and strides
 to compile for a map is a call for each of its inputs.
 """
 
+from hashlib import sha256
+from pathlib import Path
+
 import llvmlite.binding
 from llvmlite import ir
 from numba import carray, cfunc, types
@@ -12,7 +15,8 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-SYMBOL = "helpers_kalman_terms"
+# Maps that are kept on disk call this version of the loop, or are compiled anew.
+SYMBOL = f"{__name__}.{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
 REALS, INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
 TERMS = types.int64(
     REALS, INTEGERS, REALS, types.int64, REALS, INTEGERS, INTEGERS, types.int64, types.int64
