@@ -27,6 +27,8 @@ from kalman_models import (
 from kalman_oracle import true_gradient
 from numba import njit
 from numba.core.errors import TypingError
+from numba.core.runtime import _nrt_python as counts
+from numba.core.runtime import rtsys
 
 from helpers.checks import relative_error
 from helpers.datasets import local_level_arrays, nile, random_model, simulate
@@ -318,6 +320,14 @@ def test_compiled_code_calls_the_pass_and_does_not_carry_it():
         for _ in range(3):
             with pytest.raises(ValueError, match=message):
                 from_compiled_code(*arrays[:k], np.ones(shape), *arrays[k + 1 :])
+    counts.memsys_enable_stats()
+    before = rtsys.get_allocation_stats()
+    for _ in range(20):
+        from_compiled_code(*arrays)
+    after = rtsys.get_allocation_stats()
+    counts.memsys_disable_stats()
+    assert after.alloc - before.alloc == after.free - before.free > 0
+    assert after.mi_alloc - before.mi_alloc == after.mi_free - before.mi_free > 0
     with pytest.raises(TypingError, match="loglike_and_grad.* takes"):
         from_compiled_code(*arrays[:2], np.ones(3), *arrays[3:])
     with pytest.raises(TypingError, match="loglike_and_grad.* takes"):

@@ -18,6 +18,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.core.imputils import impl_ret_new_ref
+from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, overload
 
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
@@ -91,13 +92,18 @@ def linked(function, arguments):
     function.compile(arguments)  # or load it from disk
     made = function.overloads[arguments]
     returned = made.signature.return_type
-    symbol = f"{function.__module__}.{function.__qualname__}"  # with all that is compiled in it
+    # With all that is compiled in it, and for which types.
+    types_of_it = sha256(str(arguments).encode()).hexdigest()[:8]
+    symbol = f"{function.__module__}.{function.__qualname__}.{types_of_it}"
     at = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    if not at:
+        raise RuntimeError(f"{symbol} was compiled, but has no address")
     llvmlite.binding.add_symbol(symbol, at)
 
     @intrinsic
     def call(typing, given):
-        if len(given) != len(arguments) or None in map(typing.can_convert, given, arguments):
+        casts = {typing.can_convert(*pair) for pair in zip(given, arguments, strict=False)}
+        if len(given) != len(arguments) or casts & {None, Conversion.unsafe}:
             raise TypingError(f"{function.__name__} takes {arguments}, not {given}")
 
         def generate(context, builder, signature, args):
@@ -354,7 +360,8 @@ def contiguous(x):
 
 
 def doubles(x):
-    """An array as it is if it is of float64, else a copy that is; in compiled code alone."""
+    """An array as it is if it is of float64, else a copy that is."""
+    return np.asarray(x, np.float64)
 
 
 @overload(doubles)

@@ -251,8 +251,8 @@ def through(
     """The columns through the first k steps, and an ordinary pass through the others.
 
     With k < n there is a way back, and the series are one: the columns of y and c are zeros.
-    Returns how it ended; UNIDENTIFIED and LATE before anything but S, mean and root is written,
-    LOST where the columns are to go through all steps.
+    Returns how it ended; UNIDENTIFIED and LATE before anything but S, mean, root and report is
+    written, LOST where the columns are to go through all steps.
     """
     n, p, m, q, members = *series.y.shape[1:], len(model.P0), len(mean), len(series.y)
     # The pass of a series that never surprises: its gains, and what the covariances give. Its last
@@ -431,7 +431,7 @@ def _integrated(
         if how == LOST:
             k = n
             series.y_bar[:], series.c_bar[:], out.T[:], out.Z[:] = 0.0, 0.0, 0.0, 0.0
-            out.H[:], out.W[:] = 0.0, 0.0
+            out.H[:], out.W[:], out.d[:] = 0.0, 0.0, 0.0
     return how
 
 
