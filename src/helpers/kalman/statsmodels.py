@@ -78,8 +78,8 @@ BOUNDARY = 1e-12
 # variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
 UNSEEN = 1e20
 # One that the data tell exactly, as a random walk without noise does its level, has a variance of
-# zero, which rounding leaves on either side of it: not one to compare others with.
-EXACTLY_SEEN = 1e-12
+# zero, which rounding leaves on either side of it: others are compared with this at least.
+EXACTLY_SEEN = 1e-4
 
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
 # by orders of magnitude, and scores are cheap.
@@ -650,10 +650,7 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
 
 def _refuse_unseen(mod: MLEModel, A: np.ndarray, variances: np.ndarray) -> None:  # noqa: N803
     """A diffuse state that reaches no observation, but for rounding, leaves the likelihood open."""
-    least = variances.min()
-    if least < EXACTLY_SEEN:
-        least = variances[variances >= EXACTLY_SEEN].min(initial=1.0)
-    unseen = np.flatnonzero(variances > UNSEEN * least)
+    unseen = np.flatnonzero(variances > UNSEEN * max(variances.min(), EXACTLY_SEEN))
     if unseen.size:
         states = ", ".join(map(str, A[:, unseen].argmax(axis=0)))
         raise ValueError(
