@@ -175,6 +175,10 @@ def test_single_precision_stays_single():
     assert dy.dtype == gradients.T.dtype == np.float32
     assert relative_error(gradients.T, gradients64.T) < 1e-4
     assert relative_error(dy, dy64) < 1e-4
+    vague = replace(single, P0=1e7 * np.eye(model.m, dtype="float32"))  # steps in roots
+    for weights in (None, np.ones(len(y), np.float32)):
+        _, dy, gradients = loglike_and_grad(y.astype("float32"), vague, weights)
+        assert {dy.dtype, *(X.dtype for X in gradients)} == {np.dtype("float32")}
 
 
 def test_a_data_frame_is_an_array():

@@ -262,13 +262,15 @@ def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
     return array
 
 
-def check_weights(weights, n: int) -> np.ndarray:
+def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
     """The weights of n steps, ones where none are given; ValueError if they are none."""
     if weights is None:
         return np.ones(n)
     weights = _as_numbers("weights", weights)
     if weights.shape != (n,):
         raise ValueError(f"weights has shape {weights.shape}, expected (n,) = ({n},)")
+    if real and np.iscomplexobj(weights):
+        raise ValueError("weights are complex, expected real numbers")
     _check_finite("weights", weights)
     return weights
 

@@ -71,7 +71,7 @@ def expected_information(
     """
     dot = hessian.in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)
-    g = check_weights(weights, len(filtered.u))
+    g = check_weights(weights, len(filtered.u), real=True)
     steps, da0 = _forwards(model, filtered, dot), dot["a0"]
     N, found = np.zeros((model.m, model.m)), np.zeros((len(da0), len(da0)))
     for t in reversed(range(len(steps))):
@@ -117,7 +117,7 @@ def outer_product(
         If memory runs out.
     """
     slopes, *_ = hessian.hessian_vector(y, model, directions)
-    slopes = slopes * check_weights(weights, slopes.shape[1])
+    slopes = slopes * check_weights(weights, slopes.shape[1], real=True)
     return slopes @ slopes.T
 
 

@@ -94,9 +94,7 @@ def loglike_and_grad(
     """
     arrays = arrays_of(y, model)
     n = len(arrays[0])
-    plain, weights = weights is None, check_weights(weights, n)
-    if np.iscomplexobj(weights):
-        raise ValueError("weights are complex, expected real numbers")
+    plain, weights = weights is None, check_weights(weights, n, real=True)
     l, out, dy, report = _entry().loglike_and_grad(
         *arrays, weights.astype(float), True, True, True, True, _tolerance(tol)
     )
