@@ -188,7 +188,7 @@ def loglike(y, model: StateSpace) -> float:
     ValueError, numpy.linalg.LinAlgError
         As :func:`kalman_filter`.
     """
-    return _filter_in_parts(y, model)[0].sum()
+    return _filter_in_parts(check_data(y, model), model)[0].sum()
 
 
 def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndarray, Gradients]:
@@ -249,8 +249,7 @@ def _filter_in_parts(y, model: StateSpace):
     filtered = kalman_filter(y, model)
     if not _loses_digits(filtered, model):
         return filtered.out.l, ([], None), filtered
-    y, o = check_data(y, model), filtered.observed.astype(float)
-    n = len(y)
+    n, o = len(y), filtered.observed.astype(float)
     c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
     l = filtered.out.l.copy()
     steps, a, P, B_t, good = square_root.filter_roots(
