@@ -12,13 +12,14 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PYTHON
 
-.PHONY: help book kernels test unit web pdf notebooks serve bench links lock clean
+.PHONY: help book kernels test thorough unit web pdf notebooks serve bench links lock clean
 
 help:
 	@echo "make book        build the book, strictly, into _build/html"
 	@echo "make test        run the unit tests, the book's checks of itself and every notebook"
 	@echo "make unit        the same without the notebooks, to have an answer in minutes"
-	@echo "make kernels     compile the Kalman passes, as the two above do first"
+	@echo "make thorough    run the tests that the two above leave out: more models and engines, installs"
+	@echo "make kernels     compile the Kalman passes, as the three above do first"
 	@echo "make web         test the built book in a browser (needs playwright and Chromium or Chrome)"
 	@echo "make pdf         print the built book as one PDF (needs playwright, pypdf and Chromium or Chrome)"
 	@echo "make notebooks   run the notebooks from their .md text, and write the pairs and the equation index"
@@ -43,10 +44,15 @@ kernels: $(ENV)
 
 # Two workers; loadscope keeps the cells of one notebook, and the tests of one module, on one worker.
 test: kernels
-	@$(PY) -m pytest --nbval -n 2 --dist loadscope
+	@$(PY) -m pytest --nbval -n 2 --dist loadscope -m "not thorough"
 
 unit: kernels
-	@$(PY) -m pytest tests src -n 2 --dist loadscope
+	@$(PY) -m pytest tests src -n 2 --dist loadscope -m "not thorough"
+
+# What repeats a property for more models or engines than a fault needs to be seen. Few modules, so
+# that their tests are shared out one by one.
+thorough: kernels
+	@$(PY) -m pytest tests -n 2 -m thorough
 
 # playwright is not pinned: it is needed for these tests alone, and they are skipped without it.
 web: $(ENV)

@@ -1,4 +1,4 @@
-"""Settings of every test run, so that plain `pytest --nbval` does what `make test` does."""
+"""Settings of every test run, so that plain `pytest --nbval` does what make's test commands do."""
 
 import os
 from importlib.util import find_spec

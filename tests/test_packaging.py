@@ -372,6 +372,7 @@ def run_beside_a_users_helpers(python, folder, script):
     succeed([python, "script.py"], cwd=folder)
 
 
+@pytest.mark.thorough
 def test_installed_alone_it_takes_a_gradient_beside_a_users_helpers(
     make_environment, wheel, tmp_path
 ):
@@ -379,6 +380,7 @@ def test_installed_alone_it_takes_a_gradient_beside_a_users_helpers(
     run_beside_a_users_helpers(python, tmp_path / "user", WITH_NUMPY + IN_THE_BARE_ENVIRONMENT)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.environ.get("INSTALL_PYMC") != "1", reason="takes minutes: INSTALL_PYMC=1")
 def test_installed_with_pymc_it_samples_beside_a_users_helpers(make_environment, wheel, tmp_path):
     need = f"kalman-by-hand[pymc] @ {wheel.as_uri()}"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
@@ -31,6 +33,7 @@ def run(sources, *options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_only_what_passes_without_us_is_our_fault(tmp_path):
     folder = tmp_path / "tests" / "statespace"
     folder.mkdir(parents=True)
