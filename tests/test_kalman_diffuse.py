@@ -500,7 +500,7 @@ def test_a_precision_that_rounding_left_not_quite_symmetric():
     assert found == diffuse.loglike(y, model, np.eye(4), precision=half)
 
 
-@pytest.mark.parametrize("mode", ["NUMBA", "py"])
+@pytest.mark.parametrize("mode", [pytest.param("NUMBA", marks=pytest.mark.thorough), "py"])
 def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
     """One regressor entered all three numbers where the shape of A is not known beforehand."""
     y, model, _ = several()

@@ -78,7 +78,10 @@ def test_weights(mode, steps):
         assert relative_error(np.asarray(G), X) < 1e-10
 
 
-@pytest.mark.parametrize("mode", MODES)
+# In Numba test_a_batch_of_series_is_a_panel takes own means, too.
+@pytest.mark.parametrize(
+    "mode", [pytest.param("NUMBA", id="numba", marks=pytest.mark.thorough), *MODES[1:]]
+)
 def test_own_means(mode):
     y, model = make("gaps")
     Y, rng = series(y, 4), np.random.default_rng(3)  # noqa: N806
