@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -30,14 +31,16 @@ UNOPTIMISED = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 SHORT_TO_LONG = {short: long for long, short in LONG_NAME_TO_SHORT.items()}
 
 
-def compiled(kind, model, jitter, gradient=True):
-    symbols = symbolic_model(model.time_varying)
-    varying = [SHORT_TO_LONG[name] for name in model.time_varying]
+@cache
+def compiled(kind, time_varying, jitter):
+    """Outputs and gradients of a filter, for arrays of any shape: StandardFilter takes seconds."""
+    symbols = symbolic_model(time_varying)
+    varying = [SHORT_TO_LONG[name] for name in time_varying]
     outputs = kind(time_varying_names=varying, cov_jitter=jitter).build_graph(
         *(symbols[name] for name in symbols)
     )
     wrt = [symbols[name] for name in symbols if name != "y"]
-    gradients = pt.grad(outputs[-1].sum(), wrt) if gradient else []
+    gradients = pt.grad(outputs[-1].sum(), wrt)
     return pytensor.function(list(symbols.values()), [*outputs, *gradients], mode=PYTHON)
 
 
@@ -48,8 +51,8 @@ def test_same_outputs_and_gradients_within_the_jitter(name, fill):
     y = np.where(np.isnan(y), fill, y)
     jitter = 1e-8
     arguments = [y, *model.asdict().values()]
-    ours = compiled(ClosedFormFilter, model, jitter)(*arguments)
-    theirs = compiled(StandardFilter, model, jitter)(*arguments)
+    ours = compiled(ClosedFormFilter, model.time_varying, jitter)(*arguments)
+    theirs = compiled(StandardFilter, model.time_varying, jitter)(*arguments)
     for k, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
         if k >= 7 and list(model.asdict())[k - 7] in SYMMETRIC:
             expected = symmetrize(expected)
@@ -76,8 +79,8 @@ def test_whole_numbers_with_gaps():
 def test_without_jitter_to_rounding():
     y, model = make("gaps")
     arguments = [y, *model.asdict().values()]
-    ours = compiled(ClosedFormFilter, model, 0.0)(*arguments)
-    theirs = compiled(StandardFilter, model, 0.0)(*arguments)
+    ours = compiled(ClosedFormFilter, model.time_varying, 0.0)(*arguments)
+    theirs = compiled(StandardFilter, model.time_varying, 0.0)(*arguments)
     for k, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
         if k >= 7 and list(model.asdict())[k - 7] in SYMMETRIC:
             expected = symmetrize(expected)
@@ -88,16 +91,16 @@ def test_a_vague_start_with_jitter_against_eighty_digits():
     """T and Z: as good as in the filter alone, where autodiff of StandardFilter is not."""
     jitter, rng = 1e-8, np.random.default_rng(8)
     model = StateSpace(**(random_model(5, 3, 2, rng=rng) | {"P0": 1e7 * np.eye(5)}))
-    y, _ = simulate(30, rng, **(model.asdict() | {"P0": np.eye(5)}))
+    y, _ = simulate(10, rng, **(model.asdict() | {"P0": np.eye(5)}))
     # With its jitter the filter is that of another model, exactly: m more shocks, T sqrt(jitter).
     R, Q = np.hstack([model.R, model.T]), np.diag([0.0] * 2 + [jitter] * 5)
     Q[:2, :2] = model.Q
     exact = StateSpace(**(model.asdict() | {"R": R, "Q": Q, "H": model.H + jitter * np.eye(3)}))
     truth = true_gradient(y, exact, names=["T", "Z", "R"])
     expected = {"T": truth["T"] + truth["R"][:, 2:], "Z": truth["Z"]}
-    arguments = [y, *model.asdict().values()]
+    names, arguments = model.asdict(), [y, *model.asdict().values()]
     ours, theirs = (
-        dict(zip(model.asdict(), compiled(kind, model, jitter)(*arguments)[7:], strict=True))
+        dict(zip(names, compiled(kind, model.time_varying, jitter)(*arguments)[7:], strict=True))
         for kind in (ClosedFormFilter, StandardFilter)
     )
     for x, G in expected.items():
@@ -221,6 +224,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
+# One of each kind of graph: a Z of data, an integrated start, an intercept of data, several shocks.
+FIRST = (
+    "regression: Z varies", "ARIMA, no noise", "VARMAX with regressors", "ETS",
+    "dynamic factors with regressors",
+)  # fmt: skip
+
+
 def pymc_model_of(family, filter_type, n=10):
     """A model of the family with some prior that fits each parameter, and made data with gaps."""
     import pandas as pd
@@ -251,7 +261,10 @@ def pymc_model_of(family, filter_type, n=10):
 
 
 @pytest.mark.filterwarnings("ignore:Provided data contains missing values")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(x, marks=[] if x in FIRST else pytest.mark.thorough, id=x) for x in FAMILIES],
+)
 def test_every_family_of_models(family):
     """Log density and gradient of a whole model, with missing data, as with StandardFilter."""
     from helpers.kalman.op import KalmanLoglike
