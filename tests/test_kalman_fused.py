@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -111,16 +112,23 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("case", HARD)
-@pytest.mark.parametrize("method", ["fused", "reference"])
-def test_vague_start_against_eighty_digits(case, method):
+@cache  # for both methods: the digits take seconds, and a method does not
+def hard(case):
+    """(y, model, truth)"""
     m, p, kappa, level = HARD[case]
     arrays = random_model(m, p, 2, rng=7)
     y, _ = simulate(6, 7, **arrays)
     y[1, 0] = np.nan
     y = y + level * np.sqrt(kappa)
     model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
-    truth = true_gradient(y, model)
+    return y, model, true_gradient(y, model)
+
+
+@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("method", ["fused", "reference"])
+def test_vague_start_against_eighty_digits(case, method):
+    level = HARD[case][-1]
+    y, model, truth = hard(case)
     value, dy, gradients = loglike_and_grad(y, model, method=method)
     assert abs(value / truth["l"] - 1) < (1e-12 if level else 1e-13)
     bound = 1e-9 if level else 1e-11  # eps |y| / sigma remains
@@ -128,17 +136,16 @@ def test_vague_start_against_eighty_digits(case, method):
         assert relative_error(X, truth[name]) < bound, name
 
 
-@pytest.mark.parametrize("method", ["fused", "reference"])
-def test_vague_start_with_weights(method):
-    engine = fused.loglike_and_grad if method == "fused" else reference.loglike_and_grad
+def test_vague_start_with_weights():
     arrays = random_model(5, 2, 2, rng=3)
     y, _ = simulate(7, 3, **arrays)
     model = StateSpace(**(arrays | {"P0": 1e9 * np.eye(5)}))
     weights = np.random.default_rng(0).normal(size=7)
     truth = true_gradient(y, model, weights=weights)
-    _, dy, gradients = engine(y, model, weights=weights)
-    for name, X in (gradients.asdict() | {"y": dy}).items():
-        assert relative_error(X, truth[name]) < 1e-11, name
+    for engine in (fused, reference):
+        _, dy, gradients = engine.loglike_and_grad(y, model, weights=weights)
+        for name, X in (gradients.asdict() | {"y": dy}).items():
+            assert relative_error(X, truth[name]) < 1e-11, (engine, name)
 
 
 def difficult():
@@ -171,15 +178,15 @@ def difficult():
 
 
 @pytest.mark.parametrize("case", difficult(), ids=lambda case: case[0])
-@pytest.mark.parametrize("method", ["fused", "reference"])
-def test_hard_scales_against_eighty_digits(case, method):
+def test_hard_scales_against_eighty_digits(case):
     _, y, model, bound, names = case
     truth = true_gradient(y, model, names=names)
-    value, dy, gradients = loglike_and_grad(y, model, method=method)
-    assert abs(value / truth["l"] - 1) < max(bound, 1e-12)
-    for name in names or ("y", *gradients._fields):
-        X = dy if name == "y" else getattr(gradients, name)
-        assert relative_error(X, truth[name]) < bound, name
+    for method in ("fused", "reference"):
+        value, dy, gradients = loglike_and_grad(y, model, method=method)
+        assert abs(value / truth["l"] - 1) < max(bound, 1e-12), method
+        for name in names or ("y", *gradients._fields):
+            X = dy if name == "y" else getattr(gradients, name)
+            assert relative_error(X, truth[name]) < bound, (method, name)
 
 
 def test_roots_become_narrow_again():
@@ -276,11 +283,11 @@ def test_any_layout_gives_the_same_answer():
     arrays = [y, *over_time(model), np.linspace(1, 2, len(y))]
     l, out, y_bar, _ = entry.loglike_and_grad(*arrays, *ALL, 0.0)
     expected = l, *out, y_bar
-    for k, X in enumerate(arrays):
-        for other in layouts(X):
-            l, out, y_bar, _ = from_compiled_code(*arrays[:k], other, *arrays[k + 1 :])
-            for found, right in zip((l, *out, y_bar), expected, strict=True):
-                assert (found == right).all(), k
+    # All at once: each kind of arrays is compiled for.
+    for others in zip(*map(layouts, arrays), strict=True):
+        l, out, y_bar, _ = from_compiled_code(*others)
+        for found, right in zip((l, *out, y_bar), expected, strict=True):
+            assert (found == right).all()
     arrays = arrays[:-1]
     expected = entry.loglike(*arrays, 0.0)
     turned = [X[::-1][::-1] for X in map(np.asfortranarray, arrays)]
@@ -373,11 +380,13 @@ def test_a_known_start_takes_no_roots():
 
 
 @pytest.mark.parametrize("jitter", [0, 1e-8])
-@pytest.mark.parametrize("what", REPEATING)
+@pytest.mark.parametrize(
+    "what", [*REPEATING[:2], pytest.param(REPEATING[2], marks=pytest.mark.thorough)]
+)
 def test_states_that_repeat_others_take_no_roots(what, jitter):
     """Their variance falls to nothing though P0 is not vague; where it is, that is still seen."""
     model = repeating(what)
-    n, m = 25, model.m
+    n, m = 16, model.m
     if jitter:
         root = np.linalg.cholesky(model.R @ model.Q @ model.R.T + jitter * np.eye(m))
         model = replace(model, R=root, Q=np.eye(m), H=jitter * np.eye(model.p))
@@ -465,6 +474,7 @@ def no_sizes(monkeypatch):
     entry._addresses[:] = before
 
 
+@pytest.mark.thorough
 def test_a_pass_made_for_its_size_gives_the_same_to_the_last_bit(no_sizes, capsys):
     expected = results_of((5, 2))
     assert not made_for(5, 2)
@@ -490,6 +500,7 @@ print(entry._addresses[5, 2] not in (0, entry._addresses[0, 1]), entry.make_for(
 """
 
 
+@pytest.mark.thorough
 def test_sizes_that_the_environment_names():
     """So that a process that starts from one that asked for them has them, too."""
 
