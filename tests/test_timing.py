@@ -91,8 +91,16 @@ def test_contender_too_fast_for_the_clock_ends(clock, monkeypatch):
     ("duration", "seconds", "rounds"),
     [(0.24, 5.0, 20), (0.3, 5.0, 16), (4.0, 5.0, 5), (0.001, 5.0, 500)],
 )
-def test_as_many_rounds_as_fit(clock, duration, seconds, rounds):
+def test_as_many_rounds_as_fit(clock, monkeypatch, duration, seconds, rounds):
+    monkeypatch.delenv("TIMING_SECONDS")  # which is set for every test
     result = compare({"a": clock.contender("a", duration)}, seconds=seconds)
+    assert len(result.seconds["a"]) == rounds
+
+
+@pytest.mark.parametrize(("least", "rounds"), [("1.2", 5), ("2.5", 10), ("60", 20)])
+def test_the_environment_shortens_what_is_timed(clock, monkeypatch, least, rounds):
+    monkeypatch.setenv("TIMING_SECONDS", least)
+    result = compare({"a": clock.contender("a", 0.24)}, seconds=5.0)
     assert len(result.seconds["a"]) == rounds
 
 
