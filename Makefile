@@ -43,11 +43,12 @@ kernels: $(ENV)
 	@$(PY) -m tools.compile_kernels
 
 # Two workers; loadscope keeps the cells of one notebook, and the tests of one module, on one worker.
+# They take them in the order of conftest.py, longest first, and not in that of their numbers of tests.
 test: kernels
-	@$(PY) -m pytest --nbval -n 2 --dist loadscope -m "not thorough"
+	@$(PY) -m pytest --nbval -n 2 --dist loadscope --no-loadscope-reorder -m "not thorough"
 
 unit: kernels
-	@$(PY) -m pytest tests src -n 2 --dist loadscope -m "not thorough"
+	@$(PY) -m pytest tests src -n 2 --dist loadscope --no-loadscope-reorder -m "not thorough"
 
 # What repeats a property for more models or engines than a fault needs to be seen. Few modules, so
 # that their tests are shared out one by one.

@@ -18,3 +18,15 @@ if not any(flag.startswith("cxx=") for flag in flags):
 # The doctests of jax.py need JAX. tests/data holds scripts, not tests.
 collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]
 collect_ignore += ["tests/data"]
+
+# What takes longest begins first, so that two workers end together: a module or a notebook stays on
+# one of them.
+LONGEST = (
+    "notebooks/sparse/04-", "tests/test_kalman_diffuse", "tests/test_kalman_pymc",
+    "tests/test_kalman_fused", "tests/test_kalman_draws", "tests/test_kalman_jax",
+    "notebooks/pytensor/07-", "notebooks/kalman/02-", "notebooks/kalman/13-",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
