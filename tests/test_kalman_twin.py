@@ -5,6 +5,7 @@ Each test here answers in seconds, and tools/plant.py plants the faults that the
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,19 @@ from kalman_models import (
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import reference
-from helpers.kalman.fused import backward, forward, lane_pass, lanes, layout, one_pass, tiles
+from helpers.kalman import hessian, reference
+from helpers.kalman.fused import (
+    backward,
+    forward,
+    lane_pass,
+    lanes,
+    layout,
+    moves,
+    one_pass,
+    pull,
+    push,
+    tiles,
+)
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -642,3 +654,144 @@ def test_models_in_lanes_are_steady_while_all_of_them_are():
         bars["Q"] = (model.R.T @ bars["W"].reshape(m, m) @ model.R).ravel()
         for x in ("a0", "P0", "c", "d", "T", "Z", "H", "Q"):
             assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)
+
+
+def run_tangents(y, model, dot, weights, groups, tol):
+    """Tangents in Python: the slopes, the gradient of W, the bars, and the steady stretches."""
+    arrays, (n, p), m = arrays_of(model), y.shape, model.m
+    of_series = {"y": (n, p, 1), "a0": (1, m, 1), "P0": (1, m, m)}
+    dots = {x: X.reshape(len(X), *of_series.get(x, (*X.shape[1:3], -1))) for x, X in dot.items()}
+    dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
+    bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
+    plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
+    at = tiles.padded(layout.lay_out(shape, Saved(True, True), plan))
+    headers = np.zeros((len(groups), moves.MOVED_HEADER), np.int64)
+    for group, header in zip(groups, headers, strict=True):
+        at = moves.lay_out_moved(shape, group.k, True, at, header)
+
+    def mats(header, fields):
+        return [Mat(int(header[2 * i]), int(header[2 * i + 1]), 1) for i in range(fields)]
+
+    space = mats(plan, len(LAYOUT))
+    x = [moves.Moved(*mats(header, len(moves.MOVED))) for header in headers]
+    w = Memory(at, [*space, *(mat for moved in x for mat in moved)], shape)
+    w.space, x = layout.Space(*space), [SimpleNamespace(space=moved) for moved in x]
+    one_pass.clean(w)
+    for header in headers:
+        w.data[header[0] : header[2 * moves.FIRST_OF_STEPS]] = 0.0
+    found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
+    observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
+    slopes, out = np.empty((len(dots.y), n)), Arrays(*arrays[:-1], np.zeros_like(arrays.W))
+    varying, equal = varies(arrays), one_pass.all_equal(weights)
+    move = dots.T.any(), dots.Z.any()
+    how = push.push(
+        w, x, groups, y, arrays, dots, observed, pattern, slopes, found.steady_from, varying, *move,
+        True, tol if equal else 0.0,
+    )  # fmt: skip
+    assert how == DONE
+    stretches = [(k, t) for t, k in enumerate(found.steady_from) if k >= 0]
+    pull.pull(
+        w, x, groups, arrays, dots, observed, pattern, weights, found.steady_from, varying, equal,
+        *move, True, True, out, bars,
+    )  # fmt: skip
+    return slopes, out.W, bars, stretches
+
+
+ALONE, SIDE_BY_SIDE = [moves.Group(0, 1, 1)], [moves.Group(0, 2, LANES)]
+BOTH = [moves.Group(0, 2, LANES), moves.Group(2, 1, 1)]
+
+
+def assert_tangents(
+    y, model, groups, weights=None, tol=0.0, names=None, rtol=1e-11, given=None
+):  # fmt: skip
+    """Against the readable loop; returns the steady stretches."""
+    rng, count = np.random.default_rng(8), sum(group.count for group in groups)
+    arrays = {"y": y, **model.asdict()}
+    if given is None:
+        given = {x: rng.standard_normal((count, *arrays[x].shape)) for x in names or arrays}
+    dot = hessian.in_time(y, model, reference.check_directions(y, model, given))
+    weights = np.ones(len(y)) if weights is None else weights
+    W_bar, slopes, dy, expected = hessian._one_by_one(y, model, dot, weights)
+    found = run_tangents(y, model, dot, weights, groups, tol)
+    assert relative_error(found[0], slopes) < rtol
+    fixed = len(found[1]) == 1
+    assert relative_error(found[1], W_bar.sum(axis=0)[None] if fixed else W_bar) < rtol
+    for x, X in (expected | {"y": dy}).items():
+        bar = getattr(found[2], x)
+        if x not in ("y", *STATIC) and bar.shape[1] == 1:
+            X = X.sum(axis=1)
+        assert np.abs(bar.reshape(X.shape) - X).max() <= rtol * max(np.abs(X).max(), 1e-3), x
+    return found[3]
+
+
+@pytest.mark.parametrize("name", [x for x in CASES if x not in ("long", "near a unit root")])
+@pytest.mark.parametrize("groups", [ALONE, SIDE_BY_SIDE], ids=["alone", "side by side"])
+def test_tangents_of_every_case(name, groups):
+    y, model = make(name)
+    assert_tangents(y, model, groups)
+    assert_tangents(y, model, groups, np.random.default_rng(4).random(len(y)))
+
+
+@pytest.mark.parametrize("names", [("T",), ("Z",), ("H", "Q"), ("y", "a0", "c", "d")])
+def test_tangents_of_what_moves_alone(names):
+    y, model = make("gaps")
+    assert_tangents(y, model, BOTH, names=names)
+
+
+@pytest.mark.parametrize(("m", "p"), [(1, 4), (3, 1), (8, 2), (9, 9)])
+def test_tangents_of_sizes_around_whole_vectors(m, p):
+    model = StateSpace(**random_model(m, p, rng=m + p))
+    y = simulate(7, 1, **model.asdict())[0]
+    y[3, 0] = np.nan
+    assert_tangents(y, model, BOTH)
+
+
+def test_tangents_of_a_transition_that_is_nearly_empty():
+    model, y = season(6), np.random.default_rng(3).standard_normal((30, 1)).cumsum(axis=0)
+    y[11:13] = np.nan
+    assert_tangents(y, model, BOTH, rtol=1e-9)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_tangents_settle(p):
+    """Between gaps in the steady state, and after it; N is far from its own where r begins."""
+    model = StateSpace(**random_model(3, p, rng=2, radius=0.6))
+    y = simulate(170, 5, **model.asdict())[0]
+    y[70] = np.nan
+    y[130:132] = np.nan
+    for groups in (ALONE, BOTH):
+        stretches = assert_tangents(y, model, groups, tol=1e-13, rtol=1e-10)
+        assert [end for _, end in stretches] == [69, 129, 169]
+        assert all(end - start > 8 for start, end in stretches)
+    assert not assert_tangents(y, model, ALONE)
+
+
+def test_tangents_of_a_stretch_too_short_for_n_to_settle():
+    """A stationary start, along a direction in which it stays one, before anything is observed.
+
+    All is steady at once, and N is what later steps left of it. (Where the steady state comes late,
+    what is amiss in N before a stretch makes up for what is amiss in its sum.)
+    """
+    one, T = np.eye(1), 0.9
+    model = StateSpace([0], one / (1 - T**2), [0], [0], T=T * one, Z=one, R=one, H=one, Q=one)
+    y = np.random.default_rng(0).standard_normal((45, 1))
+    y[:33] = np.nan
+    given = {"T": one[None], "P0": 2 * T * one[None] / (1 - T**2) ** 2}
+    assert len(assert_tangents(y, model, ALONE, tol=1e-13, given=given)) == 1
+
+
+def test_tangents_where_n_has_no_steady_state():
+    """A state that is known and stays as it is: P is zero from the first step on, and N grows."""
+    one = np.eye(1)
+    model = StateSpace([0.3], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=0 * one)
+    y = np.random.default_rng(0).standard_normal((40, 1))
+    stretches = assert_tangents(y, model, ALONE, tol=1e-13, names=("a0", "H", "Z"))
+    assert stretches
+
+
+def test_a_direction_that_never_settles_keeps_the_tangents_from_it():
+    """The same state, with a little noise along the direction: its variance grows at every step."""
+    one = np.eye(1)
+    model = StateSpace([0.3], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=0 * one)
+    y = np.random.default_rng(0).standard_normal((40, 1))
+    assert not assert_tangents(y, model, ALONE, tol=1e-13, names=("Q",))

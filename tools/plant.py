@@ -17,6 +17,56 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # name: (file, what stands there, what is planted)
 FAULTS = {
+    "tangents: what a gap misses moves": (
+        "push.py",
+        "            clear(w, below(d.Z, i), 1)\n",
+        "",
+    ),
+    "tangents: settled as soon as P is": (
+        "push.py",
+        "            steady = is_steady(d_now, d_before, waited, LATER * tol) and steady\n",
+        "",
+    ),
+    "tangents: a direction along which a known state becomes unknown settles": (
+        "push.py",
+        "                    return 1.0\n",
+        "                    moves = moves\n",
+    ),
+    "tangents: what F's factor moves by taken for that of F": (
+        "push.py",
+        "        product(w, d.G, 1.0, s.C_inv, d.Q, d.zero, p, p, mk)\n",
+        "        product(w, d.G, 1.0, d.C_inv_t, d.Q, d.zero, p, p, mk)\n",
+    ),
+    "tangents: N after a stretch of steady state forgotten": (
+        "pull.py",
+        "    add_power(w, x, steps, s.X2, d.turned, dN, k)\n",
+        "",
+    ),
+    "tangents: the gains of a stretch without an end only at its first step": (
+        "pull.py",
+        "                spread(w, group_of(x, i), gain, t + 1, kept)\n",
+        "                pass\n",
+    ),
+    "tangents: T's direction not turned on the way back": (
+        "pull.py",
+        "from_right(w, d.half, 1.0, d.T_t, N, d.half, m, m, m, k)",
+        "from_right(w, d.half, 1.0, d.T, N, d.half, m, m, m, k)",
+    ),
+    "tangents: weights that differ left out of the gain's share": (
+        "pull.py",
+        "        add(w, d.Z_bar, -g * steps, dKf, p)\n",
+        "        add(w, d.Z_bar, -steps, dKf, p)\n",
+    ),
+    "tangents: sums not begun anew where arrays vary": (
+        "pull.py",
+        "        clear(w, d.T_bar, m)\n    if want_Z:",
+        "    if want_Z:",
+    ),
+    "tangents: every group takes the directions of the first": (
+        "push.py",
+        "load_directions(w, group_of(x, i), t, dots, observed, groups[i])",
+        "load_directions(w, group_of(x, i), t, dots, observed, groups[0])",
+    ),
     "made for a size: a place that depends on the number of steps taken for known": (
         "layout.py",
         "zip((1, 2), (False, True), header",

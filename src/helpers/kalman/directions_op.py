@@ -9,7 +9,6 @@ handful of them.  So a graph of `KalmanLoglikeTangent` that runs over a batch of
 
 from __future__ import annotations
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph import Apply
@@ -19,9 +18,7 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
-from helpers.kalman.fused.building import load
 from helpers.kalman.op import (
-    DIMENSIONS,
     INPUTS,
     THIRD,
     KalmanLoglikeGrad,
@@ -30,7 +27,6 @@ from helpers.kalman.op import (
     numba_funcify_kalman,
 )
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import STATIC
 
 
 class KalmanLoglikeTangents(KalmanLoglikeTangent):
@@ -53,49 +49,14 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
         outputs = [pt.tensor(dtype=X.dtype, shape=(k, *X.type.shape)) for X in node.outputs]
         return Apply(self, node.inputs, outputs)
 
-    def perform(self, node, inputs, output_storage):
-        model = self._over_time(inputs[: len(INPUTS)])
-        l_bar, *given = inputs[len(INPUTS) :]
-        k = len(given[0])
-        if any(len(X) != k for X in given):
+    def _many(self, given) -> tuple:
+        if any(len(X) != len(given[0]) for X in given):
             raise ValueError("the tangents are not of one number of directions")
-        self._check_extra(model, l_bar, [X[0] for X in given] if k else [])
-        given = dict(zip(self.along, given, strict=True))
-        dots = []
-        for x, X in zip(INPUTS, model, strict=True):
-            shape = (k, *_laid_out(x, X.shape))
-            dots.append(np.reshape(given[x], shape) if x in given else np.zeros(shape))
-        dots = [np.ascontiguousarray(X, dtype=np.float64) for X in dots]
-        _, l, bars = load("tangents").hessian_vector(*model, l_bar, *dots, *self.flags())
-        found = dict(zip(INPUTS, bars, strict=True)) | {"l": l}
-        shapes = dict(zip(INPUTS, (X.shape for X in inputs), strict=False)) | {"l": l_bar.shape}
-        values = [found[x].reshape(k, *shapes[x]) for x in self.requested]
-        self._store(output_storage, values, node.outputs[0].dtype)
+        return (len(given[0]),)
 
-    def numba_function(self, node):
-        def sizes(x, keep_time):
-            """The sizes of x, whose time axis is there even where it does not vary."""
-            rank = len(DIMENSIONS[x]) + (x not in ("y", *STATIC))
-            return [f"{x}.shape[{i}]" for i in range(0 if keep_time else 1, rank)]
-
-        moves, lines = [], [f"k = len({self.along[0]}_moves)"]
-        for x in INPUTS:
-            shape = ", ".join(map(str, ("k", *_laid_out(x, sizes(x, True)))))
-            given = f"entry.contiguous({x}_moves).reshape(({shape}))"
-            moves.append(given if x in self.along else f"np.zeros(({shape}))")
-        lines.append(
-            f"_, l, ({', '.join(f'{x}_moved' for x in INPUTS)},) = tangents.linked_hessian_vector(("
-            f"{', '.join(INPUTS)}, l_bar, {', '.join(moves)}, {', '.join(map(str, self.flags()))}))"
-        )
-        results = []
-        for x in self.requested:
-            if x == "l":
-                results.append("l")
-                continue
-            keep = x in ("y", *STATIC, *self.varying)
-            results.append(f"{x}_moved.reshape((k, {', '.join(sizes(x, keep))}))")
-        extra = ("l_bar", *(f"{x}_moves" for x in self.along))
-        return self._numba_function(node, "\n    ".join(lines), extra, results)
+    @property
+    def _many_in_numba(self) -> str:
+        return f"len({self.along[0]}_moves)"
 
     def infer_shape(self, node, shapes):
         k = shapes[len(INPUTS) + 1][0]
@@ -106,13 +67,6 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
 
 
 register_funcify_and_cache_key(KalmanLoglikeTangents)(numba_funcify_kalman)
-
-
-def _laid_out(x: str, shape) -> tuple:
-    """(time, rows, columns) of one direction of x, from its shape with a time axis."""
-    if x in ("a0", "P0"):
-        shape = (1, *shape)
-    return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
 def vectorize(op, node, *inputs):

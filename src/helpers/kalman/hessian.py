@@ -30,7 +30,12 @@ __all__ = ["hessian", "hessian_vector"]
 
 
 def hessian_vector(
-    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None
+    y,
+    model: StateSpace,
+    directions: dict[str, np.ndarray],
+    method: str = "fused",
+    weights=None,
+    tol: float = recursions.TOLERANCE,
 ) -> tuple[np.ndarray, np.ndarray, Gradients]:
     """The Hessian of the log-likelihood times several directions.
 
@@ -47,6 +52,10 @@ def hessian_vector(
         :mod:`helpers.kalman.tangents`, which takes complex arrays too.
     weights : array (n,), optional
         Weights of the steps in the log-likelihood; ones if None.
+    tol : float
+        What a covariance in its steady state may miss, as in
+        :func:`helpers.kalman.loglike_and_grad`, and a hundredth of what its tangents may; 0 for no
+        steady state. The reference has none.
 
     Returns
     -------
@@ -61,24 +70,31 @@ def hessian_vector(
     ------
     ValueError
         If there is no direction, or one has an unknown name or a wrong shape or is not finite;
-        ``weights`` has a wrong shape, or ``y`` does not fit the model.
+        ``weights`` has a wrong shape, ``tol`` is no number or negative, or ``y`` does not fit the
+        model.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
         If memory runs out.
     """
-    return _moved(y, model, reference.check_directions(y, model, directions), method, weights)
+    given = reference.check_directions(y, model, directions)
+    return _moved(y, model, given, method, weights, tol, ("T", "Z"))
 
 
-def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weights):
-    """`hessian_vector` for directions that `check_directions` has seen."""
+def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weights, tol, wanted):
+    """`hessian_vector` for directions that `check_directions` has seen.
+
+    The tangents of the gradients of T and Z only where ``wanted``, by the compiled pass.
+    """
     dot = in_time(y, model, given)
     n = len(dot["y"][0])
     weights = check_weights(weights, n)
     numbers = weights, *dot.values()
     loop = _takes_reference(y, model, method) or any(map(np.iscomplexobj, numbers))
-    along = _one_by_one if loop else _compiled
-    W_bar, slopes, dy, gradients = along(y, model, dot, weights)
+    if loop:
+        W_bar, slopes, dy, gradients = _one_by_one(y, model, dot, weights)
+    else:
+        W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
     R, Q = model.over_time("R", len(W_bar)), symmetric(model.over_time("Q", len(W_bar)))
     dR, dQ, dW_bar = dot["R"], dot["Q"], gradients.pop("W")
     gradients["R"] = 2 * (dW_bar @ R @ Q + W_bar @ dR @ Q + W_bar @ R @ dQ)
@@ -90,18 +106,28 @@ def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weig
     return (
         slopes,
         dy,
-        Gradients(**{x: X if x in kept else X.sum(axis=1) for x, X in gradients.items()}),
+        Gradients(**{x: X if x in kept else _over_time(X) for x, X in gradients.items()}),
     )
 
 
+def _over_time(X):
+    """The sum over the time axis of X (k, t, ...)."""
+    return X[:, 0] if X.shape[1] == 1 else X.sum(axis=1)
+
+
 def hessian(
-    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None
+    y,
+    model: StateSpace,
+    directions: dict[str, np.ndarray],
+    method: str = "fused",
+    weights=None,
+    tol: float = recursions.TOLERANCE,
 ) -> np.ndarray:
     """The second derivatives of the log-likelihood along pairs of directions.
 
     Parameters
     ----------
-    y, model, directions, method, weights
+    y, model, directions, method, weights, tol
         As :func:`hessian_vector`.
 
     Returns
@@ -116,7 +142,7 @@ def hessian(
         As :func:`hessian_vector`.
     """
     directions = reference.check_directions(y, model, directions)
-    _, dy, gradients = _moved(y, model, directions, method, weights)
+    _, dy, gradients = _moved(y, model, directions, method, weights, tol, tuple(directions))
     moved = gradients.asdict() | {"y": dy}
     return symmetric(
         sum(
@@ -220,7 +246,7 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
     return np.array(slopes), np.stack(W_bars[::-1]), moved
 
 
-def _compiled(y, model: StateSpace, dot: dict, weights):
+def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
     """The same, compiled; several directions at once."""
     fused = _fused()
     k, n = len(dot["y"]), len(dot["y"][0])
@@ -231,7 +257,13 @@ def _compiled(y, model: StateSpace, dot: dict, weights):
         for x in _COMPILED
     ]
     W_bar, slopes, bars = fused.building.load("tangents").hessian_vector(
-        *fused.arrays_of(y, model), weights, *dots, True, True, True
+        *fused.arrays_of(y, model),
+        weights,
+        *dots,
+        "T" in wanted,
+        "Z" in wanted,
+        True,
+        fused._tolerance(tol),
     )
     if np.isnan(slopes).any():
         fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step

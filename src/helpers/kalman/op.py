@@ -298,7 +298,6 @@ class _KalmanOp(Op):
                 known[module] = load(module)
         cast = "" if node.inputs[0].dtype == "float64" else f".astype(np.{node.inputs[0].dtype})"
         fixed = [x for x in INPUTS if x not in ("y", *STATIC, *self.varying)]
-        fixed += [f"{x}_dot" for x in fixed if f"{x}_dot" in extra]
         name = type(self).__name__
         source = "\n".join(
             [
@@ -474,7 +473,7 @@ class KalmanLoglikeTangent(_KalmanOp):
         tol: float = TOLERANCE,
     ):
         self.varying, self.along, self.requested = varying, along, requested
-        self.tol = tol  # of the gradients that its pullback takes
+        self.tol = tol
         letters = tuple("n" if x == "l" else "".join(_letters(x, varying)) for x in requested)
         extra = ("n", *("".join(_letters(x, varying)) for x in along))
         self.gufunc_signature = self._signature(extra, letters)
@@ -496,35 +495,74 @@ class KalmanLoglikeTangent(_KalmanOp):
         """Whether the tangents of the gradients of T, of Z, and of any, are asked for."""
         return "T" in self.requested, "Z" in self.requested, self.requested != ("l",)
 
+    def _many(self, given) -> tuple:
+        """The leading axes of tangents: none."""
+        return ()
+
     def perform(self, node, inputs, output_storage):
         model = self._over_time(inputs[: len(INPUTS)])
         l_bar, *given = inputs[len(INPUTS) :]
-        self._check_extra(model, l_bar, given)
-        given = dict(zip(self.along, given, strict=True))
-        moves = [
-            np.zeros(X.shape) if x not in given else given[x].reshape(X.shape)
-            for x, X in zip(INPUTS, model, strict=True)
-        ]
-        l, out, y_bar = load("tangents").along_one(*model, l_bar, *moves, *self.flags())
-        values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
+        many = self._many(given)
+        self._check_extra(model, l_bar, given, many)
+        given, dots = dict(zip(self.along, given, strict=True)), []
+        for x, X in zip(INPUTS, model, strict=True):
+            shape = (*(many or (1,)), *_laid_out(x, X.shape))
+            dots.append(np.reshape(given[x], shape) if x in given else np.zeros(shape))
+        arrays = [np.ascontiguousarray(X, np.float64) for X in (*model, l_bar, *dots)]
+        _, l, bars = load("tangents").hessian_vector(*arrays, *self.flags(), self.tol)
+        shapes = dict(zip(INPUTS, (X.shape for X in inputs), strict=False)) | {"l": l_bar.shape}
+        found = dict(zip(INPUTS, bars, strict=True)) | {"l": l}
+        values = [found[x].reshape(*many, *shapes[x]) for x in self.requested]
         self._store(output_storage, values, node.outputs[0].dtype)
 
-    def _check_extra(self, model, l_bar, given) -> None:
+    def _check_extra(self, model, l_bar, given, many) -> None:
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
         shapes = dict(zip(INPUTS, (X.shape for X in model), strict=True))
         for x, X in zip(self.along, given, strict=True):
             expected = shapes[x] if x in ("y", *STATIC, *self.varying) else shapes[x][1:]
-            if X.shape != expected:
-                raise ValueError(f"the tangent of {x} has shape {X.shape}, expected {expected}")
+            if X.shape != (*many, *expected):
+                raise ValueError(
+                    f"the tangent of {x} has shape {X.shape}, expected {(*many, *expected)}"
+                )
 
     def numba_function(self, node):
-        moves = ", ".join(f"{x}_dot" if x in self.along else f"np.zeros({x}.shape)" for x in INPUTS)
-        flags = ", ".join(map(str, self.flags()))
-        arguments = f"{', '.join(INPUTS)}, l_bar, {moves}, {flags}"
-        call = f"l, out, y_bar = tangents.linked_along_one(({arguments}))"
-        extra = ("l_bar", *(f"{x}_dot" for x in self.along))
-        return self._numba_function(node, call, extra, self._numba_results(self.requested))
+        def sizes(x, keep_time):
+            """The sizes of x, whose time axis is there even where it does not vary."""
+            rank = len(DIMENSIONS[x]) + (x not in ("y", *STATIC))
+            return [f"{x}.shape[{i}]" for i in range(0 if keep_time else 1, rank)]
+
+        many, moves, lines = self._many_in_numba, [], []
+        for x in INPUTS:
+            shape = ", ".join(map(str, (many or "1", *_laid_out(x, sizes(x, True)))))
+            given = f"entry.contiguous({x}_moves).reshape(({shape}))"
+            moves.append(given if x in self.along else f"np.zeros(({shape}))")
+        for x in self.along:
+            shape = [many] if many else []
+            shape += sizes(x, x in ("y", *STATIC, *self.varying))
+            lines.append(
+                f"if {x}_moves.shape != ({', '.join(shape)},): raise ValueError("
+                f"'the tangent of {x} does not have the shape of {x}')"
+            )
+        lines.append(
+            f"_, l, ({', '.join(f'{x}_moved' for x in INPUTS)},) = tangents.linked_hessian_vector(("
+            f"{', '.join((*INPUTS, 'l_bar', *moves, *map(str, self.flags()), repr(self.tol)))}))"
+        )
+        results = []
+        for x in self.requested:
+            if x == "l":
+                results.append("l" if many else "l[0]")
+                continue
+            keep = x in ("y", *STATIC, *self.varying)
+            shape = [many, *sizes(x, keep)] if many else sizes(x, keep)
+            results.append(f"{x}_moved.reshape(({', '.join(shape)},))")
+        extra = ("l_bar", *(f"{x}_moves" for x in self.along))
+        return self._numba_function(node, "\n    ".join(lines), extra, results)
+
+    @property
+    def _many_in_numba(self) -> str:
+        """As `_many`."""
+        return ""
 
     def infer_shape(self, node, shapes):
         shape_of = dict(zip(INPUTS, shapes, strict=False)) | {"l": (shapes[0][0],)}
@@ -625,6 +663,13 @@ class KalmanFilterGrad(_KalmanOp):
         if not along:
             return [disconnected_type() for _ in inputs]
         return _differentiable_pullback(model, dict(zip(self.given, bars, strict=True)), along)
+
+
+def _laid_out(x: str, shape) -> tuple:
+    """(time, rows, columns) of one direction of x, from its shape with a time axis."""
+    if x in ("a0", "P0"):
+        shape = (1, *shape)
+    return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
 @register_funcify_and_cache_key(KalmanLoglike)

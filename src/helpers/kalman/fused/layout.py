@@ -186,24 +186,33 @@ def _read(w, kind, builder, index):
     return read
 
 
-@intrinsic
-def _space(typing, w):
-    mat = types.NamedUniTuple(types.intp, 3, Mat)
-    answer = types.NamedUniTuple(mat, len(LAYOUT), Space)
+def reader(places):
+    """An intrinsic that reads a named tuple of `Mat`, of the class ``places``, from a header."""
+    fields = len(places._fields)
 
-    def generate(context, builder, signature, args):
-        one = ir.IntType(64)(1)
-        mats = [
-            context.make_tuple(
-                builder,
-                mat,
-                [_read(args[0], w, builder, 2 * k), _read(args[0], w, builder, 2 * k + 1), one],
-            )
-            for k in range(len(LAYOUT))
-        ]
-        return context.make_tuple(builder, answer, mats)
+    @intrinsic
+    def read(typing, w):
+        mat = types.NamedUniTuple(types.intp, 3, Mat)
+        answer = types.NamedUniTuple(mat, fields, places)
 
-    return answer(w), generate
+        def generate(context, builder, signature, args):
+            one = ir.IntType(64)(1)
+            mats = [
+                context.make_tuple(
+                    builder,
+                    mat,
+                    [*(_read(args[0], w, builder, 2 * k + i) for i in (0, 1)), one],
+                )
+                for k in range(fields)
+            ]
+            return context.make_tuple(builder, answer, mats)
+
+        return answer(w), generate
+
+    return read
+
+
+_space = reader(Space)
 
 
 @compiled_as(_space)

@@ -1,0 +1,310 @@
+"""The tangents of the filter, compiled: after each step of a forward pass, those of what it did.
+
+The formulas are those of :mod:`helpers.kalman.tangents`, in factors where F^-1 would lose digits.
+Where P and its tangents have settled, only those of the means are left to do.
+"""
+
+import numpy as np
+
+from helpers.kalman.fused.forward import (
+    DONE,
+    FIRST_LOOK,
+    NOT_POSITIVE_DEFINITE,
+    Steps,
+    change,
+    is_steady,
+    is_time_to_look,
+    load_start,
+    predict,
+    steady_forward,
+    updated,
+)
+from helpers.kalman.fused.inputs import (
+    load_step,
+)
+from helpers.kalman.fused.layout import Saved, sizes, space
+from helpers.kalman.fused.moves import (
+    add_times_row,
+    add_times_rows,
+    from_left,
+    from_right,
+    from_right_listed,
+    group_of,
+    load_moves,
+    load_row,
+    moved,
+    turn,
+    with_turned,
+)
+from helpers.kalman.fused.tiles import (
+    add,
+    axpy,
+    below,
+    clear,
+    copy,
+    entry,
+    get,
+    jitable,
+    product,
+    put,
+    row_product,
+    sparse_product,
+    transpose,
+    transposed,
+)
+
+# What tangents may miss in their steady state, in units of what a covariance may miss in its own.
+# They settle like t rho^t where that settles like rho^t.
+LATER = 100.0
+
+
+@jitable
+def load_directions(w, x, t, dots, observed, group):
+    """Those of the model's arrays at step t; what y misses does not move."""
+    d, k = moved(x), group.k
+    _, p, m = sizes(w)
+    load_moves(w, d.T, dots.T, t, group, False)
+    turn(w, d.T_t, d.T, m, m, k)
+    load_moves(w, d.Z, dots.Z, t, group, False)
+    load_moves(w, d.H, dots.H, t, group, True)
+    load_moves(w, d.W, dots.W, t, group, True)
+    load_row(w, d.c, dots.c, t, group)
+    load_row(w, d.d, dots.d, t, group)
+    for i in range(p):
+        if not observed.entries[t, i]:
+            clear(w, below(d.Z, i), 1)
+            clear(w, below(d.H, i), 1)
+            for q in range(k):
+                put(w, d.d.at + i * k + q, 0.0)
+                for j in range(p):
+                    put(w, d.H.at + j * d.H.ld + i * k + q, 0.0)
+    turn(w, d.Z_t, d.Z, p, m, k)
+
+
+@jitable
+def in_turn(d, swapped):
+    """Where the tangents of P or N are, and where the next ones come."""
+    return (d.P_next, d.P) if swapped else (d.P, d.P_next)
+
+
+@jitable
+def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
+    """The tangents of what step t does to covariances, after its `updated` and `predict`."""
+    s, d = space(w), moved(x)
+    dP, dP_next = in_turn(d, swapped)
+    n, p, m = sizes(w)
+    pk, mk = p * k, m * k
+    Kf, dKf, dF_inv = below(s.Kf, t * p), below(d.Kf, t * p), below(d.F_inv, t * p)
+
+    # dM' = Z dP + dZ P and dF = Z dM + dZ M + dH
+    from_left(w, d.Mt, s.Z, pattern.Z, dP, d.zero, p, m, mk)
+    if Z_moves:
+        from_right(w, d.Mt, 1.0, d.Z, P, d.Mt, p, m, m, k)
+    from_right(w, d.F_half, 0.5, d.Mt, s.Z_t, d.H, p, m, p, k)
+    if Z_moves:
+        transpose(w, s.K_t, s.M, p, m)
+        from_right(w, d.F_half, 0.5, d.Z, s.K_t, d.F_half, p, m, p, k)
+    with_turned(w, d.F, d.F_half, p, k)
+
+    # dKf' = F^-1 (dM' - dF Kf') in factors, and dF^-1 = -F^-1 dF F^-1
+    from_right(w, d.Q, -1.0, d.F, Kf, d.Mt, p, p, m, k)
+    clear(w, d.trace, 1)
+    if p == 1:
+        inverse = get(w, s.F_inv.at + t * s.F_inv.ld)
+        axpy(w, dKf.at, inverse, d.Q.at, d.zero.at, mk)
+        axpy(w, dF_inv.at, -inverse * inverse, d.F.at, d.zero.at, k)
+        axpy(w, d.trace.at, inverse, d.F.at, d.zero.at, k)
+    else:
+        transpose(w, d.C_inv_t, s.C_inv, p, p)
+        product(w, d.G, 1.0, s.C_inv, d.Q, d.zero, p, p, mk)
+        product(w, dKf, 1.0, transposed(s.C_inv), d.G, d.zero, p, p, mk)
+        product(w, d.F_half, 1.0, s.C_inv, d.F, d.zero, p, p, pk)
+        from_right(w, d.E, 1.0, d.F_half, d.C_inv_t, d.zero, p, p, p, k)
+        from_right(w, d.F_half, 1.0, d.E, s.C_inv, d.zero, p, p, p, k)
+        product(w, dF_inv, -1.0, transposed(s.C_inv), d.F_half, d.zero, p, p, pk)
+        for i in range(p):
+            for q in range(k):
+                trace = get(w, d.trace.at + q) + get(w, d.E.at + i * d.E.ld + i * k + q)
+                put(w, d.trace.at + q, trace)
+    if t == n - 1:
+        return
+
+    # dP_filt = dP - Kf Q' - Q Kf' with Q = dM - Kf dF / 2
+    from_right(w, d.Q, -0.5, d.F, Kf, d.Mt, p, p, m, k)
+    product(w, d.half, -1.0, transposed(Kf), d.Q, d.zero, m, p, mk)
+    with_turned(w, d.P_filt, d.half, m, k)
+    add(w, d.P_filt, 1.0, dP, m)
+
+    # dP <- T dP_filt T' + dT P_filt T' + T P_filt dT' + dW, of which half is
+    # (T dP_filt / 2 + dT P_filt) T' + dW / 2
+    dTP = below(d.TP, t * m) if kept else d.turned
+    from_left(w, d.half, s.T, pattern.T, d.P_filt, d.zero, m, m, mk)
+    if T_moves:
+        from_right(w, d.L, 1.0, d.T, s.P_filt, d.zero, m, m, m, k)
+        axpy(w, dTP.at, 1.0, d.L.at, d.half.at, m * dTP.ld)
+        axpy(w, d.half.at, 0.5, d.half.at, d.L.at, m * dTP.ld)
+    else:
+        copy(w, dTP, d.half, m)
+        add(w, d.half, -0.5, d.half, m)
+    if pattern.T.sparse:  # turned, which its sum with the turned one does not see
+        turn(w, d.turned, d.half, m, m, k)
+        sparse_product(w, d.U, s.T, pattern.T, d.turned, d.W, m, mk)
+    else:
+        from_right(w, d.U, 1.0, d.half, s.T_t, d.W, m, m, m, k)
+    with_turned(w, dP_next, d.U, m, k)
+
+
+@jitable
+def push_mean(w, x, t, gain, dots, observed, slopes, T_moves, Z_moves, pattern, group):
+    """The tangents of what step t does to the data, with the gains of step `gain`."""
+    s, d = space(w), moved(x)
+    n, p, m = sizes(w)
+    first, count, k = group
+    pk, mk = p * k, m * k
+    Kf, dKf, v, u = below(s.Kf, gain * p), below(d.Kf, gain * p), below(s.v, t), below(s.u, t)
+    du, da_filt = below(d.u, t), below(d.a_filt, t)
+
+    # dv = dy - dd - dZ a - Z da, then dv - dF u
+    clear(w, d.v, 1)
+    load_row(w, d.v, dots.y, t, group)
+    for i in range(p):
+        if not observed.entries[t, i]:
+            for q in range(k):
+                put(w, d.v.at + i * k + q, 0.0)
+    axpy(w, d.v.at, -1.0, d.d.at, d.v.at, pk)
+    add_times_rows(w, d.v, -1.0, d.a, s.Z, p, m, k)
+    if Z_moves:
+        add_times_row(w, d.v, -1.0, d.Z, s.a.at + t * s.a.ld, p, m, k)
+    copy(w, d.Fu, d.v, 1)
+    add_times_row(w, d.Fu, -1.0, d.F, u.at, p, p, k)
+
+    # du = F^-1 (dv - dF u), and dl = -(tr(F^-1 dF) + u'(2 dv - dF u)) / 2
+    if p == 1:
+        axpy(w, du.at, get(w, s.F_inv.at + gain * s.F_inv.ld), d.Fu.at, d.zero.at, k)
+    else:
+        from_right(w, d.w, 1.0, d.Fu, d.C_inv_t, d.zero, 1, p, p, k)
+        from_right(w, du, 1.0, d.w, s.C_inv, d.zero, 1, p, p, k)
+    for q in range(count):
+        slope = get(w, d.trace.at + q)
+        for i in range(p):
+            both = get(w, d.v.at + i * k + q) + get(w, d.Fu.at + i * k + q)
+            slope += get(w, u.at + i) * both
+        slopes[first + q, t] = -0.5 * slope
+
+    # da_filt = da + dKf v + Kf dv, and da <- T da_filt + dT a_filt + dc
+    row_product(w, da_filt.at, 1.0, v.at, dKf, d.a.at, p, mk)
+    from_right(w, da_filt, 1.0, d.v, Kf, da_filt, 1, p, m, k)
+    if t == n - 1:
+        return
+    from_right_listed(w, d.a, da_filt, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
+    if T_moves:
+        add_times_row(w, d.a, 1.0, d.T, s.a_filt.at + t * s.a_filt.ld, m, m, k)
+
+
+@jitable
+def moved_change(w, x, P, swapped, k):
+    """The largest change of the tangents of P, relative to the largest of their direction.
+
+    In units of the standard deviations. Where a variance is zero any change is a large one.
+    """
+    s, d = space(w), moved(x)
+    dP, dP_next = in_turn(d, swapped)
+    m = sizes(w).m
+    for i in range(m):
+        variance = entry(w, P, i, i)
+        put(w, s.row.at + i, 1.0 / variance if variance > 0.0 else 0.0)
+    clear(w, d.s, 1)
+    worst = 0.0
+    for q in range(k):
+        largest, moves = 0.0, 0.0
+        for i in range(m):
+            scale = get(w, s.row.at + i)
+            for j in range(i + 1):
+                y = get(w, dP_next.at + i * dP.ld + j * k + q)
+                x = y - get(w, dP.at + i * dP.ld + j * k + q)
+                share = scale * get(w, s.row.at + j)
+                if share > 0.0:
+                    moves, largest = max(moves, x * x * share), max(largest, y * y * share)
+                elif x != 0.0:
+                    return 1.0
+        if moves > 0.0:
+            worst = max(worst, moves / largest if largest > 0.0 else 1.0)
+    return np.sqrt(worst)
+
+
+@jitable
+def push(
+    w, x, groups, y, model, dots, observed, pattern, slopes, steady_from, varying, T_moves, Z_moves,
+    kept, tol,
+):  # fmt: skip
+    """Forwards: the gains and states, the tangents of both, and the slopes (directions, n).
+
+    Leaves the variances of the last step in s.most. Returns how it ended.
+    """
+    s = space(w)
+    n, p, m = sizes(w)
+    saved, steps = Saved(True, True), Steps(np.empty(n), steady_from)
+    load_start(w, y, model)
+    for i in range(len(groups)):
+        group, d = groups[i], moved(group_of(x, i))
+        load_moves(w, d.half, dots.P0, 0, group, True)
+        with_turned(w, d.P, d.half, m, group.k)
+        load_row(w, d.a, dots.a0, 0, group)
+    P, P_next, swapped = s.P, s.P_next, False
+    steady, before, d_before, looked, since, t = False, -1.0, -1.0, 0, 0, 0
+    while t < n:
+        if t == 0 or varying or observed.same_until[t - 1] == t:
+            load_step(w, t, model, observed)
+            for i in range(len(groups)):
+                load_directions(w, group_of(x, i), t, dots, observed, groups[i])
+            since, before, looked = t, -1.0, t
+        a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
+        Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
+        a_filt, TP = below(s.a_filt, t), below(s.TP, t * m)
+        const = updated(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, True)
+        if np.isnan(const):
+            return NOT_POSITIVE_DEFINITE
+        steady_from[t] = -1
+        if t < n - 1:
+            predict(w, t, P, F_inv, P_next, TP, pattern.T)
+        for i in range(len(groups)):
+            here = group_of(x, i)
+            push_covariance(
+                w, here, t, P, swapped, T_moves, Z_moves, kept, pattern, groups[i].k
+            )  # fmt: skip
+            push_mean(
+                w, here, t, t, dots, observed, slopes, T_moves, Z_moves, pattern, groups[i]
+            )  # fmt: skip
+        if t == n - 1:
+            break
+        if steady:
+            end = observed.same_until[t]
+            steady_forward(w, y, t, end, const, saved, steps)
+            product(w, a_filt, 1.0, v, Kf, a, end - t, p, m)
+            for i in range(len(groups)):
+                here = group_of(x, i)
+                for later in range(t + 1, end):
+                    push_mean(
+                        w, here, later, t, dots, observed, slopes, T_moves, Z_moves, pattern,
+                        groups[i],
+                    )  # fmt: skip
+            t, steady, since, before, looked = end, False, end, -1.0, end
+            continue
+        row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
+        if (
+            tol > 0.0
+            and not varying
+            and is_time_to_look(t - looked, t - since)
+            and observed.same_until[t] - t > 2 * FIRST_LOOK
+        ):
+            now, d_now, waited = change(w, P, P_next), 0.0, t - looked
+            steady = is_steady(now, before, waited, tol)
+            for i in range(len(groups)):
+                d_now = max(d_now, moved_change(w, group_of(x, i), P_next, swapped, groups[i].k))
+            steady = is_steady(d_now, d_before, waited, LATER * tol) and steady
+            before, d_before, looked = now, d_now, t
+        P, P_next, swapped = P_next, P, not swapped
+        t += 1
+    for i in range(m):
+        put(w, s.most.at + i, entry(w, P, i, i))
+    return DONE
