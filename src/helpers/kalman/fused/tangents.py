@@ -49,7 +49,7 @@ from helpers.kalman.fused.tiles import (
 # Side by side, directions save time where rows are short, and where there are several of them.
 WIDE_ENOUGH, ENOUGH = 32, 5
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
-# stay in a cache of a megabyte.
+# stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
 
 
@@ -71,7 +71,7 @@ def arranged(directions, m, first):
         left = directions - first
         side_by_side = m < WIDE_ENOUGH and left >= ENOUGH
         k = np.int64(LANES if side_by_side else 1)
-        room -= k * m * m
+        room -= (2 if side_by_side else 1) * k * m * m
         if room < 0 and len(groups) > 0:
             break
         groups.append(Group(first, min(left, k), k))
