@@ -84,6 +84,33 @@ def test_any_number_of_directions(k):
         assert close(getattr(found[2], x), X, 1e-11), x
 
 
+@pytest.mark.parametrize(("m", "p", "k"), [(10, 5, 20), (33, 2, 5)])
+def test_the_steady_state_of_tangents(m, p, k):
+    """With gaps, and directions in several groups; with many states each is a group of its own."""
+    model = StateSpace(**random_model(m, p, 2, rng=1, radius=0.6))
+    y = simulate(160, 1, **model.asdict())[0]
+    y[70, 0], y[100:102] = np.nan, np.nan
+    directions = directions_for(y, model, k)
+    found = hessian_vector(y, model, directions)
+    every_step = hessian_vector(y, model, directions, tol=0.0)
+    assert not np.array_equal(found[2].H, every_step[2].H)
+    _, dy, expected = reference.loglike_and_grad(*moved(y, model, directions, k - 1))
+    for slopes, dy_found, gradients in (found, every_step):
+        assert relative_error(slopes, every_step[0]) < 1e-10
+        assert relative_error(dy_found[-1], dy.imag / STEP) < 1e-10
+        for x, X in expected.asdict().items():
+            assert close(getattr(gradients, x)[-1], X.imag / STEP, 1e-10), x
+    few = {x: X for x, X in directions.items() if x in ("H", "Q")}
+    assert relative_error(hessian(y, model, few), hessian(y, model, few, "reference")) < 1e-10
+
+
+def test_a_tolerance_that_is_none():
+    y, model = make("gaps")
+    for tol in (-1.0, "1e-13", np.nan):
+        with pytest.raises((ValueError, TypeError), match="tol"):
+            hessian_vector(y, model, directions_for(y, model, 1), tol=tol)
+
+
 @pytest.mark.parametrize("names", [("H",), ("a0", "Q"), ("T",), ("Z",), ("y", "c", "d")])
 def test_what_does_not_move(names):
     y, model = make("two shocks")
@@ -381,6 +408,16 @@ def test_bad_weights_and_a_model_that_is_none():
     for method in ("fused", "reference"):
         with pytest.raises(np.linalg.LinAlgError, match="step 0"):
             hessian_vector(y, negative, directions, method)
+
+
+def test_too_many_steps_for_the_memory(monkeypatch):
+    def too_large(*arguments):
+        raise MemoryError("Allocation failed (probably too large).")
+
+    y, model = make("two shocks")
+    monkeypatch.setattr(building.load("tangents"), "hessian_vector", too_large)
+    with pytest.raises(MemoryError, match=r"each needs about n m \(m \+ 3 p\) doubles"):
+        hessian(y, model, directions_for(y, model, 2))
 
 
 def test_a_hessian_that_rounding_made_impossible_is_no_array_of_nan(monkeypatch):

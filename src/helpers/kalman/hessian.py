@@ -256,15 +256,17 @@ def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
         np.ascontiguousarray(dot[x]).reshape(k, *(shapes.get(x) or (*dot[x].shape[1:3], -1)))
         for x in _COMPILED
     ]
-    W_bar, slopes, bars = fused.building.load("tangents").hessian_vector(
-        *fused.arrays_of(y, model),
-        weights,
-        *dots,
-        "T" in wanted,
-        "Z" in wanted,
-        True,
-        fused._tolerance(tol),
-    )
+    compiled = fused.building.load("tangents").hessian_vector
+    flags = "T" in wanted, "Z" in wanted, True
+    try:
+        W_bar, slopes, bars = compiled(
+            *fused.arrays_of(y, model), weights, *dots, *flags, fused._tolerance(tol)
+        )
+    except MemoryError:
+        raise MemoryError(
+            "the second derivatives ran out of memory; of several directions at once, each needs "
+            "about n m (m + 3 p) doubles"
+        ) from None
     if np.isnan(slopes).any():
         fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
         # The tangents' covariances always come from Joseph's form, those of the pass need not.
