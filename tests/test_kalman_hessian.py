@@ -277,6 +277,25 @@ def test_only_what_is_asked_for_is_computed():
     assert not any(isinstance(op, KalmanLoglikeGrad) for op in ops)
 
 
+@pytest.mark.parametrize("along", [("T", "Z"), ("Z",), ("H", "W")])
+def test_what_is_not_asked_for_changes_nothing(along):
+    """Without the gradients of T and Z less is kept of each step."""
+    y, model = make("gaps")
+    arrays = {"y": y, **model.asdict()} | {"W": model.R @ model.Q @ model.R.T}
+    arrays = {x: arrays[x] for x in INPUTS}
+    symbols = {x: pt.tensor(x, shape=X.shape) for x, X in arrays.items()}
+    moves = {x: pt.constant(X[0]) for x, X in directions_for(y, model, 1).items()}
+    moves["W"] = pt.constant(np.eye(model.m))
+    found = []
+    for requested in (("l", *INPUTS), ("l", "a0", "H")):
+        op = KalmanLoglikeTangent(along=along, requested=requested, tol=0.0)
+        outputs = op(*symbols.values(), pt.ones(len(y)), *(moves[x] for x in along))
+        evaluate = pytensor.function(list(symbols.values()), outputs, mode=PYTHON)
+        found.append(dict(zip(requested, evaluate(*arrays.values()), strict=True)))
+    for x in ("l", "a0", "H"):
+        assert np.array_equal(found[0][x], found[1][x])
+
+
 def test_the_value_and_the_gradient_pushed_forward():
     """The Ops alone: PyTensor's products of matrices have no pushforward."""
     y, model = make("gaps")

@@ -90,9 +90,7 @@ Moved = NamedTuple("Moved", [(name, Mat) for name in MOVED])  # noqa: UP014
 MOVED_HEADER = 2 * len(MOVED)
 FIRST_OF_STEPS = list(MOVED).index("a_filt")
 
-_ROWS = (
-    "any", "1", "m", "p", "steps", "steps + 1", "steps p", "steps m kept",
-)  # fmt: skip
+_ROWS = "any", "1", "m", "p", "steps", "steps + 1", "steps p", "steps m kept"
 _COLUMNS = "k 1", "k m", "k p", "k widest", "p", "m"
 _TABLE = np.array([[_ROWS.index(r), _COLUMNS.index(c)] for r, c in MOVED.values()])
 

@@ -213,7 +213,6 @@ def moved_change(w, x, P, swapped, k):
     for i in range(m):
         variance = entry(w, P, i, i)
         put(w, s.row.at + i, 1.0 / variance if variance > 0.0 else 0.0)
-    clear(w, d.s, 1)
     worst = 0.0
     for q in range(k):
         largest, moves = 0.0, 0.0
@@ -257,7 +256,7 @@ def push(
             load_step(w, t, model, observed)
             for i in range(len(groups)):
                 load_directions(w, group_of(x, i), t, dots, observed, groups[i])
-            since, before, looked = t, -1.0, t
+            since, before, d_before, looked = t, -1.0, -1.0, t
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
         a_filt, TP = below(s.a_filt, t), below(s.TP, t * m)
@@ -288,7 +287,7 @@ def push(
                         w, here, later, t, dots, observed, slopes, T_moves, Z_moves, pattern,
                         groups[i],
                     )  # fmt: skip
-            t, steady, since, before, looked = end, False, end, -1.0, end
+            t, steady, since, before, d_before, looked = end, False, end, -1.0, -1.0, end
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
         if (
