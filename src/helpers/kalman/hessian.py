@@ -96,12 +96,14 @@ def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weig
     else:
         W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
     R, Q = model.over_time("R", len(W_bar)), symmetric(model.over_time("Q", len(W_bar)))
-    dR, dQ, dW_bar = dot["R"], dot["Q"], gradients.pop("W")
-    gradients["R"] = 2 * (dW_bar @ R @ Q + W_bar @ dR @ Q + W_bar @ R @ dQ)
-    turned = np.swapaxes(R, -1, -2)
-    gradients["Q"] = symmetric(
-        turned @ dW_bar @ R + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
-    )
+    turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, gradients.pop("W") @ R
+    dWRQ, gradients["Q"] = dWR @ Q, turned @ dWR
+    if "Q" in given:
+        dWRQ = dWRQ + WR @ dot["Q"]
+    if "R" in given:
+        dWRQ = dWRQ + W_bar @ dot["R"] @ Q
+        gradients["Q"] = gradients["Q"] + 2 * symmetric(np.swapaxes(dot["R"], -1, -2) @ WR)
+    gradients["R"], gradients["Q"] = 2 * dWRQ, symmetric(gradients["Q"])
     kept = (*STATIC, *model.time_varying)
     return (
         slopes,
@@ -167,7 +169,9 @@ def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.
         for x in "RQ"
     )
     turned = np.swapaxes(R, -1, -2)
-    dot["W"] = 2 * symmetric(dot["R"] @ symmetric(Q) @ turned) + R @ dot["Q"] @ turned
+    dot["W"] = R @ dot["Q"] @ turned
+    if "R" in given:
+        dot["W"] = dot["W"] + 2 * symmetric(dot["R"] @ symmetric(Q) @ turned)
     return dot
 
 
