@@ -659,8 +659,7 @@ def test_models_in_lanes_are_steady_while_all_of_them_are():
 def run_tangents(y, model, dot, weights, groups, tol):
     """Tangents in Python: the slopes, the gradient of W, the bars, and the steady stretches."""
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
-    of_series = {"y": (n, p, 1), "a0": (1, m, 1), "P0": (1, m, m)}
-    dots = {x: X.reshape(len(X), *of_series.get(x, (*X.shape[1:3], -1))) for x, X in dot.items()}
+    dots = {x: X.reshape(len(X), *hessian.laid_out(x, X.shape[1:])) for x, X in dot.items()}
     dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
     bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)

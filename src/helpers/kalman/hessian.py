@@ -253,12 +253,9 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
 def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
     """The same, compiled; several directions at once."""
     fused = _fused()
-    k, n = len(dot["y"]), len(dot["y"][0])
-    # (k, time, rows, columns)
-    shapes = {"y": (n, model.p, 1), "a0": (1, model.m, 1), "P0": (1, model.m, model.m)}
+    k = len(dot["y"])
     dots = [
-        np.ascontiguousarray(dot[x]).reshape(k, *(shapes.get(x) or (*dot[x].shape[1:3], -1)))
-        for x in _COMPILED
+        np.ascontiguousarray(dot[x]).reshape(k, *laid_out(x, dot[x].shape[1:])) for x in _COMPILED
     ]
     compiled = fused.building.load("tangents").hessian_vector
     flags = "T" in wanted, "Z" in wanted, True
@@ -280,6 +277,16 @@ def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
         )
     found = {x: X.reshape(dot[x].shape) for x, X in zip(_COMPILED, bars, strict=True)}
     return W_bar, slopes, found.pop("y"), found
+
+
+def laid_out(x: str, shape) -> tuple:
+    """(time, rows, columns) of a direction of x as the compiled pass takes it.
+
+    From its shape with a time axis, which a0 and P0 do not have.
+    """
+    if x in STATIC:
+        shape = (1, *shape)
+    return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
 _COMPILED = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")

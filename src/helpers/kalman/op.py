@@ -36,6 +36,7 @@ from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused import _tolerance
 from helpers.kalman.fused.building import load
+from helpers.kalman.hessian import laid_out
 from helpers.kalman.linear import merge, one_map_around
 from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
@@ -506,7 +507,7 @@ class KalmanLoglikeTangent(_KalmanOp):
         self._check_extra(model, l_bar, given, many)
         given, dots = dict(zip(self.along, given, strict=True)), []
         for x, X in zip(INPUTS, model, strict=True):
-            shape = (*(many or (1,)), *_laid_out(x, X.shape))
+            shape = (*(many or (1,)), *laid_out(x, X.shape))
             dots.append(np.reshape(given[x], shape) if x in given else np.zeros(shape))
         arrays = [np.ascontiguousarray(X, np.float64) for X in (*model, l_bar, *dots)]
         _, l, bars = load("tangents").hessian_vector(*arrays, *self.flags(), self.tol)
@@ -534,7 +535,7 @@ class KalmanLoglikeTangent(_KalmanOp):
 
         many, moves, lines = self._many_in_numba, [], []
         for x in INPUTS:
-            shape = ", ".join(map(str, (many or "1", *_laid_out(x, sizes(x, True)))))
+            shape = ", ".join(map(str, (many or "1", *laid_out(x, sizes(x, True)))))
             given = f"entry.contiguous({x}_moves).reshape(({shape}))"
             moves.append(given if x in self.along else f"np.zeros(({shape}))")
         for x in self.along:
@@ -663,13 +664,6 @@ class KalmanFilterGrad(_KalmanOp):
         if not along:
             return [disconnected_type() for _ in inputs]
         return _differentiable_pullback(model, dict(zip(self.given, bars, strict=True)), along)
-
-
-def _laid_out(x: str, shape) -> tuple:
-    """(time, rows, columns) of one direction of x, from its shape with a time axis."""
-    if x in ("a0", "P0"):
-        shape = (1, *shape)
-    return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
 @register_funcify_and_cache_key(KalmanLoglike)
