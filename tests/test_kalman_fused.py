@@ -603,11 +603,13 @@ def machine_rows(w, out, A, B, C, index, start, size):
     tiles.sparse_product(at, tiles.below(out, size), A, found, B, C, size, size)
     tiles.transpose(at, tiles.below(out, 2 * size), B, size, size)
     more = tiles.below(out, 3 * size)
-    tiles.sparse_product_updated(at, more, A, found, B, -0.3, B.at, C, size, size)
-    tiles.rank_two_summed(at, tiles.below(out, 4 * size), A.at, B.at, B, more, size)
+    rest = tiles.below(out, 4 * size)
+    tiles.sparse_product_updated(at, more, rest, A, found, B, -0.3, B.at, C, size, size)
+    tiles.sparse_product_transposed(at, out, rest, A, found, B, C, size, size)
+    tiles.rank_two_summed(at, rest, A.at, B.at, B, more, size)
     tiles.symmetrize(at, C, size)
     tiles.axpy(at, A.at, 0.5, B.at, A.at, size)
-    return tiles.dot(at, B.at, A.at, size)
+    return tiles.dot(at, B.at, A.at, size), tiles.largest_change(at, A.at, B.at, C.at, size)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7, 9])
@@ -643,11 +645,14 @@ def test_machine_code_of_helpers(size):
     tiles.sparse_product(twin, tiles.below(out, size), A, entries, B, C, size, size)
     tiles.transpose(twin, tiles.below(out, 2 * size), B, size, size)
     more = tiles.below(out, 3 * size)
-    tiles.sparse_product_updated(twin, more, A, entries, B, -0.3, B.at, C, size, size)
-    tiles.rank_two_summed(twin, tiles.below(out, 4 * size), A.at, B.at, B, more, size)
+    rest = tiles.below(out, 4 * size)
+    tiles.sparse_product_updated(twin, more, rest, A, entries, B, -0.3, B.at, C, size, size)
+    tiles.sparse_product_transposed(twin, out, rest, A, entries, B, C, size, size)
+    tiles.rank_two_summed(twin, rest, A.at, B.at, B, more, size)
     tiles.symmetrize(twin, C, size)
     tiles.axpy(twin, A.at, 0.5, B.at, A.at, size)
-    assert found == pytest.approx(tiles.dot(twin, B.at, A.at, size))
+    largest = tiles.largest_change(twin, A.at, B.at, C.at, size)
+    assert found == pytest.approx((tiles.dot(twin, B.at, A.at, size), largest))
     assert np.abs(w - twin.data).max() < 1e-13
 
 

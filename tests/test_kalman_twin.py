@@ -357,9 +357,19 @@ def test_square_helpers_of_every_size(size):
     find_non_zeros(A[np.newaxis], False, entries)
     tiles.sparse_product(w, out, a, listed(entries), b, c, size, size)
     assert np.abs(read(w, out, size, size) - (C + A @ B)).max() < 1e-14
-    tiles.sparse_product_updated(w, out, a, listed(entries), b, -0.5, c.at, c, size, size)
-    expected = C + A @ (B - 0.5 * np.outer(C[0], C[0]))
-    assert np.abs(read(w, out, size, size) - expected).max() < 1e-14
+    x, at = matrix(w, at, np.zeros((size, size)))
+    for alpha in (0.0, -0.5):
+        given = (w, out, x, a, listed(entries), b)
+        if alpha:
+            tiles.sparse_product_updated(*given, alpha, c.at, c, size, size)
+        else:
+            tiles.sparse_product_transposed(*given, c, size, size)
+        expected = C + A @ (B + alpha * np.outer(C[0], C[0]))
+        assert np.abs(read(w, x, size, size) - expected).max() < 1e-14
+        assert np.abs(read(w, out, size, size) - expected.T).max() < 1e-14
+    weights, at = matrix(w, at, np.abs(C[:1]))
+    moved = ((B[0] - A[0]) ** 2 * np.abs(C[0])).max()
+    assert tiles.largest_change(w, a.at, b.at, weights.at, size) == moved
     tiles.transpose(w, out, b, size, size)
     assert (read(w, out, size, size) == B.T).all()
     S = A @ A.T
@@ -465,6 +475,7 @@ def test_variances_that_are_rounding_do_not_hide_what_moves():
         assert not forward.is_steady(now, before, 4, 1e-13)
     one, other = np.diag([1.0, 1e-33]), np.diag([1.01, 0.0])
     w, _ = layout.checked_memory(Sizes(1, 1, 2), Saved(False, False))
+    w.data[:] = 0.0
     for first, then in ((one, other), (other, one)):
         for X, at in ((first, w.space.P), (then, w.space.P_next)):
             for i, j in np.ndindex(2, 2):

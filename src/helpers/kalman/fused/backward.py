@@ -26,6 +26,7 @@ from helpers.kalman.fused.tiles import (
     rank_two_summed,
     row_product,
     sparse_product,
+    sparse_product_transposed,
     symmetrize,
     transpose,
     transposed,
@@ -239,8 +240,7 @@ def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
     # N_before = T' N T by B = N T, then KN = -Kf' T' N and M = -Kf' T' N T
     lower = made_symmetric(t, m)
     if T_entries.sparse:
-        sparse_product(w, N_before, s.T_t, T_entries, N, s.zero, m, m)
-        transpose(w, s.B, N_before, m, m)
+        sparse_product_transposed(w, s.B, N_before, s.T_t, T_entries, N, s.zero, m, m)
         if wanted.Z:
             product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
         sparse_product(w, N_before, s.T_t, T_entries, s.B, s.zero, m, m, lower)

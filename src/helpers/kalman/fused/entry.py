@@ -349,14 +349,24 @@ NOT_COMPILED = "the pass for a vague P0 was not compiled; why not, a message abo
 OUT_OF_MEMORY = "the Kalman filter ran out of memory; it needs about n (m + p) (m + 3 p) doubles"
 
 
-@jitable
 def contiguous(x):
     """A copy as a contiguous float64 array, whatever the layout and type of x."""
-    out = np.empty(x.shape)
-    # Not `out[...] = x`: the error for shapes that differ takes Numba a second to compile.
-    for i, value in np.ndenumerate(x):
-        out[i] = value
-    return out
+    return np.array(x, np.float64)
+
+
+@overload(contiguous)
+def _contiguous(x):
+    if x.dtype == types.float64:
+        return lambda x: x.copy()
+
+    def copied(x):
+        out = np.empty(x.shape)
+        # Not `out[...] = x`: the error for shapes that differ takes Numba a second to compile.
+        for i, value in np.ndenumerate(x):
+            out[i] = value
+        return out
+
+    return copied
 
 
 def doubles(x):

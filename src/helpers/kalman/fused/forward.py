@@ -20,6 +20,7 @@ from helpers.kalman.fused.tiles import (
     entry,
     get,
     jitable,
+    largest_change,
     padded,
     product,
     put,
@@ -27,9 +28,9 @@ from helpers.kalman.fused.tiles import (
     rank_one,
     row_product,
     sparse_product,
+    sparse_product_transposed,
     sparse_product_updated,
     symmetrize,
-    transpose,
     transposed,
 )
 from helpers.kalman.recursions import LOG_2PI
@@ -259,13 +260,13 @@ def predict(w, t, P, F_inv, P_next, TP, T_entries):
     s = space(w)
     m, lower = sizes(w).m, made_symmetric(t, sizes(w).m)
     if T_entries.sparse:
+        clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
+        T, zero = s.T, s.zero
         if keeps_variances(w, F_inv):
             share = -get(w, F_inv.at)
-            sparse_product_updated(w, TP, s.T, T_entries, P, share, s.M.at, s.zero, m, m)
+            sparse_product_updated(w, s.B, TP, T, T_entries, P, share, s.M.at, zero, m, m)
         else:
-            sparse_product(w, TP, s.T, T_entries, s.P_filt, s.zero, m, m)
-        clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
-        transpose(w, s.B, TP, m, m)
+            sparse_product_transposed(w, s.B, TP, T, T_entries, s.P_filt, zero, m, m)
         sparse_product(w, P_next, s.T, T_entries, s.B, s.W, m, m, lower)
     else:
         product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
@@ -287,10 +288,8 @@ def change(w, P, P_next):
         put(w, s.row.at + i, 1.0 / x if x > 0.0 else 0.0)
     largest = 0.0
     for i in range(m):
-        scale = get(w, s.row.at + i)
-        for j in range(i + 1):
-            x = entry(w, P_next, i, j) - entry(w, P, i, j)
-            largest = max(largest, x * x * scale * get(w, s.row.at + j))
+        of_row = largest_change(w, below(P, i).at, below(P_next, i).at, s.row.at, m)
+        largest = max(largest, of_row * get(w, s.row.at + i))
     return np.sqrt(largest)
 
 

@@ -13,6 +13,7 @@ from Python, every function of this package runs as the Python that it is, and w
 
 import contextlib
 import inspect
+from functools import partial
 from typing import NamedTuple
 
 import llvmlite.binding
@@ -35,6 +36,11 @@ _OPTIONS = {"error_model": "numpy", "nogil": True}
 def jitable(function):
     """A Python function that compiled code can call too."""
     return register_jitable(**_OPTIONS)(function)
+
+
+def inlined(function):
+    """`jitable`, as part of its caller: what is known there shortens its loops."""
+    return register_jitable(**_OPTIONS, forceinline=True)(function)
 
 
 class Mat(NamedTuple):
@@ -454,14 +460,14 @@ def _place(x):
 
 
 def _by_lists(updated):
-    """The function that computes a sparse product by tiles: see those of `_listed`."""
+    """The function that computes rows of a sparse product by tiles: see those of `_listed`."""
     wide, half, one = (_listed(k * LANES, updated) for k in (4, 2, 1))
 
-    @jitable
-    def by_lists(w, out, A, found, B, C, rows, cols, lower, alpha, x):
+    @inlined
+    def by_lists(w, out, A, found, B, C, first, rows, cols, lower, alpha, x):
         start, index, j = found.start, found.index, 0
         while j < cols:
-            k = j if lower else 0
+            k = max(first, j) if lower else first
             o, b, c = out.at + j, B.at + j, C.at + j
             if j + 3 * LANES < cols:
                 wide(w, o, out.ld, A.at, A.ld, b, B.ld, c, C.ld, start, index, k, rows, alpha, x, j)
@@ -479,22 +485,13 @@ def _by_lists(updated):
 _sparse, _sparse_updated = _by_lists(False), _by_lists(True)
 
 
-@jitable
+@inlined
 def sparse_product(w, out, A, found, B, C, rows, cols, lower=False):
     """out = C + A B; A has its non-zeros where ``found``, `Listed`, says.
 
     With `lower`, some entries above the diagonal are left as they are. `out` is neither B nor C.
     """
-    _sparse(w, out, A, found, B, C, rows, cols, lower, 0.0, 0)
-
-
-@jitable
-def sparse_product_updated(w, out, A, found, B, alpha, x, C, rows, cols):
-    """out = C + A (B + alpha x'x), for a row that begins at the place x, A as in `sparse_product`.
-
-    So the matrix in brackets need not be written.
-    """
-    _sparse_updated(w, out, A, found, B, C, rows, cols, False, alpha, x)
+    _sparse(w, out, A, found, B, C, 0, rows, cols, lower, 0.0, 0)
 
 
 def _vectors(builder, length):
@@ -507,15 +504,24 @@ def _padded(length):
     return (length + LANES - 1) // LANES * LANES
 
 
-def _sum_of_lanes(builder, x):
+def _folded(builder, x, join):
+    """The lanes of a vector in one number: the upper half joined with the lower, again and again."""
     lanes = LANES
-    while lanes > 1:  # the upper half of the lanes onto the lower
+    while lanes > 1:
         lanes //= 2
         mask = ir.VectorType(ir.IntType(32), lanes)
         low = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes)]))
         high = builder.shuffle_vector(x, x, ir.Constant(mask, [*range(lanes, 2 * lanes)]))
-        x = builder.fadd(low, high)
+        x = join(low, high)
     return builder.extract_element(x, ir.IntType(32)(0))
+
+
+def _sum_of_lanes(builder, x):
+    return _folded(builder, x, builder.fadd)
+
+
+def _larger(builder, x, y):
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @intrinsic
@@ -539,6 +545,33 @@ def _dot(typing, w, a, b, length):
 def dot(w, a, b, length):
     """The product of the rows that begin at the places a and b, padded with zeros."""
     return float(w.read(a, _padded(length)) @ w.read(b, _padded(length)))
+
+
+@intrinsic
+def _largest_change(typing, w, a, b, weights, length):
+    def generate(context, builder, signature, args):
+        w, a, b, weights, length = args
+        data = builder.inttoptr(w, DOUBLES)
+        most = cgutils.alloca_once_value(builder, ir.Constant(_vector_type(LANES), [0.0] * LANES))
+        with _vectors(builder, length) as index:
+            k = builder.mul(index, length.type(LANES))
+            x, y, weight = (
+                builder.load(_vector(builder, data, builder.add(place, k), LANES), align=8)
+                for place in (a, b, weights)
+            )
+            x = builder.fsub(y, x)
+            x = builder.fmul(builder.fmul(x, x), weight)
+            builder.store(_larger(builder, x, builder.load(most)), most)
+        return _folded(builder, builder.load(most), partial(_larger, builder))
+
+    return types.float64(w, *[types.intp] * 4), generate
+
+
+@compiled_as(_largest_change)
+def largest_change(w, a, b, weights, length):
+    """The largest (b_j - a_j)^2 weights_j, or 0, of rows that begin at places and are padded."""
+    x = w.read(b, _padded(length)) - w.read(a, _padded(length))
+    return float((x * x * w.read(weights, _padded(length))).max(initial=0.0))
 
 
 def _gram_tile(rows, cols):
@@ -716,9 +749,40 @@ _transposed_block, _mean_block = _block(False), _block(True)
 @jitable
 def transpose(w, out, A, rows, cols):
     """out (cols, rows) = A', A (rows, cols), by whole blocks: both have room for them."""
-    for i in range(0, rows, LANES):
+    _transpose_rows(w, out, A, 0, rows, cols)
+
+
+@inlined
+def _transpose_rows(w, out, A, first, stop, cols):
+    """`transpose` from row `first` on, which begins a block, to row `stop`."""
+    for i in range(first, stop, LANES):
         for j in range(0, cols, LANES):
             _transposed_block(w, out.at + j * out.ld + i, out.ld, A.at + i * A.ld + j, A.ld)
+
+
+@inlined
+def sparse_product_transposed(w, out, X, A, found, B, C, rows, cols):
+    """X = C + A B as `sparse_product` and out = X', with room for whole blocks in both.
+
+    Where a row has more than WIDEST entries, the rows of a block are transposed as soon as they are
+    there: a large matrix would have left the first cache until it is read again.
+    """
+    height = LANES if cols > WIDEST else rows
+    for i in range(0, rows, height):
+        _sparse(w, X, A, found, B, C, i, min(rows, i + height), cols, False, 0.0, 0)
+        _transpose_rows(w, out, X, i, min(rows, i + height), cols)
+
+
+@inlined
+def sparse_product_updated(w, out, X, A, found, B, alpha, x, C, rows, cols):
+    """`sparse_product_transposed` for X = C + A (B + alpha x'x), x a row that begins at a place.
+
+    So the matrix in brackets need not be written.
+    """
+    height = LANES if cols > WIDEST else rows
+    for i in range(0, rows, height):
+        _sparse_updated(w, X, A, found, B, C, i, min(rows, i + height), cols, False, alpha, x)
+        _transpose_rows(w, out, X, i, min(rows, i + height), cols)
 
 
 @jitable
