@@ -26,6 +26,7 @@ from helpers.kalman.fused.tiles import (
     _vector,
     compiled_as,
     get,
+    inlined,
     jitable,
     put,
 )
@@ -110,15 +111,32 @@ def constant(at):
     return Mat(at, np.int64(0), np.int64(0))
 
 
-@jitable
-def _entry(w, C, sign, A, step_a, B, step_b, inner):
-    x = load(w, A) * load(w, B)
-    for k in range(1, inner):
-        x = x + load(w, A + k * step_a) * load(w, B + k * step_b)
-    return load(w, C) + sign * x
+@inlined
+def _line(w, out, out_step, sign, A, A_ld, A_step, x, x_step, c, c_step, count, inner):
+    """out_k = c_k + sign (row k of A) x for k < count: four rows share what is read of x."""
+    fours = count - count % 4
+    for k in range(0, fours, 4):
+        a, b, y = A + k * A_ld, x, load(w, x)
+        s, t = y * load(w, a), y * load(w, a + A_ld)
+        u, v = y * load(w, a + 2 * A_ld), y * load(w, a + 3 * A_ld)
+        for _ in range(1, inner):
+            a, b = a + A_step, b + x_step
+            y = load(w, b)
+            s, t = s + y * load(w, a), t + y * load(w, a + A_ld)
+            u, v = u + y * load(w, a + 2 * A_ld), v + y * load(w, a + 3 * A_ld)
+        store(w, out + k * out_step, load(w, c + k * c_step) + sign * s)
+        store(w, out + (k + 1) * out_step, load(w, c + (k + 1) * c_step) + sign * t)
+        store(w, out + (k + 2) * out_step, load(w, c + (k + 2) * c_step) + sign * u)
+        store(w, out + (k + 3) * out_step, load(w, c + (k + 3) * c_step) + sign * v)
+    for k in range(fours, count):
+        a = A + k * A_ld
+        s = load(w, a) * load(w, x)
+        for q in range(1, inner):
+            s = s + load(w, a + q * A_step) * load(w, x + q * x_step)
+        store(w, out + k * out_step, load(w, c + k * c_step) + sign * s)
 
 
-@jitable
+@inlined
 def mirror(w, A, size):
     """A's entries above the diagonal from those below it."""
     for i in range(size):
@@ -126,14 +144,14 @@ def mirror(w, A, size):
             store(w, A.at + j * A.ld + i, load(w, A.at + i * A.ld + j))
 
 
-@jitable
+@inlined
 def _put_pair(w, o, C, c, sign, x, y):
     """Two neighbours of a product: those of C, at c, and `sign` times x and y."""
     store(w, o, load(w, c) + sign * x)
     store(w, o + 1, load(w, c + C.step) + sign * y)
 
 
-@jitable
+@inlined
 def _four_rows(w, out, sign, A, B, C, i, j, inner):
     """Rows i to i + 3 and columns j, j + 1 of :func:`product`: eight independent sums."""
     a, b = A.at + i * A.ld, B.at + j * B.step
@@ -155,7 +173,7 @@ def _four_rows(w, out, sign, A, B, C, i, j, inner):
     _put_pair(w, o + 3 * out.ld, C, c + 3 * C.ld, sign, vx, vy)
 
 
-@jitable
+@inlined
 def _two_rows(w, out, sign, A, B, C, i, j, inner):
     """Rows i, i + 1 and columns j, j + 1 of :func:`product`."""
     a, b = A.at + i * A.ld, B.at + j * B.step
@@ -170,7 +188,7 @@ def _two_rows(w, out, sign, A, B, C, i, j, inner):
     _put_pair(w, o + out.ld, C, c + C.ld, sign, vx, vy)
 
 
-@jitable
+@inlined
 def product(w, out, sign, A, B, C, rows, inner, cols, lower=False):
     """out = C + sign A B; A (rows, inner), B (inner, cols). `out` lies row by row; it may be C.
 
@@ -184,24 +202,25 @@ def product(w, out, sign, A, B, C, rows, inner, cols, lower=False):
     if rows % 4 >= 2:
         for j in range(0, (fours + 2 if lower else cols) - 1, 2):
             _two_rows(w, out, sign, A, B, C, fours, j, inner)
-    for i in range(rows):  # the last row and the last column, where their number is odd
-        alone = rows % 2 == 1 and i == rows - 1
-        for j in range(0 if alone else cols - cols % 2, i + 1 if lower else cols):
-            a, b = A.at + i * A.ld, B.at + j * B.step
-            c = C.at + i * C.ld + j * C.step
-            store(w, out.at + i * out.ld + j, _entry(w, c, sign, a, A.step, b, B.ld, inner))
+    i, j = rows - 1, cols - 1  # the last row and the last column, where their number is odd
+    if rows % 2 == 1:
+        _line(
+            w, out.at + i * out.ld, 1, sign, B.at, B.step, B.ld, A.at + i * A.ld, A.step,
+            C.at + i * C.ld, C.step, rows if lower else cols, inner,
+        )  # fmt: skip
+    if cols % 2 == 1 and not lower:
+        _line(
+            w, out.at + j, out.ld, sign, A.at, A.ld, A.step, B.at + j * B.step, B.ld,
+            C.at + j * C.step, C.ld, rows - rows % 2, inner,
+        )  # fmt: skip
     if lower:
         mirror(w, out, rows)
 
 
-@jitable
+@inlined
 def apply(w, out, sign, A, x, c, rows, inner):
     """The vector out = c + sign A x, for vectors at places; `out` may be c, not x."""
-    for i in range(rows):
-        total = load(w, A.at + i * A.ld) * load(w, x)
-        for k in range(1, inner):
-            total = total + load(w, A.at + i * A.ld + k * A.step) * load(w, x + k)
-        store(w, out + i, load(w, c + i) + sign * total)
+    _line(w, out, 1, sign, A.at, A.ld, A.step, x, 1, c, 1, rows, inner)
 
 
 @jitable

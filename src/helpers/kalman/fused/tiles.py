@@ -505,7 +505,7 @@ def _padded(length):
 
 
 def _folded(builder, x, join):
-    """The lanes of a vector in one number: the upper half joined with the lower, again and again."""
+    """The lanes of a vector in one number: its upper half joined with the lower, and so on."""
     lanes = LANES
     while lanes > 1:
         lanes //= 2
