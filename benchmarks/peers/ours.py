@@ -45,7 +45,8 @@ def contender(
         l, out, _, _ = entry.loglike_and_grad(y, *arrays, ones, *wanted, tol)
         found = {x: X if x in STATIC else X[0] for x, X in out._asdict().items()}
         if wanted[3]:
-            found |= {"R": 2 * found["W"] @ R @ Q, "Q": R.T @ found["W"] @ R}
+            WR = found["W"] @ R  # noqa: N806
+            found |= {"R": 2 * WR @ Q, "Q": R.T @ WR}
         return l.sum(), {x: found[x] for x in requested}
 
     return call

@@ -13,7 +13,7 @@ doi:10.1093/acprof:oso/9780199641178.001.0001.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -172,7 +172,7 @@ class StateSpace:
 
     def asdict(self) -> dict[str, np.ndarray]:
         """The nine arrays by name, in order (not copied)."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in NAMES}
 
 
 class Gradients(NamedTuple):

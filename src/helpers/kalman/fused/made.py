@@ -1,9 +1,9 @@
 """The whole pass, made for one number of states and series.
 
 The text is that of :mod:`helpers.kalman.fused.one_pass`. Where the compiler knows the sizes, loops
-have a known length, and rows and most matrices lie in known places: a step takes a tenth to a fifth
-less time, with the same results to the last bit. To compile it takes half as long as the pass for
-any size, which has to be there too; so it is made for the sizes that were asked for, by
+have a known length, and rows and most matrices lie in known places: a step takes a tenth to a
+quarter less time, with the same results to the last bit. To compile it takes half as long as the
+pass for any size, which has to be there too; so it is made for the sizes that were asked for, by
 :func:`helpers.kalman.fused.warmup` or in the environment.
 """
 
