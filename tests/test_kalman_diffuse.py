@@ -7,6 +7,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import ancestors
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
@@ -523,8 +524,11 @@ def test_all_missing():
 PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
 
 
+THOROUGH = pytest.param("NUMBA", "normal", marks=pytest.mark.thorough)  # a minute of compilation
+
+
 @pytest.mark.parametrize(
-    ("mode", "prior"), [("NUMBA", "normal"), (PYTHON, "flat"), ("JAX", "normal")]
+    ("mode", "prior"), [THOROUGH, (PYTHON, "flat"), (PYTHON, "normal"), ("JAX", "normal")]
 )
 def test_the_op(mode, prior):
     if mode == "JAX":
@@ -548,6 +552,24 @@ def test_the_op(mode, prior):
         assert np.abs(G - theirs).max() <= 1e-10 * max(1, np.abs(theirs).max()), x
     ops = [node.op for node in evaluate.maker.fgraph.toposort()]
     assert sum(isinstance(op, KalmanIntegrated) for op in ops) == 0  # the value comes along
+
+
+def test_numba_calls_what_python_calls():
+    """The two Ops alone: what PyTensor puts around them it compiles itself."""
+    y, model, columns = with_regressors(3)
+    given = [y, *model.asdict().values(), *columns.values(), np.diag([1.0, 2, 3, 4])]
+    symbols = [pt.tensor(dtype=float, shape=(None,) * X.ndim) for X in given]
+    value = kalman_diffuse_loglike(*symbols)
+    nodes = (x.owner for x in ancestors([value]) if x.owner)
+    node = next(node for node in nodes if isinstance(node.op, KalmanIntegrated))
+    arrays = pytensor.function(symbols, node.inputs, mode=PYTHON)(*given)
+    inputs = [x.type() for x in node.inputs]
+    outputs = [*KalmanIntegrated()(*inputs), *diffuse_op.KalmanIntegratedGrad()(*inputs)]
+    found, expected = (
+        pytensor.function(inputs, outputs, mode=mode)(*arrays) for mode in ("NUMBA", PYTHON)
+    )
+    for X, Y in zip(found, expected, strict=True):
+        assert relative_error(X, Y) < 1e-12
 
 
 def test_the_op_with_single_diffuse_states():

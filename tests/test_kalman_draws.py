@@ -256,6 +256,7 @@ def test_gradients_against_complex_steps(kind, mode):
         assert np.abs(bar - expected).max() < 1e-10 * max(1, np.abs(expected).max()), x
 
 
+@pytest.mark.thorough
 def test_the_compiled_functions_are_the_text():
     """What Numba's mode calls; a whole PyTensor function in that mode takes minutes to compile."""
     rng, n, m, J = np.random.default_rng(12), 5, 3, 2
