@@ -50,11 +50,12 @@ make_with_python() {
 
 install_with_pip() {
   # pip says a line or more for each of 190 packages: one in forty is enough, and what it warns of or fails at
-  # goes into a log, of which the end is shown when it fails.
+  # goes into a log, of which the end is shown when it fails. --no-compile: most modules of 190 packages are
+  # never imported, and the others are compiled by who imports them first, in more than one process.
   local log=.venv/install.log
-  .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt 2>"$log" | awk '
+  .venv/bin/python -m pip install --no-compile --disable-pip-version-check --requirement requirements.txt 2>"$log" | awk '
     /^ *Collecting /        { if (++seen % 40 == 0) { print "  found " seen " packages"; fflush() } }
-    /^Installing collected/ { print "  installing them (about a minute)"; fflush() }
+    /^Installing collected/ { print "  installing them (half a minute)"; fflush() }
   ' || { grep -v '^WARNING' "$log" | tail -n 20 >&2; fail "The installation failed; .venv/install.log has all that pip said."; }
 }
 
