@@ -510,6 +510,15 @@ def last_cache() -> int:
     return max((int(file.read_text().strip()[:-1]) << 10 for file in sizes), default=64 << 20)
 
 
+def commit() -> str | None:
+    """The commit that was measured; None outside a repository."""
+    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def here(options) -> dict:
     installed = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
     peers = {name: installed[name] for name in ("dynamax", "torch") if name in installed}
@@ -533,6 +542,7 @@ def write(path: Path, part: str, found: dict, where: dict) -> None:
     record["format"] = 2
     record[part] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
         "found": found,
     }
