@@ -231,8 +231,28 @@ FAULTS = {
     ),
     "a row on the diagonal left out of a lower half": (
         "tiles.py",
-        "k = j if lower else 0",
-        "k = j + 1 if lower else 0",
+        "k = max(first, j) if lower else first",
+        "k = max(first, j + 1) if lower else first",
+    ),
+    "the first rows transposed in place of later ones": (
+        "tiles.py",
+        "    for i in range(first, stop, LANES):\n",
+        "    for i in range(0, stop - first, LANES):\n",
+    ),
+    "how far P moved, in the units of one state alone": (
+        "forward.py",
+        "        largest = max(largest, of_row * get(w, s.row.at + i))\n",
+        "        largest = max(largest, of_row)\n",
+    ),
+    "lanes: the last of four sums of a line is that before it": (
+        "lanes.py",
+        "v + y * load(w, a + 3 * A_ld)",
+        "v + y * load(w, a + 2 * A_ld)",
+    ),
+    "lanes: what is left of a line after its fours left out": (
+        "lanes.py",
+        "    for k in range(fours, count):\n",
+        "    for k in range(fours, fours):\n",
     ),
     "x'y without y'x": (
         "tiles.py",

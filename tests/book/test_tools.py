@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers.kalman import fused
-from tools import browser, compile_kernels, notebooks, pdf
+from tools import browser, compile_kernels, notebooks, pdf, plant
 
 LOADED = """
 import sys
@@ -57,6 +57,13 @@ def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
     )
     with pytest.raises(SystemExit, match="do not compile"):
         compile_kernels.main()
+
+
+def test_every_fault_can_be_planted():
+    """The text that it replaces stands in the sources, once."""
+    for name, (file, there, planted) in plant.FAULTS.items():
+        text = Path(plant.ROOT, "src/helpers/kalman/fused", file).read_text(encoding="utf-8")
+        assert text.count(there) == 1 and there != planted, name
 
 
 def test_a_served_folder(tmp_path):
