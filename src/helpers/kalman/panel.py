@@ -68,8 +68,9 @@ MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covarian
 # Series with models of their own fill the lanes of vectors, LANES_FROM to LANES_UP_TO states. The
 # products of larger matrices fill vectors by themselves, and those of few states are made in
 # registers (:mod:`helpers.kalman.fused.small`), which takes no longer: up to LARGEST states where
-# vectors have four lanes, or arrays vary over time and nothing is ever steady.
-LANES_FROM, LANES_UP_TO = 3, 8
+# vectors have four lanes, or arrays vary over time and nothing is ever steady, and the lanes end
+# at OTHERS_UP_TO.
+LANES_FROM, LANES_UP_TO, OTHERS_UP_TO = 3, 12, 8
 # States times steps beyond which the pass for one series takes less time than four lanes, which are
 # steady later than one series.
 SETTLED = 1500
@@ -556,7 +557,7 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     if wide and settles:
         lanes = LANES_FROM <= m <= LANES_UP_TO
     else:
-        lanes = m <= LANES_UP_TO and not in_registers
+        lanes = m <= OTHERS_UP_TO and not in_registers
         lanes = lanes and not (settles and m * y.shape[1] > SETTLED)
     if lanes:
         fixed = ends, y, model, gradient, tol, l, vague, dY, out
