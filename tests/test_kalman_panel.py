@@ -224,7 +224,7 @@ def test_own_arrays_for_each_step():
     assert_is_the_loop(loglike_and_grad(Y, model, **own), Y, models, 1e-10, own=("Q", "Z"))
 
 
-@pytest.mark.parametrize("m", [1, 3, 9, 12, 13])
+@pytest.mark.parametrize("m", [1, 3, 8, 9, 12, 13])
 def test_a_vague_start_beside_known_ones_in_one_vector(m):
     """It takes the pass for one, with its square-root start; so do pivots of any size."""
     model = StateSpace(**random_model(m, 1, 1, rng=m))

@@ -358,12 +358,12 @@ def test_square_helpers_of_every_size(size):
     tiles.sparse_product(w, out, a, listed(entries), b, c, size, size)
     assert np.abs(read(w, out, size, size) - (C + A @ B)).max() < 1e-14
     x, at = matrix(w, at, np.zeros((size, size)))
-    for alpha in (0.0, -0.5):
-        given = (w, out, x, a, listed(entries), b)
-        if alpha:
-            tiles.sparse_product_updated(*given, alpha, c.at, c, size, size)
-        else:
-            tiles.sparse_product_transposed(*given, c, size, size)
+    given = (w, out, x, a, listed(entries), b)
+    for alpha, compute in (
+        (0.0, lambda: tiles.sparse_product_transposed(*given, c, size, size)),
+        (-0.5, lambda: tiles.sparse_product_updated(*given, -0.5, c.at, c, size, size)),
+    ):
+        compute()
         expected = C + A @ (B + alpha * np.outer(C[0], C[0]))
         assert np.abs(read(w, x, size, size) - expected).max() < 1e-14
         assert np.abs(read(w, out, size, size) - expected.T).max() < 1e-14
