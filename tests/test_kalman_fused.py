@@ -595,6 +595,21 @@ def machine_product(w, out, alpha, A, B, C, rows, inner, cols, lower):
     tiles.product(w.ctypes.data, out, alpha, A, B, C, rows, inner, cols, lower)
 
 
+def test_what_only_compiled_code_calls_has_no_machine_code():
+    def square(x):
+        return x * x
+
+    def has_machine_code(options):
+        part = njit(**options)(square)
+        whole = njit(lambda x: part(x) + 1.0)
+        assert whole(3.0) == 10.0
+        [found] = part.overloads.values()
+        return found.library.get_pointer_to_function(found.fndesc.llvm_func_name) != 0
+
+    assert not has_machine_code(tiles.PART | {"no_cpython_wrapper": True})
+    assert has_machine_code({})  # as Numba does it
+
+
 @njit(error_model="numpy")
 def machine_rows(w, out, A, B, C, index, start, size):
     at = w.ctypes.data

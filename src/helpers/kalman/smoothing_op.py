@@ -588,13 +588,14 @@ def _compiled() -> dict:
 
 def _newly_compiled() -> dict:
     from numba import njit
-    from numba.extending import overload, register_jitable
+    from numba.extending import overload
 
     from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
+    from helpers.kalman.fused.tiles import PART, jitable
 
     code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
-    @overload(panel_pass, jit_options=options)
+    @overload(panel_pass, jit_options=PART)
     def _panel_pass(
         Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
     ):  # fmt: skip
@@ -607,12 +608,12 @@ def _newly_compiled() -> dict:
 
         return call
 
-    @overload(place, jit_options=options)
+    @overload(place, jit_options=PART)
     def _place(room):
         return lambda room: (room.ctypes.data + 63) // 64 * 64
 
     for function in _TEXT:
-        register_jitable(**options)(function)
+        jitable(function)
     for function in _PYTHON.values():
         # Numba looks at one file alone to see whether what it kept is still good.
         function.__qualname__ = f"{function.__name__}_{_digest()}"

@@ -32,7 +32,7 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.one_pass import all_equal, one_pass
-from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.fused.tiles import PART, jitable
 
 
 def source_digest(folder: Path = Path(__file__).parent) -> str:
@@ -354,7 +354,7 @@ def contiguous(x):
     return np.array(x, np.float64)
 
 
-@overload(contiguous)
+@overload(contiguous, jit_options=PART)
 def _contiguous(x):
     if x.dtype == types.float64:
         return lambda x: x.copy()
@@ -374,7 +374,7 @@ def doubles(x):
     return np.asarray(x, np.float64)
 
 
-@overload(doubles)
+@overload(doubles, jit_options=PART)
 def _doubles(x):
     return (lambda x: x) if x.dtype == types.float64 else (lambda x: contiguous(x))
 

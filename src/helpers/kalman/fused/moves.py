@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from helpers.kalman.fused.layout import reader, space
 from helpers.kalman.fused.tiles import (
+    PART,
     Mat,
     axpy,
     compiled_as,
@@ -136,7 +137,7 @@ def group_of(x, i):
     return x[i]
 
 
-@overload(group_of)
+@overload(group_of, jit_options=PART)
 def _group_of(x, i):
     return lambda x, i: x + i * _BYTES
 

@@ -24,10 +24,10 @@ from numba.extending import (
 )
 
 from helpers.kalman import recursions
-from helpers.kalman.fused.tiles import DOUBLES, compiled_as
+from helpers.kalman.fused.tiles import DOUBLES, PART, compiled_as
 
 # Part of its caller: what stays in registers cannot be handed to a function.
-_OPTIONS = {"error_model": "numpy", "nogil": True, "forceinline": True}
+_OPTIONS = PART | {"forceinline": True}
 _DOUBLE, _INT = ir.DoubleType(), ir.IntType(32)
 
 

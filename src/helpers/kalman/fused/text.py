@@ -7,10 +7,10 @@ from numba import types
 from numba.extending import overload
 
 from helpers.kalman import recursions, square_root
-from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.fused.tiles import PART, jitable
 
 
-@overload(recursions.cholesky, jit_options={"error_model": "numpy"})
+@overload(recursions.cholesky, jit_options=PART)
 def _cholesky(F):
     if not isinstance(F, types.Array):
         return None
@@ -30,14 +30,14 @@ def _cholesky(F):
     return factor
 
 
-@overload(recursions.solve, jit_options={"error_model": "numpy"})
+@overload(recursions.solve, jit_options=PART)
 def _solve(C, B):
     if not isinstance(C, types.Array):
         return None
     return recursions.solve.dispatch(object)
 
 
-@overload(recursions.rows, jit_options={"error_model": "numpy"})
+@overload(recursions.rows, jit_options=PART)
 def _rows(X, o):
     if not isinstance(X, types.Array):
         return None

@@ -24,23 +24,26 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
+from helpers.kalman.fused.parts import Part
+
 # Rows are padded to a multiple of LANES doubles, one vector of this processor. A tile is at most
 # WIDEST columns wide: four rows of it are eight registers, which leaves room for the factors.
 _AVX512 = not numba.config.CPU_NAME and llvmlite.binding.get_host_cpu_features().get("avx512f")
 LANES = 8 if _AVX512 else 4
 WIDEST = 2 * LANES
 
-_OPTIONS = {"error_model": "numpy", "nogil": True}
+# How what compiled code calls is compiled.
+PART = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "pipeline_class": Part}
 
 
 def jitable(function):
     """A Python function that compiled code can call too."""
-    return register_jitable(**_OPTIONS)(function)
+    return register_jitable(**PART)(function)
 
 
 def inlined(function):
     """`jitable`, as part of its caller: what is known there shortens its loops."""
-    return register_jitable(**_OPTIONS, forceinline=True)(function)
+    return register_jitable(**PART, forceinline=True)(function)
 
 
 class Mat(NamedTuple):
@@ -115,7 +118,7 @@ def compiled_as(machine):
         scope = {"machine": machine}
         exec(text + "    return call", scope)
         # Part of its caller: a call with a dozen arguments takes as long as a small tile.
-        overload(function, jit_options=_OPTIONS | {"forceinline": True})(scope["typed"])
+        overload(function, jit_options=PART | {"forceinline": True})(scope["typed"])
         return function
 
     return decorate
@@ -454,7 +457,7 @@ def place_of(x):
     return x
 
 
-@overload(place_of, jit_options=_OPTIONS)
+@overload(place_of, jit_options=PART)
 def _place(x):
     return lambda x: x.ctypes.data
 
