@@ -34,6 +34,7 @@ from time import perf_counter
 
 import kalman_nuts
 import numpy as np
+from measured import in_a_row
 from one_core import ONE_THREAD
 from threadpoolctl import threadpool_limits
 
@@ -129,15 +130,6 @@ def price(turns: int) -> dict:
         for name, function in calls.items():
             found[name].append(float(f"{in_a_row(function, TURN):.4g}"))
     return found
-
-
-def in_a_row(function, least: float) -> float:
-    """Seconds per call, called again and again for so many seconds at least."""
-    begin, calls, seconds = perf_counter(), 0, 0.0
-    while seconds < least:
-        function()
-        calls, seconds = calls + 1, perf_counter() - begin
-    return seconds / calls
 
 
 STARTS = ("thirty", "seventeen", "vague", "diffuse")

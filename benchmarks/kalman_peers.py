@@ -38,6 +38,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from measured import commit
 from one_core import ONE_THREAD
 from peers import limits, models, ours
 from peers.contenders import CONTENDERS, OWN, missing
@@ -508,15 +509,6 @@ def last_cache() -> int:
     """Bytes of the largest cache; 64 MiB where the system does not tell."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((int(file.read_text().strip()[:-1]) << 10 for file in sizes), default=64 << 20)
-
-
-def commit() -> str | None:
-    """The commit that was measured; None outside a repository."""
-    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def here(options) -> dict:

@@ -14,11 +14,11 @@ import os
 import re
 import sys
 import warnings
-from itertools import repeat
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from measured import in_a_row
 from one_core import keep_to
 
 
@@ -91,16 +91,7 @@ class Worker:
     def row(self, seconds: float) -> dict:
         """Seconds a call takes, called again and again for so many seconds, at least once."""
         keep_to(self.threads)
-        begin = perf_counter()
-        self.call()
-        times = max(1, int(seconds / (perf_counter() - begin)))
-        gc.disable()
-        begin = perf_counter()
-        for _ in repeat(None, times):
-            self.call()
-        found = (perf_counter() - begin) / times
-        gc.enable()
-        return {"seconds": found}
+        return {"seconds": in_a_row(self.call, seconds)}
 
     def cold(self, flush: str) -> dict:
         """Seconds of one call after more bytes were read than the caches hold."""
