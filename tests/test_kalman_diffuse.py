@@ -101,7 +101,7 @@ def assert_gradients(y, model, A, bound, method="fused"):
         assert error < bound, x
 
 
-@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize("name", MODELS)
 def test_statsmodels_models(name, gaps):
     y = series(gaps)
@@ -113,7 +113,13 @@ def test_statsmodels_models(name, gaps):
         assert_gradients(y[:, None], model, A, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["level", "trend, season 4, H = 0", "seasonal ARIMA"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "level", "trend, season 4, H = 0",
+        pytest.param("seasonal ARIMA", marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
 def test_a_level_of_a_million(name):
     y = series(True) + 1e6
     mod, model, A = build(name, y)

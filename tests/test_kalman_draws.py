@@ -221,8 +221,19 @@ def regular(varying, rng, n, m):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", [PYTHON, JAX])
-@pytest.mark.parametrize("kind", ["draws", "draws, diffuse", "draws, varying", "means, diffuse"])
+KINDS = "draws", "draws, diffuse", "draws, varying", "means, diffuse"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(x, PYTHON) for x in KINDS]
+    + [pytest.param(KINDS[1], "JAX", marks=JAX.marks)]
+    + [
+        pytest.param(x, "JAX", marks=[pytest.mark.thorough, *JAX.marks])
+        for x in KINDS
+        if x != KINDS[1]
+    ],
+)
 def test_gradients_against_complex_steps(kind, mode):
     rng, n, m = np.random.default_rng(11), 5, 3
     model = regular("varying" in kind, rng, n, m)

@@ -190,7 +190,12 @@ def test_a_level_of_a_million():
 
 @pytest.mark.parametrize(
     ("mode", "name"),
-    [("NUMBA", "only Z varies"), (PYTHON, "gaps"), (PYTHON, "only Z varies"), ("JAX", "gaps")],
+    [
+        pytest.param("NUMBA", "only Z varies", marks=pytest.mark.thorough),
+        (PYTHON, "gaps"),
+        (PYTHON, "only Z varies"),
+        ("JAX", "gaps"),
+    ],
 )
 def test_the_gradient_differentiated(mode, name):
     if mode == "JAX":

@@ -128,7 +128,9 @@ def test_factorization_of_arrays_that_are_not_traced(p):
 
 
 @by_scans
-@pytest.mark.parametrize("size", [(3, 2), (5, 2), (5, 3)])
+@pytest.mark.parametrize(
+    "size", [(3, 2), *(pytest.param(x, marks=pytest.mark.thorough) for x in ((5, 2), (5, 3)))]
+)
 def test_a_vague_start_costs_no_more_than_autodiff(size, total):
     """Against 60 digits; a gain from a formed F^-1 would lose eps kappa^2, here all of T."""
     m, p = size
@@ -710,7 +712,9 @@ print(*(f"{float(x):.3f}" for x in f(1.0)))
 """
 
 
-@pytest.mark.parametrize("mode", ["JAX", "Mode('jax', optimizer=None)"])
+@pytest.mark.parametrize(
+    "mode", ["JAX", pytest.param("Mode('jax', optimizer=None)", marks=pytest.mark.thorough)]
+)
 def test_pytensor_imports_jax_for_its_jax_mode_alone(mode):
     """In a process of its own, as another test may have imported JAX here."""
     command = [sys.executable, "-c", PROGRAM.replace("MODE", mode)]

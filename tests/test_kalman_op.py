@@ -148,7 +148,9 @@ def test_second_derivatives():
     assert abs(HQ[0, 0] - expected) < 1e-9 * max(abs(expected), 1)
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("NUMBA", id="numba", marks=pytest.mark.thorough), MODES[1]]
+)
 def test_many_series_at_once(mode):
     y, model = make("gaps")
     many = np.stack([y, y + 1, 2 * y])

@@ -45,7 +45,13 @@ def compiled(kind, time_varying, jitter):
 
 
 @pytest.mark.parametrize("fill", [np.nan, -9999.0])
-@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "H = 0, singular P0 and Q"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gaps", pytest.param("time-varying with gaps", marks=pytest.mark.thorough),
+        "H = 0, singular P0 and Q",
+    ],
+)  # fmt: skip
 def test_same_outputs_and_gradients_within_the_jitter(name, fill):
     y, model = make(name)
     y = np.where(np.isnan(y), fill, y)

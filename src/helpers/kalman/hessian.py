@@ -161,7 +161,7 @@ def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.
     """
     k, n, dot = len(next(iter(given.values()))), len(y), {}
     for name, X in {"y": np.zeros((n, model.p)), **model.asdict()}.items():
-        dX = given.get(name, np.zeros((k, *X.shape)))
+        dX = given[name] if name in given else np.zeros((k, *X.shape))
         fixed = name not in ("y", *STATIC, *model.time_varying)
         dot[name] = dX[:, np.newaxis] if fixed else dX
     R, Q = (
