@@ -32,6 +32,7 @@ import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -295,7 +296,7 @@ def evaluations(name: str, points, seconds: float) -> dict:
         taken, end = {f: [] for f in FILTERS}, perf_counter() + seconds / len(points)
         while len(taken["standard"]) < TURNS or perf_counter() < end:
             for f, function in functions.items():
-                taken[f].append(in_a_row(lambda f=function, x=x: f(x), TURN))
+                taken[f].append(in_a_row(partial(function, x), TURN))
         for f, found in taken.items():
             times[f].append(float(f"{np.median(found):.3e}"))
     return {
