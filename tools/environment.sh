@@ -48,14 +48,23 @@ make_with_python() {
   "$python" -m venv .venv
 }
 
+# --no-compile: most modules of 190 packages are never imported, and the others are compiled by who imports them
+# first. --no-deps: requirements.txt names every package, so that nothing has to be resolved.
+pip_install() { .venv/bin/python -m pip install --no-compile --no-deps --disable-pip-version-check "$@"; }
+
+# Half of the packages: the odd lines of requirements.txt or the even ones.
+install_half() { grep '==' requirements.txt | awk -v rest="$1" 'NR % 2 == rest' | pip_install --requirement /dev/stdin; }
+
 install_with_pip() {
   # pip says a line or more for each of 190 packages: one in forty is enough, and what it warns of or fails at
-  # goes into a log, of which the end is shown when it fails. --no-compile: most modules of 190 packages are
-  # never imported, and the others are compiled by who imports them first, in more than one process.
+  # goes into a log, of which the end is shown when it fails. Two halves at once take half the time.
   local log=.venv/install.log
-  .venv/bin/python -m pip install --no-compile --disable-pip-version-check --requirement requirements.txt 2>"$log" | awk '
+  {
+    install_half 0 &
+    pip_install --editable . && install_half 1 && wait $! && .venv/bin/python -m pip check >&2
+  } 2>"$log" | awk '
     /^ *Collecting /        { if (++seen % 40 == 0) { print "  found " seen " packages"; fflush() } }
-    /^Installing collected/ { print "  installing them (half a minute)"; fflush() }
+    /^Installing collected/ { if (++halves > 1) { print "  installing them"; fflush() } }
   ' || { grep -v '^WARNING' "$log" | tail -n 20 >&2; fail "The installation failed; .venv/install.log has all that pip said."; }
 }
 
