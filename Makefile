@@ -11,6 +11,8 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PYTHON
+# The environment comes without bytecode; where Python may not write it, each of forty notebooks compiles it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help book kernels test thorough unit web pdf notebooks serve bench links lock clean
 
