@@ -72,17 +72,19 @@ def expected_information(
     dot = hessian.in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)
     g = check_weights(weights, len(filtered.u), real=True)
-    steps, da0 = _forwards(model, filtered, dot), dot["a0"]
-    N, found = np.zeros((model.m, model.m)), np.zeros((len(da0), len(da0)))
-    for t in reversed(range(len(steps))):
-        Z, F, F_inv, L, A, C, dF, dK, w, B = steps[t]
-        E = F_inv @ dF
-        found += g[t] * (np.einsum("iab,jba->ij", E, E) / 2 + _inner(w @ A, F_inv @ w))
-        found += _inner(B @ A, N @ B) + _inner(dK @ F, N @ dK)
-        mixed = _inner(C, g[t] * Z.T @ F_inv @ w + L.T @ N @ B)
-        found += mixed + mixed.T
-        N = symmetric(g[t] * Z.T @ F_inv @ Z + L.T @ N @ L)
-    return symmetric(found + da0 @ N @ da0.T)
+    Z, F, F_inv, L, A, C, dF, dK, w, B = _forwards(model, filtered, dot)
+    seen = g[:, np.newaxis, np.newaxis] * np.swapaxes(Z, 1, 2) @ F_inv  # by the weighted likelihood
+    N, later = np.empty_like(L), np.zeros((model.m, model.m))
+    for t in reversed(range(len(N))):
+        N[t] = later
+        later = symmetric(seen[t] @ Z[t] + L[t].T @ later @ L[t])
+    # From here on all steps at once, with an axis for the directions behind that of the steps.
+    F, F_inv, A, N, seen = (X[:, np.newaxis] for X in (F, F_inv, A, N, seen))
+    E, weighted = F_inv @ dF, g[:, np.newaxis, np.newaxis, np.newaxis]
+    found = _inner(weighted * E, np.swapaxes(E, 2, 3)) / 2 + _inner(w @ A, weighted * (F_inv @ w))
+    found += _inner(B @ A, N @ B) + _inner(dK @ F, N @ dK)
+    mixed = _inner(C, seen @ w + np.swapaxes(L, 1, 2)[:, np.newaxis] @ N @ B)
+    return symmetric(found + mixed + mixed.T + dot["a0"] @ later @ dot["a0"].T)
 
 
 def outer_product(
@@ -121,36 +123,51 @@ def outer_product(
     return slopes @ slopes.T
 
 
-def _forwards(model: StateSpace, filtered: reference.Filtered, dot: dict) -> list[tuple]:
-    """What each step gives to the information: Z, F, F^-1, L, A, C, dF, dK, w and B.
+def _forwards(model: StateSpace, filtered: reference.Filtered, dot: dict) -> tuple:
+    """What each step gives to the information: Z, F, F^-1, L, A, C, dF, dK, w and B, stacked.
 
     With a1 = (a, 1), A = E a1 a1' (m + 1, m + 1) and C = E da a1' (k, m, m + 1) under the model.
     The innovation moves by -(Z da + w a1), the next prediction by L da + B a1 + dK v, and v has
     mean zero and covariance F whatever came before it.
     """
-    n, m, out = len(filtered.u), model.m, filtered.out
-    k, F_inv = len(dot["a0"]), filtered.F_inv
-    both = reference._pairs(filtered.observed)
-    T, c = model.over_time("T", n), model.over_time("c", n)
-    moves = {x: np.broadcast_to(X, (k, n, *X.shape[2:])) for x, X in dot.items() if x not in STATIC}
-    start, dP, steps = np.append(model.a0, 1), dot["P0"], []
-    A, C = np.outer(start, start), dot["a0"][:, :, np.newaxis] * start
+    n, m, k, out = len(filtered.u), model.m, len(dot["a0"]), filtered.out
+    Z, F, F_inv, Kf, P = filtered.Z, out.F, filtered.F_inv, filtered.Kf, out.P_pred
+    T, T1 = np.broadcast_to(model.over_time("T", n), (n, m, m)), np.zeros((n, m + 1, m + 1))
+    T1[:, :m], T1[:, m, m] = _join(T, np.broadcast_to(model.over_time("c", n), (n, m))), 1
+    K = T @ Kf
+    K1 = np.concatenate([K, 0 * K[:, :1]], axis=1)
+    L, FK1 = T - K @ Z, F @ np.swapaxes(K1, 1, 2)
+    K1FK1 = K1 @ FK1
+
+    dot = {x: np.broadcast_to(X, (k, n, *X.shape[2:])).swapaxes(0, 1)
+           for x, X in dot.items() if x not in STATIC} | {x: dot[x] for x in STATIC}  # fmt: skip
+    seen = filtered.observed[:, np.newaxis]
+    dT, dZ, dW = dot["T"], dot["Z"] * seen[..., np.newaxis], dot["W"]
+    w = _join(dZ, (dot["d"] - dot["y"]) * seen)
+    B = _join(dT, dot["c"]) - K[:, np.newaxis] @ w
+    dM_own = P[:, np.newaxis] @ np.swapaxes(dZ, 2, 3)  # what does not come from dP
+    dF_own = (
+        2 * Z[:, np.newaxis] @ dM_own
+        + dot["H"] * reference._pairs(filtered.observed)[:, np.newaxis]
+    )
+    dK_own, dP_own = (
+        dT @ Kf[:, np.newaxis],
+        2 * dT @ (out.P_filt @ np.swapaxes(T, 1, 2))[:, np.newaxis],
+    )
+
+    start, dP = np.append(model.a0, 1), dot["P0"]
+    A, C = np.empty((n + 1, m + 1, m + 1)), np.empty((n + 1, k, m, m + 1))
+    dF, dK = np.empty((n, k, *F.shape[1:])), np.empty((n, k, *K.shape[1:]))
+    A[0], C[0] = np.outer(start, start), dot["a0"][:, :, np.newaxis] * start
     for t in range(n):
-        Z, F, Kf, P, o = filtered.Z[t], out.F[t], filtered.Kf[t], out.P_pred[t], both[t]
-        dT, dc, dd, dH, dW, dy = (moves[x][:, t] for x in ("T", "c", "d", "H", "W", "y"))
-        dZ = moves["Z"][:, t] * filtered.observed[t][:, np.newaxis]
-        dM = dP @ Z.T + P @ np.swapaxes(dZ, 1, 2)
-        dF = symmetric(2 * dZ @ P @ Z.T + Z @ dP @ Z.T + dH * o)
-        K = T[t] @ Kf
-        L, dK = T[t] - K @ Z, dT @ Kf + T[t] @ (dM - Kf @ dF) @ F_inv[t]
-        w = _join(dZ, (dd - dy) * filtered.observed[t])
-        B = _join(dT, dc) - K @ w
-        steps.append((Z, F, F_inv[t], L, A, C, dF, dK, w, B))
-        T1, K1 = np.vstack([_join(T[t], c[t]), np.eye(m + 1)[-1]]), np.vstack([K, 0 * K[:1]])
-        A, C = symmetric(T1 @ A @ T1.T + K1 @ F @ K1.T), (L @ C + B @ A) @ T1.T + dK @ F @ K1.T
-        dP = symmetric(dP + Kf @ dF @ Kf.T - 2 * dM @ Kf.T)
-        dP = symmetric(T[t] @ dP @ T[t].T + 2 * dT @ out.P_filt[t] @ T[t].T) + dW
-    return steps
+        dM = dP @ Z[t].T + dM_own[t]
+        dF[t] = symmetric(Z[t] @ dP @ Z[t].T + dF_own[t])
+        dK[t] = dK_own[t] + T[t] @ (dM - Kf[t] @ dF[t]) @ F_inv[t]
+        A[t + 1] = symmetric(T1[t] @ A[t] @ T1[t].T + K1FK1[t])
+        C[t + 1] = (L[t] @ C[t] + B[t] @ A[t]) @ T1[t].T + dK[t] @ FK1[t]
+        dP = symmetric(dP + Kf[t] @ dF[t] @ Kf[t].T - 2 * dM @ Kf[t].T)
+        dP = symmetric(T[t] @ dP @ T[t].T + dP_own[t]) + dW[t]
+    return Z, F, F_inv, L, A[:-1], C[:-1], dF, dK, w, B
 
 
 def _join(X, x):
@@ -159,5 +176,6 @@ def _join(X, x):
 
 
 def _inner(X, Y):
-    """The inner products of k matrices with k others."""
-    return np.tensordot(X, Y, axes=([1, 2], [1, 2]))
+    """The inner products of k matrices with k others; of such for each step, summed over them."""
+    axes = (*range(X.ndim - 3), -2, -1)
+    return np.tensordot(X, Y, axes=(axes, axes))
