@@ -17,10 +17,10 @@ THEN = (
 )  # fmt: skip
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.
-READ = """
-import jax, matplotlib.pyplot, nbclient, nbformat.v4, onnxruntime, pandas, pymc_extras.statespace
-import statsmodels.api
-"""
+READ = (
+    "jax", "matplotlib.pyplot", "nbclient", "nbformat.v4", "onnxruntime", "pandas",
+    "pymc_extras.statespace", "statsmodels.api",
+)  # fmt: skip
 LOAD = """
 import importlib, sys, time
 start, (name, *states) = time.perf_counter(), sys.argv[1].split()
@@ -39,7 +39,7 @@ def compiles(what: str) -> bool:
 def main() -> None:
     start = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        _ = pool.submit(subprocess.run, [sys.executable, "-c", READ], stderr=subprocess.DEVNULL)
+        _ = pool.submit(subprocess.run, [sys.executable, "-c", f"import {', '.join(READ)}"])
         if not (compiles(FIRST) and all(list(pool.map(compiles, THEN)))):
             sys.exit("the Kalman passes do not compile; the message stands above")
     print(f"The Kalman passes are compiled: {time.perf_counter() - start:.0f} s.")

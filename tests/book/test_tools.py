@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -48,6 +49,8 @@ def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
     assert all((Path(folder) / f"{name.split()[0]}.py").exists() for name in passes())
     sizes = {int(name.split()[1]) for name in passes() if name.startswith("small")}
     assert sizes == {*range(1, fused._entry().LARGEST + 1)}
+    assert all(map(find_spec, compile_kernels.READ))
+    monkeypatch.setattr(compile_kernels, "READ", ("json",))
     monkeypatch.setattr(compile_kernels, "THEN", ("roots", "small 1"))
     compile_kernels.main()
     assert capsys.readouterr().out.startswith("The Kalman passes are compiled: ")
