@@ -25,6 +25,7 @@ sm = pytest.importorskip("statsmodels.api")
 N = 50
 THEIRS = {"c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",
           "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
+SLOW = "seasonal ARIMA", "level, coefficients as states"
 
 
 def series(gaps):
@@ -102,7 +103,9 @@ def assert_gradients(y, model, A, bound, method="fused"):
 
 
 @pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.thorough), True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.thorough if x in SLOW else []) for x in MODELS]
+)
 def test_statsmodels_models(name, gaps):
     y = series(gaps)
     mod, model, A = build(name, y)
@@ -306,8 +309,8 @@ def test_a_normal_prior_is_a_larger_state(method):
     assert relative_error(found.estimate.covariance, last[1]) < 1e-10
 
 
-@pytest.mark.parametrize("method", ["fused", "reference"])
 @pytest.mark.parametrize("prior", ["flat", "normal", "marginal"])
+@pytest.mark.parametrize("method", ["fused", pytest.param("reference", marks=pytest.mark.thorough)])
 def test_gradients_of_what_delta_enters(method, prior):
     y, model, columns = with_regressors(1)
     more = {"normal": {"precision": np.diag([1.0, 2, 3, 4]) + 0.5}, "marginal": {"marginal": True}}
@@ -511,7 +514,7 @@ def test_a_precision_that_rounding_left_not_quite_symmetric():
 def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
     """One regressor entered all three numbers where the shape of A is not known beforehand."""
     y, model, _ = several()
-    mode = PYTHON if mode == "py" else mode
+    mode = PLAIN if mode == "py" else mode
     A, arrays = pt.matrix("A"), model.asdict().values()  # noqa: N806
     for more in ({"X": np.ones((2, 1))}, {"B": np.ones((4, 1))}):
         value = kalman_diffuse_loglike(y, *arrays, A=A, **more)
@@ -528,6 +531,7 @@ def test_all_missing():
 
 
 PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
+PLAIN = pytensor.compile.mode.Mode("py", "fast_compile")
 
 
 THOROUGH = pytest.param("NUMBA", "normal", marks=pytest.mark.thorough)  # a minute of compilation

@@ -286,7 +286,9 @@ def test_the_compiled_functions_are_the_text():
         assert relative_error(X, Y) < 1e-12
 
 
-@pytest.mark.parametrize("mode", [PYTHON, JAX])
+@pytest.mark.parametrize(
+    "mode", [PYTHON, pytest.param("JAX", marks=[pytest.mark.thorough, *JAX.marks])]
+)
 def test_gradient_of_singular_covariances_at_their_rank(mode):
     """P0, Q and H of rank one or zero, scaled: the draw moves with the square root."""
     model, y = a_model(), a_series()
@@ -485,7 +487,7 @@ def test_only_models_with_our_smoother_draw_in_our_way(extras, monkeypatch):
         register_filter("rts")
 
 
-@pytest.mark.parametrize("mode", ["NUMBA", PYTHON, JAX])
+@pytest.mark.parametrize("mode", [pytest.param("NUMBA", marks=pytest.mark.thorough), PYTHON, JAX])
 def test_marginals_of_any_rank(mode):
     """A draw is linear in its numbers: with unit vectors, its responses give the covariance."""
     rng, m = np.random.default_rng(5), 4

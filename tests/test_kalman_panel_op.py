@@ -225,12 +225,12 @@ def test_what_is_refused():
     symbols = symbolic(model)
     total = kalman_loglike_panel(*symbols).sum()
     for mode in ("NUMBA", PYTHON, *(["JAX"] if find_spec("jax") else [])):
-        for wanted in (total, pt.grad(total, symbols[0])):
-            evaluate = pytensor.function(symbols, wanted, mode=mode)
-            with pytest.raises(ValueError, match="Z (does not have|has) shape"):
-                evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
-            with pytest.raises(ValueError, match="no series"):
-                evaluate(Y[:0], *X.values())
+        wanted = total if mode == "NUMBA" else pt.grad(total, symbols[0])
+        evaluate = pytensor.function(symbols, wanted, mode=mode)
+        with pytest.raises(ValueError, match="Z (does not have|has) shape"):
+            evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
+        with pytest.raises(ValueError, match="no series"):
+            evaluate(Y[:0], *X.values())
 
 
 @pytest.mark.skipif(not find_spec("jax"), reason="no JAX")

@@ -230,11 +230,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-# One of each kind of graph: a Z of data, an integrated start, an intercept of data, several shocks.
-FIRST = (
-    "regression: Z varies", "ARIMA, no noise", "VARMAX with regressors", "ETS",
-    "dynamic factors with regressors",
-)  # fmt: skip
+# A Z of data, an integrated start, an intercept of data and several shocks.
+FIRST = "regression: Z varies", "ARIMA, no noise", "VARMAX with regressors"
 
 
 def pymc_model_of(family, filter_type, n=10):
