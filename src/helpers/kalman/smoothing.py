@@ -310,7 +310,8 @@ def series_of(y, noise, starts, shocks, A):
                 Y[:J, t, i] = y[t, i] - noise[t, :, i]
     first, c = np.zeros((K + q, m), noise.dtype), np.zeros((K + q, n, m), noise.dtype)
     first[:K], first[K:] = starts, A.T
-    c[:K] = np.transpose(shocks, (1, 0, 2))
+    for k in range(K):  # which Numba compiles faster than a transposition
+        c[k] = shocks[:, k]
     return Y, first, c
 
 

@@ -195,13 +195,15 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
 
 def columns(Y, starts, c, P0, T, Z, H, W, tol):  # noqa: N803
     """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
-    J, n, _ = Y.shape
+    J, n, p = Y.shape
     _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
         Y, starts, P0, c, T, Z, H, W, np.ones((J, n)), True, False, False, False, False, tol
     )  # fmt: skip
-    r = np.empty((n + 1, J, len(P0)))
-    r[0], r[1:] = r_0, np.transpose(c_bar, (1, 0, 2))
-    return r, np.ascontiguousarray(-np.transpose(dY, (1, 0, 2))), report[0] == n
+    r, e = np.empty((n + 1, J, len(P0))), np.empty((n, J, p))
+    r[0] = r_0
+    for t in range(n):  # which Numba compiles faster than a transposition
+        r[t + 1], e[t] = c_bar[:, t], -dY[:, t]
+    return r, e, report[0] == n
 
 
 def panel_pass(*arguments):
@@ -240,7 +242,7 @@ def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     if not well or not is_identified(S):
         return np.full(shocks.shape, np.nan)
     delta = settle(r, e, np.zeros((J, m)), S, A)
-    first = start + delta @ A.T + np.ascontiguousarray(r[0, :J]) @ P0
+    first = start + begun(delta, np.ascontiguousarray(r[0, :J]), A, P0)
     return path(first, T, shocks + times(r[1:, :J], W))
 
 
@@ -251,8 +253,10 @@ def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
         raise ValueError("the cotangent does not have the shape of the draws, (n, J, m)")
     n, J, m = shocks.shape
     rho = pull_path(T, g)
-    of_both = np.concatenate((start, rho[0] @ P0)), np.concatenate((shocks, times(rho[1:], W)), 1)
-    Y, starts, c = series_of(y, noise, *of_both, A)
+    starts, moves = np.empty((2 * J, m)), np.empty((n, 2 * J, m))
+    starts[:J], starts[J:] = start, rho[0] @ P0
+    moves[:, :J], moves[:, J:] = shocks, times(rho[1:], W)
+    Y, starts, c = series_of(y, noise, starts, moves, A)
     r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
     S = information_of(r, A)
     both = np.zeros((2 * J, m))
@@ -265,20 +269,35 @@ def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     q, ex = r[:, J : 2 * J] + rho, np.ascontiguousarray(e[:, J : 2 * J])
     r, e = np.ascontiguousarray(r[:, :J]), np.ascontiguousarray(e[:, :J])
     of_draw, of_g = np.ascontiguousarray(delta[:J]), np.ascontiguousarray(delta[J:])
-    drawn = path(start + of_draw @ A.T + r[0] @ P0, T, shocks + times(r[1:], W))
-    lam = path(of_g @ A.T + q[0] @ P0, T, times(q[1:], W))
+    drawn = path(start + begun(of_draw, r[0], A, P0), T, shocks + times(r[1:], W))
+    lam = path(begun(of_g, q[0], A, P0), T, times(q[1:], W))
     T_bar, Z_bar = np.zeros(T.shape), np.zeros(Z.shape)
     H_bar, W_bar = np.zeros(H.shape), np.zeros(W.shape)
     y_bar = np.zeros(y.shape)
     for t in range(n):
-        y_bar[t] = -ex[t].sum(axis=0)
-        at_step(T_bar, t)[:] += q[t + 1].T @ drawn[t] + r[t + 1].T @ lam[t]
-        at_step(Z_bar, t)[:] += ex[t].T @ drawn[t] + e[t].T @ lam[t]
-        at_step(H_bar, t)[:] += symmetric(ex[t].T @ e[t])
-        at_step(W_bar, t)[:] += symmetric(q[t + 1].T @ r[t + 1])
-    P0_bar = symmetric(q[0].T @ r[0])
-    A_bar = q[0].T @ of_draw + r[0].T @ of_g
-    return y_bar, q[0].copy(), q[1:].copy(), ex, P0_bar, T_bar, Z_bar, H_bar, W_bar, A_bar
+        for j in range(J):
+            y_bar[t] -= ex[t, j]
+        add_products(T_bar, t, q[t + 1], drawn[t], r[t + 1], lam[t])
+        add_products(Z_bar, t, ex[t], drawn[t], e[t], lam[t])
+        add_products(H_bar, t, ex[t], e[t], e[t], ex[t])
+        add_products(W_bar, t, q[t + 1], r[t + 1], r[t + 1], q[t + 1])
+    P0_bar, A_bar = np.zeros((1, m, m)), np.zeros((1, m, A.shape[1]))
+    add_products(P0_bar, 0, q[0], r[0], r[0], q[0])
+    add_products(A_bar, 0, q[0], of_draw, r[0], of_g)
+    return (
+        y_bar, q[0].copy(), q[1:].copy(), ex, P0_bar[0] / 2, T_bar, Z_bar, H_bar / 2, W_bar / 2,
+        A_bar[0],
+    )  # fmt: skip
+
+
+def begun(delta, r_0, A, P0):
+    """What delta and the data add to where the paths start (J, m)."""
+    return delta @ A.T + r_0 @ P0
+
+
+def add_products(out, t, X, Y, U, V):
+    """Add X'Y + U'V to `out` at step t."""
+    at_step(out, t)[:] += X.T @ Y + U.T @ V
 
 
 def pull_root(P, B_bar):
@@ -568,7 +587,8 @@ _PYTHON = {
     "marginals": marginals,
 }  # fmt: skip
 _TEXT = [check_fit, check_square, path, pull_path, times, series_of, information_of, settle]
-_TEXT += [columns, is_identified, pull_root, factor_in_lanes, load_lanes, add_marginals]
+_TEXT += [begun, add_products, columns, is_identified, pull_root, factor_in_lanes, load_lanes]
+_TEXT += [add_marginals]
 
 
 def _digest() -> str:
