@@ -67,6 +67,31 @@ FAULTS = {
         "load_directions(w, group_of(x, i), t, dots, observed, groups[i])",
         "load_directions(w, group_of(x, i), t, dots, observed, groups[0])",
     ),
+    "tangents: half of F's, where it is a number": (
+        "push.py",
+        "axpy(w, d.F.at, 2.0, d.H.at, d.zero.at, k)",
+        "axpy(w, d.F.at, 1.0, d.H.at, d.zero.at, k)",
+    ),
+    "tangents: of the gain's two shares in P one, alone": (
+        "push.py",
+        "product(w, d.P_filt, -1.0, transposed(d.Q), Kf, d.P_filt, m, p, m)",
+        "pass",
+    ),
+    "tangents: of the gain's two shares in P one, side by side": (
+        "push.py",
+        "add_outer_from_left(w, d.P_filt, -1.0, d.Q, Kf.at, m, m, k)",
+        "pass",
+    ),
+    "tangents: half of D's, where it is a number": (
+        "pull.py",
+        "add_times_rows(w, d.D, 2.0, d.Y, s.K, 1, m, k)",
+        "add_times_rows(w, d.D, 1.0, d.Y, s.K, 1, m, k)",
+    ),
+    "tangents: N's twice, where T is dense": (
+        "pull.py",
+        "product(w, d.half, 0.5, s.T_t, dN, d.zero, m, m, mk)",
+        "product(w, d.half, 1.0, s.T_t, dN, d.zero, m, m, mk)",
+    ),
     "made for a size: a place that depends on the number of steps taken for known": (
         "layout.py",
         "zip((1, 2), (False, True), header",

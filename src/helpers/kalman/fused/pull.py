@@ -21,7 +21,6 @@ from helpers.kalman.fused.moves import (
     add_outer_from_left,
     add_times_row,
     add_times_rows,
-    from_left,
     from_right,
     from_right_listed,
     group_of,
@@ -118,7 +117,11 @@ def pull_sums(w, x, t, gain, steps, S, dS, g, equal, want_T, want_Z, k):
     from_right(w, d.KN, 1.0, d.K, S, d.Y, p, m, m, k)
     # D = g F^-1 + K S K'
     axpy(w, d.Y.at, -0.5, d.Y.at, d.KN.at, p * d.Y.ld)
-    from_right(w, d.F_half, 1.0, d.Y, s.K_t, d.zero, p, m, p, k)
+    if p == 1 and equal:
+        clear(w, d.D, 1)
+        add_times_rows(w, d.D, 2.0, d.Y, s.K, 1, m, k)
+    else:
+        from_right(w, d.F_half, 1.0, d.Y, s.K_t, d.zero, p, m, p, k)
     if not equal:  # - u e' - e u' + g u u'
         u, e, du, de = below(s.u, t), below(s.e, t), below(d.u, t), below(d.e, t)
         for i in range(p):
@@ -126,7 +129,8 @@ def pull_sums(w, x, t, gain, steps, S, dS, g, equal, want_T, want_Z, k):
             row = d.F_half.at + i * d.F_half.ld
             axpy(w, row, x_i, du.at, row, pk)
         add_outer_from_left(w, d.F_half, -1.0, de, u.at, p, p, k)
-    with_turned(w, d.D, d.F_half, p, k)
+    if p > 1 or not equal:
+        with_turned(w, d.D, d.F_half, p, k)
     add(w, d.D, g * steps, dF_inv, p)
     add(w, d.D_sum, 1.0, d.D, p)
     add(w, d.N_sum, 1.0, dS, m)
@@ -169,8 +173,11 @@ def pull_covariance(w, x, t, N, swapped, equal, T_moves, Z_moves, pattern_T_t, k
     if Z_moves:
         product(w, d.Y, 0.5, s.D, d.Z, d.Y, p, p, mk)
     # Half of it all: (T'dN / 2 + dT'N) T + Z'dY + dZ'Y
-    from_left(w, d.half, s.T_t, pattern_T_t, dN, d.zero, m, m, mk)
-    add(w, d.half, -0.5, d.half, m)
+    if pattern_T_t.sparse:
+        sparse_product(w, d.half, s.T_t, pattern_T_t, dN, d.zero, m, mk)
+        add(w, d.half, -0.5, d.half, m)
+    else:
+        product(w, d.half, 0.5, s.T_t, dN, d.zero, m, m, mk)
     if T_moves:
         from_right(w, d.half, 1.0, d.T_t, N, d.half, m, m, m, k)
     if pattern_T_t.sparse:  # turned, which its sum with the turned one does not see

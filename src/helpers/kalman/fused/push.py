@@ -24,6 +24,7 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import Saved, sizes, space
 from helpers.kalman.fused.moves import (
+    add_outer_from_left,
     add_times_row,
     add_times_rows,
     from_left,
@@ -100,21 +101,29 @@ def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
     from_left(w, d.Mt, s.Z, pattern.Z, dP, d.zero, p, m, mk)
     if Z_moves:
         from_right(w, d.Mt, 1.0, d.Z, P, d.Mt, p, m, m, k)
-    from_right(w, d.F_half, 0.5, d.Mt, s.Z_t, d.H, p, m, p, k)
-    if Z_moves:
-        transpose(w, s.K_t, s.M, p, m)
-        from_right(w, d.F_half, 0.5, d.Z, s.K_t, d.F_half, p, m, p, k)
-    with_turned(w, d.F, d.F_half, p, k)
+    if p == 1:  # numbers, of which none has to be turned
+        axpy(w, d.F.at, 2.0, d.H.at, d.zero.at, k)
+        add_times_rows(w, d.F, 1.0, d.Mt, s.Z, 1, m, k)
+        if Z_moves:
+            add_times_row(w, d.F, 1.0, d.Z, s.M.at, 1, m, k)
+    else:
+        from_right(w, d.F_half, 0.5, d.Mt, s.Z_t, d.H, p, m, p, k)
+        if Z_moves:
+            transpose(w, s.K_t, s.M, p, m)
+            from_right(w, d.F_half, 0.5, d.Z, s.K_t, d.F_half, p, m, p, k)
+        with_turned(w, d.F, d.F_half, p, k)
 
     # dKf' = F^-1 (dM' - dF Kf') in factors, and dF^-1 = -F^-1 dF F^-1
     from_right(w, d.Q, -1.0, d.F, Kf, d.Mt, p, p, m, k)
-    clear(w, d.trace, 1)
     if p == 1:
         inverse = get(w, s.F_inv.at + t * s.F_inv.ld)
         axpy(w, dKf.at, inverse, d.Q.at, d.zero.at, mk)
-        axpy(w, dF_inv.at, -inverse * inverse, d.F.at, d.zero.at, k)
-        axpy(w, d.trace.at, inverse, d.F.at, d.zero.at, k)
+        for q in range(k):
+            share = inverse * get(w, d.F.at + q)
+            put(w, d.trace.at + q, share)
+            put(w, dF_inv.at + q, -inverse * share)
     else:
+        clear(w, d.trace, 1)
         transpose(w, d.C_inv_t, s.C_inv, p, p)
         product(w, d.G, 1.0, s.C_inv, d.Q, d.zero, p, p, mk)
         product(w, dKf, 1.0, transposed(s.C_inv), d.G, d.zero, p, p, mk)
@@ -131,18 +140,24 @@ def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
 
     # dP_filt = dP - Kf Q' - Q Kf' with Q = dM - Kf dF / 2
     from_right(w, d.Q, -0.5, d.F, Kf, d.Mt, p, p, m, k)
-    product(w, d.half, -1.0, transposed(Kf), d.Q, d.zero, m, p, mk)
-    with_turned(w, d.P_filt, d.half, m, k)
-    add(w, d.P_filt, 1.0, dP, m)
+    if k == 1 or p == 1:
+        product(w, d.P_filt, -1.0, transposed(Kf), d.Q, dP, m, p, mk)
+        if k == 1:
+            product(w, d.P_filt, -1.0, transposed(d.Q), Kf, d.P_filt, m, p, m)
+        else:
+            add_outer_from_left(w, d.P_filt, -1.0, d.Q, Kf.at, m, m, k)
+    else:
+        product(w, d.half, -1.0, transposed(Kf), d.Q, d.zero, m, p, mk)
+        with_turned(w, d.P_filt, d.half, m, k)
+        add(w, d.P_filt, 1.0, dP, m)
 
     # dP <- T dP_filt T' + dT P_filt T' + T P_filt dT' + dW, of which half is
     # (T dP_filt / 2 + dT P_filt) T' + dW / 2
     dTP = below(d.TP, t * m) if kept else d.turned
     from_left(w, d.half, s.T, pattern.T, d.P_filt, d.zero, m, m, mk)
     if T_moves:
-        from_right(w, d.L, 1.0, d.T, s.P_filt, d.zero, m, m, m, k)
-        axpy(w, dTP.at, 1.0, d.L.at, d.half.at, m * dTP.ld)
-        axpy(w, d.half.at, 0.5, d.half.at, d.L.at, m * dTP.ld)
+        from_right(w, dTP, 1.0, d.T, s.P_filt, d.half, m, m, m, k)
+        axpy(w, d.half.at, -0.5, d.half.at, dTP.at, m * dTP.ld)
     else:
         copy(w, dTP, d.half, m)
         add(w, d.half, -0.5, d.half, m)

@@ -47,7 +47,7 @@ from helpers.kalman.fused.tiles import (
 )
 
 # Side by side, directions save time where rows are short, and where there are several of them.
-WIDE_ENOUGH, ENOUGH = 32, 5
+WIDE_ENOUGH = 32
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
 # stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
@@ -63,13 +63,19 @@ def anything(X):
 
 
 @jitable
+def enough(m):
+    """So many directions of m states take less time side by side than one after the other."""
+    return min(LANES, (m + 8) // 4)
+
+
+@jitable
 def arranged(directions, m, first):
     """As many groups of directions from the one called `first` on as go through one pass."""
     groups = [Group(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
     room = LARGEST
     while first < directions:
         left = directions - first
-        side_by_side = m < WIDE_ENOUGH and left >= ENOUGH
+        side_by_side = m < WIDE_ENOUGH and left >= enough(m)
         k = np.int64(LANES if side_by_side else 1)
         room -= (2 if side_by_side else 1) * k * m * m
         if room < 0 and len(groups) > 0:
