@@ -23,6 +23,7 @@
 -3.061 (1, 1) (3, 1)
 """
 
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -147,6 +148,9 @@ def _needing(module: str, needs: str, extra: str):
 
 def _imported(module: str, needs: str, extra: str):
     """A module, or an error that says what is missing and how to install it."""
+    there = sys.modules.get(module)
+    if there is not None and not getattr(there.__spec__, "_initializing", False):
+        return there
     from importlib import import_module
 
     with _needing(module, needs, extra):

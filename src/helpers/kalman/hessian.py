@@ -95,7 +95,7 @@ def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weig
         W_bar, slopes, dy, gradients = _one_by_one(y, model, dot, weights)
     else:
         W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
-    R, Q = model.over_time("R", len(W_bar)), symmetric(model.over_time("Q", len(W_bar)))
+    R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
     turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, gradients.pop("W") @ R
     dWRQ, gradients["Q"] = dWR @ Q, turned @ dWR
     if "Q" in given:
@@ -159,20 +159,23 @@ def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.
 
     From those that `check_directions` has seen.
     """
-    k, n, dot = len(next(iter(given.values()))), len(y), {}
-    for name, X in {"y": np.zeros((n, model.p)), **model.asdict()}.items():
-        dX = given[name] if name in given else np.zeros((k, *X.shape))
-        fixed = name not in ("y", *STATIC, *model.time_varying)
-        dot[name] = dX[:, np.newaxis] if fixed else dX
-    R, Q = (
-        getattr(model, x) if x in model.time_varying else getattr(model, x)[np.newaxis]
-        for x in "RQ"
-    )
+    k, dot = len(next(iter(given.values()))), {}
+    moving = "y", *STATIC, *model.time_varying
+    for name, X in {"y": y, **model.asdict()}.items():
+        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
+        dot[name] = dX if name in moving else dX[:, np.newaxis]
+    R = _along_time(model, "R")
     turned = np.swapaxes(R, -1, -2)
     dot["W"] = R @ dot["Q"] @ turned
     if "R" in given:
-        dot["W"] = dot["W"] + 2 * symmetric(dot["R"] @ symmetric(Q) @ turned)
+        dot["W"] = dot["W"] + 2 * symmetric(dot["R"] @ symmetric(_along_time(model, "Q")) @ turned)
     return dot
+
+
+def _along_time(model: StateSpace, name: str):
+    """An array of the model with a time axis, of length 1 where it does not vary."""
+    X = getattr(model, name)
+    return X if name in model.time_varying else X[np.newaxis]
 
 
 def _one_by_one(y, model: StateSpace, dot: dict, weights):
