@@ -77,6 +77,7 @@ class Process:
     def __init__(self, name: str, options, cache: Path | None = None, **environment: str):
         cache = cache or folder_of(name, options)
         cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         path = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={cache}", "blas__ldflags="]
         python = options.python.get(name, sys.executable)
@@ -87,6 +88,7 @@ class Process:
                 "PYTHONPATH": os.pathsep.join(filter(None, path)),
                 "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
                 "NUMBA_CACHE_DIR": str(cache / "numba"),
+                "TMPDIR": str(cache),  # or one would wait for another's compilation
                 "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
             } | environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
