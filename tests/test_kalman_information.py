@@ -4,6 +4,7 @@ The dense formula takes the whole series as one Gaussian vector: mu_i' S^-1 mu_j
 + tr(S^-1 S_i S^-1 S_j) / 2, with derivatives by complex steps. It shares no line with the filter.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -184,3 +185,15 @@ def test_no_covariance(function):
     negative = StateSpace(**(model.asdict() | {"H": -100 * np.eye(2), "P0": 0 * model.P0}))
     with pytest.raises(np.linalg.LinAlgError, match="step 0"):
         function(y, negative, {"H": np.ones((1, 2, 2))})
+
+
+def test_a_complex_step_goes_through_the_expected_information():
+    y, model = make("gaps")
+    directions = {"H": np.eye(model.p)[None], "T": np.ones((1, *model.T.shape))}
+
+    def moved(h):
+        H = model.H + h * np.eye(model.p)
+        return expected_information(y, replace(model, H=H), directions)
+
+    by_differences = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    assert relative_error(moved(1e-30j).imag / 1e-30, by_differences) < 1e-6

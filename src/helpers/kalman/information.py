@@ -74,7 +74,7 @@ def expected_information(
     g = check_weights(weights, len(filtered.u), real=True)
     Z, F, F_inv, L, A, C, dF, dK, w, B = _forwards(model, filtered, dot)
     seen = g[:, np.newaxis, np.newaxis] * np.swapaxes(Z, 1, 2) @ F_inv  # by the weighted likelihood
-    N, later = np.empty_like(L), np.zeros((model.m, model.m))
+    N, later = np.empty(L.shape, A.dtype), np.zeros((model.m, model.m))
     for t in reversed(range(len(N))):
         N[t] = later
         later = symmetric(seen[t] @ Z[t] + L[t].T @ later @ L[t])
@@ -132,32 +132,32 @@ def _forwards(model: StateSpace, filtered: reference.Filtered, dot: dict) -> tup
     """
     n, m, k, out = len(filtered.u), model.m, len(dot["a0"]), filtered.out
     Z, F, F_inv, Kf, P = filtered.Z, out.F, filtered.F_inv, filtered.Kf, out.P_pred
-    T, T1 = np.broadcast_to(model.over_time("T", n), (n, m, m)), np.zeros((n, m + 1, m + 1))
-    T1[:, :m], T1[:, m, m] = _join(T, np.broadcast_to(model.over_time("c", n), (n, m))), 1
+    kind = np.result_type(float, F, *dot.values())
+    T, T1 = model.over_time("T", n), np.zeros((n, m + 1, m + 1), kind)
+    T1[:, :m], T1[:, m, m] = _join(T, model.over_time("c", n)), 1
     K = T @ Kf
     K1 = np.concatenate([K, 0 * K[:, :1]], axis=1)
     L, FK1 = T - K @ Z, F @ np.swapaxes(K1, 1, 2)
     K1FK1 = K1 @ FK1
 
-    dot = {x: np.broadcast_to(X, (k, n, *X.shape[2:])).swapaxes(0, 1)
-           for x, X in dot.items() if x not in STATIC} | {x: dot[x] for x in STATIC}  # fmt: skip
+    moves = {
+        x: np.broadcast_to(X, (k, n, *X.shape[2:])).swapaxes(0, 1)
+        for x, X in dot.items()
+        if x not in STATIC
+    }
     seen = filtered.observed[:, np.newaxis]
-    dT, dZ, dW = dot["T"], dot["Z"] * seen[..., np.newaxis], dot["W"]
-    w = _join(dZ, (dot["d"] - dot["y"]) * seen)
-    B = _join(dT, dot["c"]) - K[:, np.newaxis] @ w
+    dT, dZ, dW = moves["T"], moves["Z"] * seen[..., np.newaxis], moves["W"]
+    w = _join(dZ, (moves["d"] - moves["y"]) * seen)
+    B = _join(dT, moves["c"]) - K[:, np.newaxis] @ w
     dM_own = P[:, np.newaxis] @ np.swapaxes(dZ, 2, 3)  # what does not come from dP
-    dF_own = (
-        2 * Z[:, np.newaxis] @ dM_own
-        + dot["H"] * reference._pairs(filtered.observed)[:, np.newaxis]
-    )
-    dK_own, dP_own = (
-        dT @ Kf[:, np.newaxis],
-        2 * dT @ (out.P_filt @ np.swapaxes(T, 1, 2))[:, np.newaxis],
-    )
+    both = reference._pairs(filtered.observed)
+    dF_own = 2 * Z[:, np.newaxis] @ dM_own + moves["H"] * both[:, np.newaxis]
+    dK_own = dT @ Kf[:, np.newaxis]
+    dP_own = 2 * dT @ (out.P_filt @ np.swapaxes(T, 1, 2))[:, np.newaxis]
 
     start, dP = np.append(model.a0, 1), dot["P0"]
-    A, C = np.empty((n + 1, m + 1, m + 1)), np.empty((n + 1, k, m, m + 1))
-    dF, dK = np.empty((n, k, *F.shape[1:])), np.empty((n, k, *K.shape[1:]))
+    A, C = np.empty((n + 1, m + 1, m + 1), kind), np.empty((n + 1, k, m, m + 1), kind)
+    dF, dK = np.empty((n, k, *F.shape[1:]), kind), np.empty((n, k, *K.shape[1:]), kind)
     A[0], C[0] = np.outer(start, start), dot["a0"][:, :, np.newaxis] * start
     for t in range(n):
         dM = dP @ Z[t].T + dM_own[t]
