@@ -510,11 +510,14 @@ def test_a_precision_that_rounding_left_not_quite_symmetric():
     assert found == diffuse.loglike(y, model, np.eye(4), precision=half)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("NUMBA", marks=pytest.mark.thorough), "py"])
+@pytest.mark.parametrize(
+    "mode",
+    [*(pytest.param(x, marks=pytest.mark.thorough) for x in ("NUMBA", "py, rewritten")), "py"],
+)
 def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
     """One regressor entered all three numbers where the shape of A is not known beforehand."""
     y, model, _ = several()
-    mode = PLAIN if mode == "py" else mode
+    mode = {"py": PLAIN, "py, rewritten": PYTHON}.get(mode, mode)
     A, arrays = pt.matrix("A"), model.asdict().values()  # noqa: N806
     for more in ({"X": np.ones((2, 1))}, {"B": np.ones((4, 1))}):
         value = kalman_diffuse_loglike(y, *arrays, A=A, **more)

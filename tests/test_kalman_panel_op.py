@@ -222,15 +222,19 @@ def test_what_is_refused():
         kalman_loglike_panel(Y, *(X | {"Z": np.zeros((3, 3))}).values())
     with pytest.raises(TypeError, match="complex"):
         kalman_loglike_panel(Y, *(X | {"Z": X["Z"] * 1j}).values())
-    symbols = symbolic(model)
+
+
+@every_mode("of", ["value", "gradient"], ["value", "gradient"])
+def test_what_is_refused_when_the_function_is_called(mode, of):
+    y, model = make("gaps")
+    Y, X, symbols = series(y, 4), model.asdict(), symbolic(model)  # noqa: N806
     total = kalman_loglike_panel(*symbols).sum()
-    for mode in ("NUMBA", PYTHON, *(["JAX"] if find_spec("jax") else [])):
-        wanted = total if mode == "NUMBA" else pt.grad(total, symbols[0])
-        evaluate = pytensor.function(symbols, wanted, mode=mode)
-        with pytest.raises(ValueError, match="Z (does not have|has) shape"):
-            evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
-        with pytest.raises(ValueError, match="no series"):
-            evaluate(Y[:0], *X.values())
+    wanted = total if of == "value" else pt.grad(total, symbols[0])
+    evaluate = pytensor.function(symbols, wanted, mode=mode)
+    with pytest.raises(ValueError, match="Z (does not have|has) shape"):
+        evaluate(Y, *(X | {"Z": np.zeros((2, 4))}).values())
+    with pytest.raises(ValueError, match="no series"):
+        evaluate(Y[:0], *X.values())
 
 
 @pytest.mark.skipif(not find_spec("jax"), reason="no JAX")
