@@ -77,7 +77,6 @@ class Process:
     def __init__(self, name: str, options, cache: Path | None = None, **environment: str):
         cache = cache or folder_of(name, options)
         cache.mkdir(parents=True, exist_ok=True)
-        cache.mkdir(parents=True, exist_ok=True)
         path = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         flags = [os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={cache}", "blas__ldflags="]
         python = options.python.get(name, sys.executable)
