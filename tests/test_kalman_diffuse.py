@@ -8,6 +8,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.traversal import ancestors
+from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
@@ -102,10 +103,8 @@ def assert_gradients(y, model, A, bound, method="fused"):
         assert error < bound, x
 
 
-@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.thorough), True])
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.thorough if x in SLOW else []) for x in MODELS]
-)
+@pytest.mark.parametrize("gaps", [thorough(False), True])
+@pytest.mark.parametrize("name", [thorough(x) if x in SLOW else x for x in MODELS])
 def test_statsmodels_models(name, gaps):
     y = series(gaps)
     mod, model, A = build(name, y)
@@ -120,7 +119,7 @@ def test_statsmodels_models(name, gaps):
     "name",
     [
         "level", "trend, season 4, H = 0",
-        pytest.param("seasonal ARIMA", marks=pytest.mark.thorough),
+        thorough("seasonal ARIMA"),
     ],
 )  # fmt: skip
 def test_a_level_of_a_million(name):
@@ -310,7 +309,7 @@ def test_a_normal_prior_is_a_larger_state(method):
 
 
 @pytest.mark.parametrize("prior", ["flat", "normal", "marginal"])
-@pytest.mark.parametrize("method", ["fused", pytest.param("reference", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("method", ["fused", thorough("reference")])
 def test_gradients_of_what_delta_enters(method, prior):
     y, model, columns = with_regressors(1)
     more = {"normal": {"precision": np.diag([1.0, 2, 3, 4]) + 0.5}, "marginal": {"marginal": True}}
@@ -512,7 +511,7 @@ def test_a_precision_that_rounding_left_not_quite_symmetric():
 
 @pytest.mark.parametrize(
     "mode",
-    [*(pytest.param(x, marks=pytest.mark.thorough) for x in ("NUMBA", "py, rewritten")), "py"],
+    [*(thorough(x) for x in ("NUMBA", "py, rewritten")), "py"],
 )
 def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
     """One regressor entered all three numbers where the shape of A is not known beforehand."""
@@ -537,7 +536,7 @@ PYTHON = pytensor.compile.mode.Mode("py", "fast_run")
 PLAIN = pytensor.compile.mode.Mode("py", "fast_compile")
 
 
-THOROUGH = pytest.param("NUMBA", "normal", marks=pytest.mark.thorough)  # a minute of compilation
+THOROUGH = thorough("NUMBA", "normal")  # a minute of compilation
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, smoothing, smoothing_op
@@ -228,11 +229,7 @@ KINDS = "draws", "draws, diffuse", "draws, varying", "means, diffuse"
     ("kind", "mode"),
     [(x, PYTHON) for x in KINDS]
     + [pytest.param(KINDS[1], "JAX", marks=JAX.marks)]
-    + [
-        pytest.param(x, "JAX", marks=[pytest.mark.thorough, *JAX.marks])
-        for x in KINDS
-        if x != KINDS[1]
-    ],
+    + [thorough(x, "JAX", marks=JAX.marks) for x in KINDS if x != KINDS[1]],
 )
 def test_gradients_against_complex_steps(kind, mode):
     rng, n, m = np.random.default_rng(11), 5, 3
@@ -286,9 +283,7 @@ def test_the_compiled_functions_are_the_text():
         assert relative_error(X, Y) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "mode", [PYTHON, pytest.param("JAX", marks=[pytest.mark.thorough, *JAX.marks])]
-)
+@pytest.mark.parametrize("mode", [PYTHON, thorough("JAX", marks=JAX.marks)])
 def test_gradient_of_singular_covariances_at_their_rank(mode):
     """P0, Q and H of rank one or zero, scaled: the draw moves with the square root."""
     model, y = a_model(), a_series()
@@ -487,7 +482,7 @@ def test_only_models_with_our_smoother_draw_in_our_way(extras, monkeypatch):
         register_filter("rts")
 
 
-@pytest.mark.parametrize("mode", [pytest.param("NUMBA", marks=pytest.mark.thorough), PYTHON, JAX])
+@pytest.mark.parametrize("mode", [thorough("NUMBA"), PYTHON, JAX])
 def test_marginals_of_any_rank(mode):
     """A draw is linear in its numbers: with unit vectors, its responses give the covariance."""
     rng, m = np.random.default_rng(5), 4

@@ -30,6 +30,7 @@ from numba import njit
 from numba.core.errors import TypingError
 from numba.core.runtime import _nrt_python as counts
 from numba.core.runtime import rtsys
+from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.datasets import local_level_arrays, nile, random_model, simulate
@@ -380,9 +381,7 @@ def test_a_known_start_takes_no_roots():
 
 
 @pytest.mark.parametrize("jitter", [0, 1e-8])
-@pytest.mark.parametrize(
-    "what", [*REPEATING[:2], pytest.param(REPEATING[2], marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("what", [*REPEATING[:2], thorough(REPEATING[2])])
 def test_states_that_repeat_others_take_no_roots(what, jitter):
     """Their variance falls to nothing though P0 is not vague; where it is, that is still seen."""
     model = repeating(what)

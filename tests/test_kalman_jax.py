@@ -16,6 +16,7 @@ import pytest
 from kalman_models import NAMES_OF_CASES, make
 from kalman_oracle import true_gradient
 from pytensor.graph.replace import vectorize_graph
+from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import local_level_arrays, random_model, simulate
@@ -55,6 +56,7 @@ def fixture_total(request):
 
 
 by_scans = pytest.mark.parametrize("total", ["scan"], indirect=True)
+mostly_fused = pytest.mark.parametrize("total", ["fused", thorough("scan")], indirect=True)
 
 
 def total_by_autodiff(*arrays):
@@ -128,9 +130,7 @@ def test_factorization_of_arrays_that_are_not_traced(p):
 
 
 @by_scans
-@pytest.mark.parametrize(
-    "size", [(3, 2), *(pytest.param(x, marks=pytest.mark.thorough) for x in ((5, 2), (5, 3)))]
-)
+@pytest.mark.parametrize("size", [(3, 2), *(thorough(x) for x in ((5, 2), (5, 3)))])
 def test_a_vague_start_costs_no_more_than_autodiff(size, total):
     """Against 60 digits; a gain from a formed F^-1 would lose eps kappa^2, here all of T."""
     m, p = size
@@ -316,6 +316,7 @@ def test_a_cotangent_that_is_no_array():
     assert not f(jnp.asarray(model.T)).any()
 
 
+@mostly_fused
 def test_second_derivatives_of_a_batch(total):
     y, model = make("gaps")
     arrays = values_of(y, model)
@@ -548,6 +549,7 @@ def _spy(function, calls):
     return spied
 
 
+@mostly_fused
 def test_second_derivatives(total):
     """Of both modes of JAX, against complex steps of the closed form in NumPy."""
     y, model = make("only Z varies")  # and has gaps
@@ -717,9 +719,7 @@ print(*(f"{float(x):.3f}" for x in f(1.0)))
 """
 
 
-@pytest.mark.parametrize(
-    "mode", ["JAX", pytest.param("Mode('jax', optimizer=None)", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("mode", ["JAX", thorough("Mode('jax', optimizer=None)")])
 def test_pytensor_imports_jax_for_its_jax_mode_alone(mode):
     """In a process of its own, as another test may have imported JAX here."""
     command = [sys.executable, "-c", PROGRAM.replace("MODE", mode)]

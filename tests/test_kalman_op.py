@@ -9,6 +9,7 @@ import pytest
 from kalman_models import make
 from pytensor.gradient import pushforward
 from pytensor.graph.replace import vectorize_graph
+from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.kalman import kalman_loglike
@@ -148,9 +149,7 @@ def test_second_derivatives():
     assert abs(HQ[0, 0] - expected) < 1e-9 * max(abs(expected), 1)
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("NUMBA", id="numba", marks=pytest.mark.thorough), MODES[1]]
-)
+@pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), MODES[1]])
 def test_many_series_at_once(mode):
     y, model = make("gaps")
     many = np.stack([y, y + 1, 2 * y])
@@ -278,7 +277,7 @@ def test_bad_input_when_the_function_is_called(mode):
             evaluate(*(arrays | {name: X}).values())
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), MODES[1]])
 def test_one_step_is_not_all_steps(mode):
     """An axis for time has n entries, if it is there: one is not taken for all of them."""
     y, model = make("two shocks")

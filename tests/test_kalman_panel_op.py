@@ -10,6 +10,7 @@ from kalman_models import make
 from pytensor.gradient import pushforward
 from pytensor.graph.replace import vectorize_graph
 from test_kalman_panel import loop, series
+from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -79,9 +80,7 @@ def test_weights(mode, steps):
 
 
 # In Numba test_a_batch_of_series_is_a_panel takes own means, too.
-@pytest.mark.parametrize(
-    "mode", [pytest.param("NUMBA", id="numba", marks=pytest.mark.thorough), *MODES[1:]]
-)
+@pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), *MODES[1:]])
 def test_own_means(mode):
     y, model = make("gaps")
     Y, rng = series(y, 4), np.random.default_rng(3)  # noqa: N806
@@ -197,7 +196,7 @@ def test_float32_stays_float32():
         assert X.dtype == np.float32 and np.isfinite(X[~np.isnan(X)]).all()
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), MODES[1]])
 def test_not_positive_definite_is_nan(mode):
     """Only for the series with those gaps, and in all gradients."""
     one = np.eye(1)
@@ -287,7 +286,7 @@ def test_a_vague_covariance_counts_by_its_symmetric_part():
         assert relative_error(X, G) < 1e-13
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), *MODES[1:]])
 def test_a_mean_that_is_not_a_number_is_no_gap(mode):
     y, model = make("gaps")
     symbols = symbolic(model)

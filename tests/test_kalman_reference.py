@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kalman_models import NAMES_OF_CASES, VARYING, make
 from scipy.stats import multivariate_normal
+from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
@@ -51,7 +52,7 @@ def weighted(weights):
     return scalar
 
 
-@pytest.mark.parametrize("case", NAMES_OF_CASES)
+@pytest.mark.parametrize("case", [thorough(x) if x == "long" else x for x in NAMES_OF_CASES])
 def test_three_forms_and_complex_step(case):
     y, model = make(case)
     truth = by_complex_step(y, model, loglike)

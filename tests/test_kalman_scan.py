@@ -5,6 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from kalman_models import VARYING, make
+from tiers import thorough
 
 from helpers.checks import relative_error, symmetrize
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
@@ -15,7 +16,7 @@ from helpers.statespace import SYMMETRIC
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 
 
-@pytest.fixture(scope="module", params=["gaps", "time-varying with gaps"])
+@pytest.fixture(scope="module", params=["gaps", thorough("time-varying with gaps")])
 def case(request):
     y, model = make(request.param)
     filtered = kalman_filter(y, model)
