@@ -1,10 +1,11 @@
 """The gradient of the log-likelihood in as many digits as one likes, from a filter of its own.
 
 Nothing of the package is in it: missing entries are deleted, F is eliminated by Gauss and Jordan,
-and each derivative is a complex step in the arithmetic of mpmath.
+and each derivative is a complex step in the arithmetic of FLINT, whose numbers are balls: each
+carries a bound of its own error, so that the digits are not hoped for but known.
 """
 
-import mpmath
+import flint
 import numpy as np
 
 from helpers.kalman import StateSpace
@@ -12,13 +13,16 @@ from helpers.kalman import StateSpace
 SYMMETRIC = ("P0", "H", "Q")
 
 
+def exact(X, number=flint.arb):
+    """An array of FLINT's numbers: of floats, or of such numbers already."""
+    take = np.vectorize(lambda x: number(x if isinstance(x, flint.arb) else float(x)), [object])
+    return take(X)
+
+
 def loglike_in_any_arithmetic(y, observed, weights, arrays):
-    """The weighted log-likelihood; arrays of objects, whatever numbers they hold."""
-    at = {
-        name: X if X.ndim == 1 + (name not in ("a0", "c", "d")) else X for name, X in arrays.items()
-    }
-    a, P, value = at["a0"], at["P0"], mpmath.mpf(0)
-    log_2pi = mpmath.log(2 * mpmath.pi)
+    """The weighted log-likelihood; arrays of FLINT's numbers, real or complex."""
+    a, P, value = arrays["a0"], arrays["P0"], flint.arb(0)
+    log_2pi = (2 * flint.arb.pi()).log()
     for t, (o, g) in enumerate(zip(observed, weights, strict=True)):
         c, d, T, Z, R, H, Q = (
             arrays[x][t] if arrays[x].ndim > (1 if x in "cd" else 2) else arrays[x]
@@ -28,7 +32,7 @@ def loglike_in_any_arithmetic(y, observed, weights, arrays):
         X = np.column_stack([Z @ P @ Z.T + H, y[t][o] - d[o] - Z @ a, Z @ P])
         v = X[:, k].copy()
         for j in range(k):
-            value = value - g * (mpmath.log(X[j, j]) + log_2pi) / 2
+            value = value - g * (X[j, j].log() + log_2pi) / 2
             X[j] = X[j] / X[j, j]
             for i in set(range(k)) - {j}:
                 X[i] = X[i] - X[i, j] * X[j]
@@ -39,40 +43,57 @@ def loglike_in_any_arithmetic(y, observed, weights, arrays):
     return value
 
 
+class TooFewDigitsError(ArithmeticError):
+    """Errors have grown until nothing is known of a result."""
+
+
 def true_gradient(y, model: StateSpace, names=None, weights=None, digits=80) -> dict:
     """Value and gradients ("l", "y" and the model's names) of the weighted log-likelihood.
 
-    As float arrays, each entry right to the last digit; those of symmetric arrays symmetric.
+    As float arrays, right to the last digit of their largest entry; those of symmetric arrays
+    symmetric. Where so many digits do not prove that, twice as many are taken.
     """
+    try:
+        with flint.ctx.workdps(digits):
+            return _gradient(y, model, names, weights, flint.arb(10) ** (-digits // 2))
+    except TooFewDigitsError:
+        return true_gradient(y, model, names, weights, 2 * digits)
+
+
+def _gradient(y, model, names, weights, step):
     observed = ~np.isnan(y)
     arrays = model.asdict() | {"y": np.where(observed, y, 0)}
-    with mpmath.workdps(digits):
-        weights = [mpmath.mpf(float(x)) for x in (np.ones(len(y)) if weights is None else weights)]
-        exact = {
-            name: np.vectorize(lambda x: mpmath.mpc(float(x)), otypes=[object])(X)
-            for name, X in arrays.items()
-        }
+    weights = exact(np.ones(len(y)) if weights is None else weights)
+    numbers = {name: exact(X, flint.acb) for name, X in arrays.items()}
 
-        def evaluate(**changed):
-            moved = exact | changed
-            return loglike_in_any_arithmetic(
-                moved["y"], observed, weights, {x: moved[x] for x in model.asdict()}
-            )
+    def evaluate(**changed):
+        moved = numbers | changed
+        return loglike_in_any_arithmetic(
+            moved["y"], observed, weights, {x: moved[x] for x in model.asdict()}
+        )
 
-        step = mpmath.mpf(10) ** (-digits // 2)
-        out = {"l": float(evaluate().real)}
-        for name in names or arrays:
-            G = np.zeros(arrays[name].shape)
-            for i in np.ndindex(G.shape):
-                if name == "y" and not observed[i]:
-                    continue
-                mirror = (*i[:-2], i[-1], i[-2]) if name in SYMMETRIC else i
-                if mirror < i:
-                    G[i] = G[mirror]
-                    continue
-                X = exact[name].copy()
-                for index in (i, mirror):
-                    X[index] = X[index] + mpmath.mpc(0, step / 2)
-                G[i] = float(evaluate(**{name: X}).imag / step)
-            out[name] = G
+    out = {"l": rounded(np.array(evaluate().real, object)).item()}
+    for name in names or arrays:
+        G = exact(np.zeros(arrays[name].shape))
+        for i in np.ndindex(G.shape):
+            if name == "y" and not observed[i]:
+                continue
+            mirror = (*i[:-2], i[-1], i[-2]) if name in SYMMETRIC else i
+            if mirror < i:
+                G[i] = G[mirror]
+                continue
+            X = numbers[name].copy()
+            for index in (i, mirror):
+                X[index] = X[index] + flint.acb(0, step / 2)
+            G[i] = evaluate(**{name: X}).imag / step
+        out[name] = rounded(G)
     return out
+
+
+def rounded(balls):
+    """The floats in the middle of balls, which are too small to matter."""
+    radii = np.array([float(x.rad()) for x in balls.flat])
+    middles = np.array([float(x.mid()) for x in balls.flat])
+    if not radii.max() <= 2.0**-60 * np.abs(middles).max():
+        raise TooFewDigitsError
+    return middles.reshape(balls.shape)
