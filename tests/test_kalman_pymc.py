@@ -17,10 +17,11 @@ from pymc_extras.statespace import structural as st
 from pymc_extras.statespace.core import statespace
 from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.utils.constants import LONG_NAME_TO_SHORT
-from pytensor.graph.traversal import applys_between
+from pytensor.graph.traversal import applys_between, explicit_graph_inputs
+from tiers import thorough
 
 from helpers.checks import relative_error, symmetrize
-from helpers.datasets import random_model, simulate
+from helpers.datasets import random_model, simulate, structural_example
 from helpers.kalman import StateSpace, _install, diffuse, register_filter
 from helpers.kalman.pymc import ClosedFormFilter, diffuse_start, draw_initial
 from helpers.kalman.scan import symbolic_model
@@ -48,7 +49,7 @@ def compiled(kind, time_varying, jitter):
 @pytest.mark.parametrize(
     "name",
     [
-        "gaps", pytest.param("time-varying with gaps", marks=pytest.mark.thorough),
+        "gaps", thorough("time-varying with gaps"),
         "H = 0, singular P0 and Q",
     ],
 )  # fmt: skip
@@ -82,6 +83,7 @@ def test_whole_numbers_with_gaps():
         assert np.array_equal(one, other)
 
 
+@pytest.mark.thorough
 def test_without_jitter_to_rounding():
     y, model = make("gaps")
     arguments = [y, *model.asdict().values()]
@@ -112,6 +114,22 @@ def test_a_vague_start_with_jitter_against_eighty_digits():
     for x, G in expected.items():
         assert relative_error(ours[x], G) < 1e-9, x
         assert relative_error(ours[x], G) <= relative_error(theirs[x], G), x
+
+
+def test_the_example_of_the_book_is_a_model_of_the_library():
+    parts = (
+        st.LevelTrend(order=2, innovations_order=[0, 1], name="level")
+        + st.Autoregressive(order=1, name="ar")
+        + st.MeasurementError(name="noise")
+    )
+    graph = parts.build(verbose=False)._unpack_statespace_with_placeholders()
+    values = {"initial_level": [10.0, 0.1], "params_ar": [0.95], "P0": np.eye(3)}
+    values |= {"sigma_level": [0.01], "sigma_ar": 0.01, "sigma_noise": 0.01}
+    inputs = list(explicit_graph_inputs(graph))
+    found = pytensor.function(inputs, graph, mode=UNOPTIMISED)(*(values[x.name] for x in inputs))
+    model, _, _ = structural_example()
+    for X, (name, expected) in zip(found, model.items(), strict=True):
+        assert np.array_equal(X, expected), name
 
 
 def test_names_and_shapes_of_the_outputs():
@@ -266,7 +284,7 @@ def pymc_model_of(family, filter_type, n=10):
 @pytest.mark.filterwarnings("ignore:Provided data contains missing values")
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(x, marks=[] if x in FIRST else pytest.mark.thorough, id=x) for x in FAMILIES],
+    [x if x in FIRST else thorough(x) for x in FAMILIES],
 )
 def test_every_family_of_models(family):
     """Log density and gradient of a whole model, with missing data, as with StandardFilter."""

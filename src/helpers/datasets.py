@@ -15,7 +15,6 @@ A model is a dict of its nine arrays, in the order ``a0, P0, c, d, T, Z, R, H, Q
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -344,13 +343,13 @@ def _square_root(name: str, S: np.ndarray) -> np.ndarray:
 def structural_example(
     n: int = 100, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Trend, autoregression and measurement error: a model of pymc-extras, and data drawn from it.
+    """Trend, autoregression and measurement error, as pymc-extras has them, and data drawn from it.
 
     The level starts at 10 and rises by about 0.1 a step; the slope is a random walk, and a
     first-order autoregression (coefficient 0.95) rides on top. The standard deviations of the two
     shocks and of the measurement error are 0.01. m = 3 (level, slope, autoregression), p = 1,
     r = 2. The model's P0 is the identity, what a filter is told; the data start exactly at a0,
-    since a slope drawn from N(0.1, 1) would drown the rest. Importing pymc-extras takes seconds.
+    since a slope drawn from N(0.1, 1) would drown the rest.
 
     Returns
     -------
@@ -358,30 +357,15 @@ def structural_example(
     y : array (n, 1)
     states : array (n, 3)
     """
-    with warnings.catch_warnings():
-        # pymc imports by names that PyTensor has deprecated, which is not the reader's business
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import pytensor
-        from pymc_extras.statespace import structural
-        from pytensor.graph.traversal import explicit_graph_inputs
-
-        components = (
-            structural.LevelTrend(order=2, innovations_order=[0, 1], name="level")
-            + structural.Autoregressive(order=1, name="ar")
-            + structural.MeasurementError(name="obs_error")
-        )
-        matrices = components.build(verbose=False)._unpack_statespace_with_placeholders()
-        values = {
-            "initial_level": np.array([10.0, 0.1]),
-            "sigma_level": np.array([1e-2]),
-            "params_ar": np.array([0.95]),
-            "sigma_ar": np.array(1e-2),
-            "sigma_obs_error": np.array(1e-2),
-            "P0": np.eye(3),
-        }
-        # Evaluated once, so compiled as little as possible.
-        inputs = list(explicit_graph_inputs(matrices))
-        evaluate = pytensor.function(inputs, matrices, mode="FAST_COMPILE")
-        arrays = evaluate(*(values[variable.name] for variable in inputs))
-    model = {name: np.asarray(a, dtype=float) for name, a in zip(AXES, arrays, strict=True)}
+    model = {
+        "a0": np.array([10.0, 0.1, 0.0]),
+        "P0": np.eye(3),
+        "c": np.zeros(3),
+        "d": np.zeros(1),
+        "T": np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.95]]),
+        "Z": np.array([[1.0, 0.0, 1.0]]),
+        "R": np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
+        "H": np.array([[1e-4]]),
+        "Q": 1e-4 * np.eye(2),
+    }
     return model, *simulate(n, seed, **model | {"P0": np.zeros((3, 3))})
