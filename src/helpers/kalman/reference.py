@@ -146,20 +146,26 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
     C_inv, S, Kf, J, Z_seen = (
         np.empty((n, *shape), dtype) for shape in [(p, p), (p, m), (m, p), (m, m), (p, m)]
     )
+    anew = np.ones(n, bool)  # whether the step differs from the one before it
+    if not model.time_varying:
+        anew[1:] = (observed[1:] != observed[:-1]).any(axis=1)
     a, P = model.a0, symmetric(model.P0)
     for t in range(n):
         out.a_pred[t], out.P_pred[t] = a, P
-        d_t, Z_seen[t], H_t = mask(o[t], d[t], Z[t], H[t])
+        if anew[t]:
+            d_t, Z_t, H_t = mask(o[t], d[t], Z[t], H[t])
+            W_t = R[t] @ Q[t] @ R[t].T
+        Z_seen[t] = Z_t
         try:
             out.F[t], logdet, C_inv[t], S[t], Kf[t], J[t], out.P_filt[t], G = recursions.factor(
-                o[t], P, Z_seen[t], H_t, I_p, I_m
+                o[t], P, Z_t, H_t, I_p, I_m
             )
         except np.linalg.LinAlgError:
             raise _not_positive_definite(t) from None
         out.y_hat[t], w[t], u[t], out.a_filt[t], out.l[t] = recursions.update(
-            y[t], o[t], a, d_t, Z_seen[t], logdet, C_inv[t], G
+            y[t], o[t], a, d_t, Z_t, logdet, C_inv[t], G
         )
-        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], R[t] @ Q[t] @ R[t].T)
+        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], W_t)
     return Filtered(out, w, u, C_inv, S, Kf, J, Z_seen, observed)
 
 
