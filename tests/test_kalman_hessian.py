@@ -10,6 +10,7 @@ from kalman_models import NAMES_OF_CASES, make, season
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import vectorize_graph
 from pytensor.scan.op import Scan
+from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -122,6 +123,23 @@ def test_what_does_not_move(names):
         assert close(getattr(found[2], x), X, 1e-11, floor=1e-3), x
 
 
+@pytest.mark.parametrize("k", [1, 3, 11])
+def test_directions_of_a_few_entries_of_the_transition(k):
+    """As parameters move it; the pass has products of the rows and columns that move alone."""
+    model = StateSpace(**random_model(14, 2, 2, rng=3, radius=0.6))
+    y = simulate(160, 1, **model.asdict())[0]
+    y[70, 0] = np.nan
+    rng = np.random.default_rng(k)
+    directions = directions_for(y, model, k, names=("H", "T"))
+    directions["T"] = np.zeros_like(directions["T"])
+    directions["T"][np.arange(k), rng.integers(3, 6, k), rng.integers(9, 14, k)] = 1.0
+    expected = hessian_vector(y, model, directions, "reference")
+    found = hessian_vector(y, model, directions)
+    for x, X in expected[2].asdict().items():
+        assert close(getattr(found[2], x), X, 1e-10), x
+    assert close(hessian(y, model, directions), hessian(y, model, directions, "reference"), 1e-10)
+
+
 def test_a_season_with_hundreds_of_steps():
     """The transition is nearly empty, and the covariance has long settled."""
     model = season(12)
@@ -191,7 +209,7 @@ def test_a_level_of_a_million():
 @pytest.mark.parametrize(
     ("mode", "name"),
     [
-        pytest.param("NUMBA", "only Z varies", marks=pytest.mark.thorough),
+        thorough("NUMBA", "only Z varies"),
         (PYTHON, "gaps"),
         (PYTHON, "only Z varies"),
         ("JAX", "gaps"),

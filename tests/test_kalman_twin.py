@@ -667,12 +667,17 @@ def test_models_in_lanes_are_steady_while_all_of_them_are():
             assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)
 
 
-def run_tangents(y, model, dot, weights, groups, tol):
-    """Tangents in Python: the slopes, the gradient of W, the bars, and the steady stretches."""
+def run_tangents(y, model, dot, weights, groups, tol, everywhere):
+    """Tangents in Python: the slopes, the gradient of W, the bars, and the steady stretches.
+
+    Each group is (first, count, k).
+    """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     dots = {x: X.reshape(len(X), *hessian.laid_out(x, X.shape[1:])) for x, X in dot.items()}
     dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
     bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
+    groups = [moves.Group(i, n, k, moves.block_of(dots.T[i : i + n])) for i, n, k in groups]
+    T_wanted = moves.Block(0, m, 0, m) if everywhere else moves.block_of(dots.T)
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
     at = tiles.padded(layout.lay_out(shape, Saved(True, True), plan))
     headers = np.zeros((len(groups), moves.MOVED_HEADER), np.int64)
@@ -693,36 +698,38 @@ def run_tangents(y, model, dot, weights, groups, tol):
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
     slopes, out = np.empty((len(dots.y), n)), Arrays(*arrays[:-1], np.zeros_like(arrays.W))
     varying, equal = varies(arrays), one_pass.all_equal(weights)
-    move = dots.T.any(), dots.Z.any()
     how = push.push(
-        w, x, groups, y, arrays, dots, observed, pattern, slopes, found.steady_from, varying, *move,
-        True, tol if equal else 0.0,
+        w, x, groups, y, arrays, dots, observed, pattern, slopes, found.steady_from, varying,
+        dots.Z.any(), True, tol if equal else 0.0,
     )  # fmt: skip
     assert how == DONE
     stretches = [(k, t) for t, k in enumerate(found.steady_from) if k >= 0]
     pull.pull(
         w, x, groups, arrays, dots, observed, pattern, weights, found.steady_from, varying, equal,
-        *move, True, True, out, bars,
+        dots.Z.any(), T_wanted, True, out, bars,
     )  # fmt: skip
     return slopes, out.W, bars, stretches
 
 
-ALONE, SIDE_BY_SIDE = [moves.Group(0, 1, 1)], [moves.Group(0, 2, LANES)]
-BOTH = [moves.Group(0, 2, LANES), moves.Group(2, 1, 1)]
+ALONE, SIDE_BY_SIDE = [(0, 1, 1)], [(0, 2, LANES)]
+BOTH = [(0, 2, LANES), (2, 1, 1)]
 
 
 def assert_tangents(
-    y, model, groups, weights=None, tol=0.0, names=None, rtol=1e-11, given=None
-):  # fmt: skip
-    """Against the readable loop; returns the steady stretches."""
-    rng, count = np.random.default_rng(8), sum(group.count for group in groups)
+    y, model, groups, weights=None, tol=0.0, names=None, rtol=1e-11, given=None, everywhere=True
+):
+    """Against the readable loop, T's where a direction moves T or everywhere.
+
+    Returns the steady stretches.
+    """
+    rng, count = np.random.default_rng(8), sum(n for _, n, _ in groups)
     arrays = {"y": y, **model.asdict()}
     if given is None:
         given = {x: rng.standard_normal((count, *arrays[x].shape)) for x in names or arrays}
     dot = hessian.in_time(y, model, reference.check_directions(y, model, given))
     weights = np.ones(len(y)) if weights is None else weights
     W_bar, slopes, dy, expected = hessian._one_by_one(y, model, dot, weights)
-    found = run_tangents(y, model, dot, weights, groups, tol)
+    found = run_tangents(y, model, dot, weights, groups, tol, everywhere)
     assert relative_error(found[0], slopes) < rtol
     fixed = len(found[1]) == 1
     assert relative_error(found[1], W_bar.sum(axis=0)[None] if fixed else W_bar) < rtol
@@ -730,6 +737,9 @@ def assert_tangents(
         bar = getattr(found[2], x)
         if x not in ("y", *STATIC) and bar.shape[1] == 1:
             X = X.sum(axis=1)
+        if x == "T" and not everywhere:
+            somewhere = np.any(given["T"] != 0, axis=0)
+            bar, X = bar.reshape(X.shape)[:, somewhere], X[:, somewhere]
         assert np.abs(bar.reshape(X.shape) - X).max() <= rtol * max(np.abs(X).max(), 1e-3), x
     return found[3]
 
@@ -746,6 +756,22 @@ def test_tangents_of_every_case(name, groups):
 def test_tangents_of_what_moves_alone(names):
     y, model = make("gaps")
     assert_tangents(y, model, BOTH, names=names)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("entries", [[(0, 0)], [(10, 10)], [(2, 9), (5, 10)], [(3, 1), (1, 8)]])
+def test_tangents_of_a_few_entries_of_the_transition(entries, everywhere):
+    """Blocks of every place: a corner, one column, columns that begin within a vector."""
+    model = StateSpace(**random_model(11, 2, rng=4))
+    y = simulate(7, 1, **model.asdict())[0]
+    y[3, 0] = np.nan
+    given = {"T": np.zeros((3, 11, 11)), "H": np.zeros((3, 2, 2))}
+    given["H"][1] = np.eye(2)  # a direction that leaves T as it is
+    for k, (i, j) in enumerate(entries):
+        given["T"][2 * k, i, j] = 1.0
+    assert_tangents(y, model, BOTH, given=given, everywhere=everywhere)
+    weights = np.random.default_rng(4).random(len(y))
+    assert_tangents(y, model, BOTH, weights, given=given, everywhere=everywhere)
 
 
 @pytest.mark.parametrize(("m", "p"), [(1, 4), (3, 1), (8, 2), (9, 9)])

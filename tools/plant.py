@@ -49,8 +49,33 @@ FAULTS = {
     ),
     "tangents: T's direction not turned on the way back": (
         "pull.py",
-        "from_right(w, d.half, 1.0, d.T_t, N, d.half, m, m, m, k)",
-        "from_right(w, d.half, 1.0, d.T, N, d.half, m, m, m, k)",
+        "columns_from(below(d.T_t, left), top, k), below(d.U, left)",
+        "columns_from(below(d.T, left), top, k), below(d.U, left)",
+    ),
+    "tangents: what few rows of T do to P left out": (
+        "push.py",
+        "            from_right(w, out, 1.0, dT_P, s.T_t, out, rows, m, m, k)\n",
+        "",
+    ),
+    "tangents: a symmetric product not mirrored, side by side": (
+        "moves.py",
+        "axpy(w, out.at + j * out.ld + i * k, 1.0, out.at + i * out.ld + j * k, zero, k)",
+        "pass",
+    ),
+    "tangents: T's last moving row left out": (
+        "moves.py",
+        "min(top, i), max(bottom, i + 1)",
+        "min(top, i), max(bottom, i, 1)",
+    ),
+    "tangents: the wanted columns of T's gradient begin within a vector": (
+        "moves.py",
+        "left // LANES * LANES, right)",
+        "left, right)",
+    ),
+    "tangents: rows below those of T that move forgotten": (
+        "push.py",
+        "    copy(w, below(dTP, bottom), below(d.half, bottom), m - bottom)\n",
+        "",
     ),
     "tangents: weights that differ left out of the gain's share": (
         "pull.py",
@@ -89,8 +114,8 @@ FAULTS = {
     ),
     "tangents: N's twice, where T is dense": (
         "pull.py",
-        "product(w, d.half, 0.5, s.T_t, dN, d.zero, m, m, mk)",
         "product(w, d.half, 1.0, s.T_t, dN, d.zero, m, m, mk)",
+        "product(w, d.half, 2.0, s.T_t, dN, d.zero, m, m, mk)",
     ),
     "made for a size: a place that depends on the number of steps taken for known": (
         "layout.py",

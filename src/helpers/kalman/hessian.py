@@ -78,13 +78,14 @@ def hessian_vector(
         If memory runs out.
     """
     given = reference.check_directions(y, model, directions)
-    return _moved(y, model, given, method, weights, tol, ("T", "Z"))
+    return _moved(y, model, given, method, weights, tol)
 
 
-def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weights, tol, wanted):
+def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: bool = False):
     """`hessian_vector` for directions that `check_directions` has seen.
 
-    The tangents of the gradients of T and Z only where ``wanted``, by the compiled pass.
+    With ``along_alone`` the tangents of T's and Z's gradients only where T and Z move, by the
+    compiled pass.
     """
     dot = in_time(y, model, given)
     n = len(dot["y"][0])
@@ -94,6 +95,7 @@ def _moved(y, model: StateSpace, given: dict[str, np.ndarray], method: str, weig
     if loop:
         W_bar, slopes, dy, gradients = _one_by_one(y, model, dot, weights)
     else:
+        wanted = ("T" in given, "Z" in given, False) if along_alone else (True, True, True)
         W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
     R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
     turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, gradients.pop("W") @ R
@@ -144,7 +146,7 @@ def hessian(
         As :func:`hessian_vector`.
     """
     directions = reference.check_directions(y, model, directions)
-    _, dy, gradients = _moved(y, model, directions, method, weights, tol, tuple(directions))
+    _, dy, gradients = _moved(y, model, directions, method, weights, tol, along_alone=True)
     moved = gradients.asdict() | {"y": dy}
     return symmetric(
         sum(
@@ -261,10 +263,9 @@ def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
         np.ascontiguousarray(dot[x]).reshape(k, *laid_out(x, dot[x].shape[1:])) for x in _COMPILED
     ]
     compiled = fused.building.load("tangents").hessian_vector
-    flags = "T" in wanted, "Z" in wanted, True
     try:
         W_bar, slopes, bars = compiled(
-            *fused.arrays_of(y, model), weights, *dots, *flags, fused._tolerance(tol)
+            *fused.arrays_of(y, model), weights, *dots, *wanted, True, fused._tolerance(tol)
         )
     except MemoryError:
         raise MemoryError(

@@ -492,9 +492,9 @@ class KalmanLoglikeTangent(_KalmanOp):
         ]
         return Apply(self, [*model, *extra], outputs)
 
-    def flags(self) -> tuple[bool, bool, bool]:
-        """Whether the tangents of the gradients of T, of Z, and of any, are asked for."""
-        return "T" in self.requested, "Z" in self.requested, self.requested != ("l",)
+    def flags(self) -> tuple[bool, bool, bool, bool]:
+        """Which gradients' tangents are asked for: T's, Z's, T's everywhere, any."""
+        return "T" in self.requested, "Z" in self.requested, True, self.requested != ("l",)
 
     def _many(self, given) -> tuple:
         """The leading axes of tangents: none."""

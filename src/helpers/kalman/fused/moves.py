@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from helpers.kalman.fused.layout import reader, space
 from helpers.kalman.fused.tiles import (
+    LANES,
     PART,
     Mat,
     axpy,
@@ -25,6 +26,7 @@ from helpers.kalman.fused.tiles import (
     put,
     row_product,
     sparse_product,
+    symmetrize,
     transpose,
     transposed,
 )
@@ -121,12 +123,48 @@ def moved(w):
     return w.space
 
 
+class Block(NamedTuple):
+    """Rows top to bottom - 1 and columns left to right - 1 of a matrix; all zero if there are none.
+
+    The columns begin with a whole vector.
+    """
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+@jitable
+def block_of(X):
+    """The block that holds all that is not zero in any matrix of X (directions, t, rows, cols)."""
+    directions, steps, rows, cols = X.shape
+    top, bottom, left, right = rows, 0, cols, 0
+    for q in range(directions):
+        for t in range(steps):
+            for i in range(rows):
+                for j in range(cols):
+                    if X[q, t, i, j] != 0.0:
+                        top, bottom = min(top, i), max(bottom, i + 1)
+                        left, right = min(left, j), max(right, j + 1)
+    if bottom == 0:
+        top, left = 0, 0
+    return Block(top, bottom, left // LANES * LANES, right)
+
+
+@jitable
+def columns_from(A, j, k):
+    """Tangents A from their column j on, or with k = 1 a matrix."""
+    return Mat(A.at + j * k, A.ld, A.step)
+
+
 class Group(NamedTuple):
     """Directions that go side by side."""
 
     first: int
     count: int
     k: int  # one, or the lanes of a vector, of which some may be empty
+    T: Block  # where they move T
 
 
 _BYTES = 8 * MOVED_HEADER
@@ -177,6 +215,21 @@ def from_left(w, out, A, listed, X, C, rows, inner, cols):
         sparse_product(w, out, A, listed, X, C, rows, cols)
     else:
         product(w, out, 1.0, A, X, C, rows, inner, cols)
+
+
+@jitable
+def add_symmetric(w, out, X, B, size, k):
+    """out += X B for each of the k tangents X (size, size k), where out and X B are symmetric."""
+    if k == 1:
+        product(w, out, 1.0, X, B, out, size, size, size, True)
+        symmetrize(w, out, size)
+    else:
+        zero = space(w).zero.at
+        for i in range(size):
+            here = lanes_of(out, i, k)
+            product(w, here, 1.0, transposed(B), lanes_of(X, i, k), here, i + 1, size, k)
+            for j in range(i):
+                axpy(w, out.at + j * out.ld + i * k, 1.0, out.at + i * out.ld + j * k, zero, k)
 
 
 @jitable
@@ -274,7 +327,7 @@ def load_moves(w, out, X, t, group, symmetric):
 
     In lanes that are empty `out` stays as it is.
     """
-    first, count, k = group
+    first, count, k, _ = group
     _, steps, rows, cols = X.shape
     now = t if steps > 1 else 0
     for q in range(count):
@@ -289,7 +342,7 @@ def load_moves(w, out, X, t, group, symmetric):
 @jitable
 def load_row(w, out, X, t, group):
     """Those of a vector (directions, t, rows, 1) at step t to a row."""
-    first, count, k = group
+    first, count, k, _ = group
     _, steps, rows, _ = X.shape
     now = t if steps > 1 else 0
     for q in range(count):
@@ -300,7 +353,7 @@ def load_row(w, out, X, t, group):
 @jitable
 def hand_over_moves(w, A, weight, bar, t, group):
     """Add weight times the tangents A to a group's directions of a gradient at step t."""
-    first, count, k = group
+    first, count, k, _ = group
     _, steps, rows, cols = bar.shape
     now = t if steps > 1 else 0
     for q in range(count):
@@ -312,7 +365,7 @@ def hand_over_moves(w, A, weight, bar, t, group):
 @jitable
 def hand_over_row(w, A, weight, bar, t, group):
     """The same for a vector."""
-    first, count, k = group
+    first, count, k, _ = group
     _, steps, rows, _ = bar.shape
     now = t if steps > 1 else 0
     for q in range(count):

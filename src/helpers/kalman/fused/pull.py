@@ -19,8 +19,10 @@ from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.moves import (
     add_outer,
     add_outer_from_left,
+    add_symmetric,
     add_times_row,
     add_times_rows,
+    columns_from,
     from_right,
     from_right_listed,
     group_of,
@@ -54,7 +56,7 @@ FARTHEST = 8
 
 
 @jitable
-def pull_mean(w, x, t, gain, g, equal, T_moves, Z_moves, kept, pattern_T_t, k):
+def pull_mean(w, x, t, gain, g, equal, Z_moves, kept, pattern_T_t, group):
     """The tangents of r, e and of the smoothed state at step t, with the gains of step `gain`.
 
     The pass has been there. With weights that differ the last are those of the filtered state, and
@@ -62,6 +64,7 @@ def pull_mean(w, x, t, gain, g, equal, T_moves, Z_moves, kept, pattern_T_t, k):
     """
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
+    _, _, k, block = group
     pk, mk = p * k, m * k
     Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
     dr_next, dr, de = below(d.r, t + 1), below(d.r, t), below(d.e, t)
@@ -69,8 +72,9 @@ def pull_mean(w, x, t, gain, g, equal, T_moves, Z_moves, kept, pattern_T_t, k):
     # s = T'r, and ds = T'dr + dT'r
     row_product(w, s.row.at, 1.0, r_next, s.T, s.zero.at, m, m)
     from_right_listed(w, d.s, dr_next, s.T_t, pattern_T_t, s.T, d.zero, 1, m, m, k)
-    if T_moves:
-        row_product(w, d.s.at, 1.0, r_next, d.T, d.s.at, m, mk)
+    if block.bottom > 0:
+        top, rows = block.top, block.bottom - block.top
+        row_product(w, d.s.at, 1.0, r_next + top, below(d.T, top), d.s.at, rows, mk)
     # e = g u - Kf's, and r before the step T'r + Z'e
     axpy(w, de.at, g, d.u.at + t * d.u.ld, d.zero.at, pk)
     add_times_rows(w, de, -1.0, d.s, Kf, p, m, k)
@@ -89,20 +93,22 @@ def pull_mean(w, x, t, gain, g, equal, T_moves, Z_moves, kept, pattern_T_t, k):
 
 
 @jitable
-def move_gain(w, x, gain, T_moves, pattern_T, k):
+def move_gain(w, x, gain, pattern_T, group):
     """K = Kf'T' (p, m), its transposed, and the tangents of K."""
     s, d = space(w), moved(x)
     _, p, m = sizes(w)
+    _, _, k, block = group
     Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
     product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
     transpose(w, s.K_t, s.K, p, m)
     from_right_listed(w, d.K, dKf, s.T, pattern_T, s.T_t, d.zero, p, m, m, k)
-    if T_moves:
-        product(w, d.K, 1.0, Kf, d.T_t, d.K, p, m, m * k)
+    if block.bottom > 0:
+        left, cols = block.left, block.right - block.left
+        product(w, d.K, 1.0, columns_from(Kf, left, 1), below(d.T_t, left), d.K, p, cols, m * k)
 
 
 @jitable
-def pull_sums(w, x, t, gain, steps, S, dS, g, equal, want_T, want_Z, k):
+def pull_sums(w, x, t, gain, steps, S, dS, g, equal, T_wanted, want_Z, k):
     """What steps with the gains of step `gain` add to the sums, S being the sum of their N.
 
     Of a single step, t is that one. Leaves K S in s.G and its tangents in d.KN, and in d.D those of
@@ -122,23 +128,25 @@ def pull_sums(w, x, t, gain, steps, S, dS, g, equal, want_T, want_Z, k):
         add_times_rows(w, d.D, 2.0, d.Y, s.K, 1, m, k)
     else:
         from_right(w, d.F_half, 1.0, d.Y, s.K_t, d.zero, p, m, p, k)
-    if not equal:  # - u e' - e u' + g u u'
-        u, e, du, de = below(s.u, t), below(s.e, t), below(d.u, t), below(d.e, t)
-        for i in range(p):
-            x_i = g * get(w, u.at + i) - get(w, e.at + i)
-            row = d.F_half.at + i * d.F_half.ld
-            axpy(w, row, x_i, du.at, row, pk)
-        add_outer_from_left(w, d.F_half, -1.0, de, u.at, p, p, k)
-    if p > 1 or not equal:
+        if not equal:  # - u e' - e u' + g u u'
+            u, e, du, de = below(s.u, t), below(s.e, t), below(d.u, t), below(d.e, t)
+            for i in range(p):
+                x_i = g * get(w, u.at + i) - get(w, e.at + i)
+                row = d.F_half.at + i * d.F_half.ld
+                axpy(w, row, x_i, du.at, row, pk)
+            add_outer_from_left(w, d.F_half, -1.0, de, u.at, p, p, k)
         with_turned(w, d.D, d.F_half, p, k)
     add(w, d.D, g * steps, dF_inv, p)
     add(w, d.D_sum, 1.0, d.D, p)
     add(w, d.N_sum, 1.0, dS, m)
     if gain < n - 1:
         TP, dTP = below(s.TP, gain * m), below(d.TP, gain * m)
-        if want_T:
-            from_right(w, d.T_bar, -1.0, dS, TP, d.T_bar, m, m, m, k)
-            product(w, d.T_bar, -1.0, S, dTP, d.T_bar, m, m, mk)
+        if T_wanted.bottom > 0:
+            top, bottom, left, right = T_wanted
+            out, rows, cols = columns_from(below(d.T_bar, top), left, k), bottom - top, right - left
+            TP_here, dTP_here = columns_from(TP, left, 1), columns_from(dTP, left, k)
+            from_right(w, out, -1.0, below(dS, top), TP_here, out, rows, m, cols, k)
+            product(w, out, -1.0, below(S, top), dTP_here, out, rows, m, cols * k)
         if want_Z:
             from_right(w, d.Z_bar, 1.0, d.KN, TP, d.Z_bar, p, m, m, k)
             product(w, d.Z_bar, 1.0, s.G, dTP, d.Z_bar, p, m, mk)
@@ -152,43 +160,50 @@ def pull_sums(w, x, t, gain, steps, S, dS, g, equal, want_T, want_Z, k):
 
 
 @jitable
-def pull_covariance(w, x, t, N, swapped, equal, T_moves, Z_moves, pattern_T_t, k):
+def pull_covariance(w, x, t, swapped, equal, Z_moves, pattern_T_t, group):
     """The tangents of N before step t, after its `step_back` and `pull_sums`.
 
-    N_before = T'N T + Z'Y + Y'Z, with Y = D Z / 2 + M and M = -K N T, as `step_back` has it.
+    N_before = T'N T + Z'Y + Y'Z, with Y = D Z / 2 + M and M = -K N T, as `step_back` has it, which
+    leaves N T in s.B.
     """
     s, d = space(w), moved(x)
     dN, dN_before = in_turn(d, swapped)
     _, p, m = sizes(w)
+    _, _, k, block = group
+    top, bottom, left, right = block
     mk = m * k
     KN, Y = s.G, s.YZ
     # dM = -(d(K N) T + K N dT)
     from_right(w, d.M, -1.0, d.KN, s.T, d.zero, p, m, m, k)
-    if T_moves:
-        product(w, d.M, -1.0, KN, d.T, d.M, p, m, mk)
+    if bottom > 0:
+        KN_here, dT = columns_from(KN, top, 1), below(d.T, top)
+        product(w, d.M, -1.0, KN_here, dT, d.M, p, bottom - top, mk)
     if not equal:  # - u s'
         add_outer(w, d.M, -1.0, s.u.at + t * s.u.ld, d.s, p, m, k)
         add_outer_from_left(w, d.M, -1.0, below(d.u, t), s.row.at, p, m, k)
     from_right(w, d.Y, 0.5, d.D, s.Z, d.M, p, p, m, k)
     if Z_moves:
         product(w, d.Y, 0.5, s.D, d.Z, d.Y, p, p, mk)
-    # Half of it all: (T'dN / 2 + dT'N) T + Z'dY + dZ'Y
-    if pattern_T_t.sparse:
+    # dN_before = T'dN T + X + X' with X = dT'N T + Z'dY + dZ'Y; where T is nearly empty, half of
+    # T'dN T is in X
+    sparse = pattern_T_t.sparse
+    if sparse:
         sparse_product(w, d.half, s.T_t, pattern_T_t, dN, d.zero, m, mk)
         add(w, d.half, -0.5, d.half, m)
-    else:
-        product(w, d.half, 0.5, s.T_t, dN, d.zero, m, m, mk)
-    if T_moves:
-        from_right(w, d.half, 1.0, d.T_t, N, d.half, m, m, m, k)
-    if pattern_T_t.sparse:  # turned, which its sum with the turned one does not see
         turn(w, d.turned, d.half, m, m, k)
         sparse_product(w, d.U, s.T_t, pattern_T_t, d.turned, d.zero, m, mk)
     else:
-        from_right(w, d.U, 1.0, d.half, s.T, d.zero, m, m, m, k)
+        product(w, d.half, 1.0, s.T_t, dN, d.zero, m, m, mk)
+        clear(w, d.U, m)
+    if bottom > 0:
+        dT_t, out = columns_from(below(d.T_t, left), top, k), below(d.U, left)
+        from_right(w, out, 1.0, dT_t, below(s.B, top), out, right - left, bottom - top, m, k)
     product(w, d.U, 1.0, transposed(s.Z), d.Y, d.U, m, p, mk)
     if Z_moves:
         from_right(w, d.U, 1.0, d.Z_t, Y, d.U, m, p, m, k)
     with_turned(w, dN_before, d.U, m, k)
+    if not sparse:
+        add_symmetric(w, dN_before, d.half, s.T, m, k)
 
 
 @jitable
@@ -338,13 +353,17 @@ def spread(w, x, gain, end, kept):
 
 @jitable
 def pull(
-    w, x, groups, model, dots, observed, pattern, l_bar, steady_from, varying, equal, T_moves,
-    Z_moves, want_T, want_Z, out, bars,
+    w, x, groups, model, dots, observed, pattern, l_bar, steady_from, varying, equal, Z_moves,
+    T_wanted, want_Z, out, bars,
 ):  # fmt: skip
-    """Backwards: adds the gradient of W to `out`, and the tangents of all gradients to `bars`."""
+    """Backwards: adds the gradient of W to `out`, and the tangents of all gradients to `bars`.
+
+    Those of T's are complete in the `Block` T_wanted alone.
+    """
     s = space(w)
     n, p, m = sizes(w)
-    kept, weight = want_T or want_Z, l_bar[0] if equal else 1.0
+    want_T, weight = T_wanted.bottom > 0, l_bar[0] if equal else 1.0
+    kept = want_T or want_Z
     wanted = Wanted(True, False, True, True)
     N, N_before, swapped = s.N, s.P_next, False
     clear(w, below(s.r, n), 1)
@@ -373,16 +392,14 @@ def pull(
             copy(w, N_before, N, m)
             steady_backward(w, gain, t + 1, N, wanted)
             for i in range(len(groups)):
-                here, k = group_of(x, i), groups[i].k
-                move_gain(w, here, gain, T_moves, pattern.T, k)
+                here, group, k = group_of(x, i), groups[i], groups[i].k
+                move_gain(w, here, gain, pattern.T, group)
                 for j in range(t, gain - 1, -1):
-                    pull_mean(
-                        w, here, j, gain, g, equal, T_moves, Z_moves, kept, pattern.T_t, k
-                    )  # fmt: skip
+                    pull_mean(w, here, j, gain, g, equal, Z_moves, kept, pattern.T_t, group)
                 settle(w, here, gain, steps, s.P, N_before, swapped, Z_moves, doublings, k)
                 dS = moved(here).S
                 pull_sums(
-                    w, here, t, gain, float(steps), s.S, dS, g, equal, want_T, want_Z, k
+                    w, here, t, gain, float(steps), s.S, dS, g, equal, T_wanted, want_Z, k
                 )  # fmt: skip
             t, swapped = gain - 1, not swapped
             continue
@@ -392,12 +409,12 @@ def pull(
         add(w, s.N_sum, 1.0, N, m)
         step_back(w, t, N, N_before, pattern.T_t, wanted, g, equal, False)
         for i in range(len(groups)):
-            here, k = group_of(x, i), groups[i].k
+            here, group = group_of(x, i), groups[i]
             dN, _ = in_turn(moved(here), swapped)
-            pull_mean(w, here, t, t, g, equal, T_moves, Z_moves, kept, pattern.T_t, k)
-            move_gain(w, here, t, T_moves, pattern.T, k)
-            pull_sums(w, here, t, t, 1.0, N, dN, g, equal, want_T, want_Z, k)
-            pull_covariance(w, here, t, N, swapped, equal, T_moves, Z_moves, pattern.T_t, k)
+            pull_mean(w, here, t, t, g, equal, Z_moves, kept, pattern.T_t, group)
+            move_gain(w, here, t, pattern.T, group)
+            pull_sums(w, here, t, t, 1.0, N, dN, g, equal, T_wanted, want_Z, group.k)
+            pull_covariance(w, here, t, swapped, equal, Z_moves, pattern.T_t, group)
         if varying:
             accumulate_W(w, t, t + 1, s.N_sum, equal, weight, out)
             clear(w, s.N_sum, m)

@@ -25,8 +25,10 @@ from helpers.kalman.fused.inputs import (
 from helpers.kalman.fused.layout import Saved, sizes, space
 from helpers.kalman.fused.moves import (
     add_outer_from_left,
+    add_symmetric,
     add_times_row,
     add_times_rows,
+    columns_from,
     from_left,
     from_right,
     from_right_listed,
@@ -89,11 +91,12 @@ def in_turn(d, swapped):
 
 
 @jitable
-def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
+def push_covariance(w, x, t, P, swapped, Z_moves, kept, pattern, group):
     """The tangents of what step t does to covariances, after its `updated` and `predict`."""
     s, d = space(w), moved(x)
     dP, dP_next = in_turn(d, swapped)
     n, p, m = sizes(w)
+    _, _, k, block = group
     pk, mk = p * k, m * k
     Kf, dKf, dF_inv = below(s.Kf, t * p), below(d.Kf, t * p), below(d.F_inv, t * p)
 
@@ -151,16 +154,28 @@ def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
         with_turned(w, d.P_filt, d.half, m, k)
         add(w, d.P_filt, 1.0, dP, m)
 
-    # dP <- T dP_filt T' + dT P_filt T' + T P_filt dT' + dW, of which half is
-    # (T dP_filt / 2 + dT P_filt) T' + dW / 2
-    dTP = below(d.TP, t * m) if kept else d.turned
+    # d(T P_filt) = T dP_filt + dT P_filt
+    top, bottom, left, right = block
+    rows, dTP = bottom - top, below(d.TP, t * m) if kept else d.turned
     from_left(w, d.half, s.T, pattern.T, d.P_filt, d.zero, m, m, mk)
-    if T_moves:
-        from_right(w, dTP, 1.0, d.T, s.P_filt, d.half, m, m, m, k)
-        axpy(w, d.half.at, -0.5, d.half.at, dTP.at, m * dTP.ld)
-    else:
-        copy(w, dTP, d.half, m)
-        add(w, d.half, -0.5, d.half, m)
+    copy(w, dTP, d.half, top)
+    if rows > 0:
+        dT, out, C = columns_from(below(d.T, top), left, k), below(dTP, top), below(d.half, top)
+        from_right(w, out, 1.0, dT, below(s.P_filt, left), C, rows, right - left, m, k)
+    copy(w, below(dTP, bottom), below(d.half, bottom), m - bottom)
+
+    # dP_next = T dP_filt T' + X + X' with X = dT P_filt T' + dW / 2 where few rows of T move; else
+    # X + X' with X = (T dP_filt / 2 + dT P_filt) T' + dW / 2
+    if 2 * rows <= m and not pattern.T.sparse:
+        copy(w, d.U, d.W, m)
+        if rows > 0:
+            dT_P, out, here = below(d.L, top), below(d.U, top), below(d.half, top).at
+            axpy(w, dT_P.at, -1.0, here, below(dTP, top).at, rows * dTP.ld)
+            from_right(w, out, 1.0, dT_P, s.T_t, out, rows, m, m, k)
+        with_turned(w, dP_next, d.U, m, k)
+        add_symmetric(w, dP_next, d.half, s.T_t, m, k)
+        return
+    axpy(w, d.half.at, -0.5, d.half.at, dTP.at, m * dTP.ld)
     if pattern.T.sparse:  # turned, which its sum with the turned one does not see
         turn(w, d.turned, d.half, m, m, k)
         sparse_product(w, d.U, s.T, pattern.T, d.turned, d.W, m, mk)
@@ -170,11 +185,11 @@ def push_covariance(w, x, t, P, swapped, T_moves, Z_moves, kept, pattern, k):
 
 
 @jitable
-def push_mean(w, x, t, gain, dots, observed, slopes, T_moves, Z_moves, pattern, group):
+def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
     """The tangents of what step t does to the data, with the gains of step `gain`."""
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
-    first, count, k = group
+    first, count, k, block = group
     pk, mk = p * k, m * k
     Kf, dKf, v, u = below(s.Kf, gain * p), below(d.Kf, gain * p), below(s.v, t), below(s.u, t)
     du, da_filt = below(d.u, t), below(d.a_filt, t)
@@ -212,8 +227,10 @@ def push_mean(w, x, t, gain, dots, observed, slopes, T_moves, Z_moves, pattern, 
     if t == n - 1:
         return
     from_right_listed(w, d.a, da_filt, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
-    if T_moves:
-        add_times_row(w, d.a, 1.0, d.T, s.a_filt.at + t * s.a_filt.ld, m, m, k)
+    if block.bottom > 0:
+        top, a_filt = block.top, s.a_filt.at + t * s.a_filt.ld
+        out, rows = columns_from(d.a, top, k), block.bottom - top
+        add_times_row(w, out, 1.0, below(d.T, top), a_filt, rows, m, k)
 
 
 @jitable
@@ -248,8 +265,8 @@ def moved_change(w, x, P, swapped, k):
 
 @jitable
 def push(
-    w, x, groups, y, model, dots, observed, pattern, slopes, steady_from, varying, T_moves, Z_moves,
-    kept, tol,
+    w, x, groups, y, model, dots, observed, pattern, slopes, steady_from, varying, Z_moves, kept,
+    tol,
 ):  # fmt: skip
     """Forwards: the gains and states, the tangents of both, and the slopes (directions, n).
 
@@ -283,12 +300,8 @@ def push(
             predict(w, t, P, F_inv, P_next, TP, pattern.T)
         for i in range(len(groups)):
             here = group_of(x, i)
-            push_covariance(
-                w, here, t, P, swapped, T_moves, Z_moves, kept, pattern, groups[i].k
-            )  # fmt: skip
-            push_mean(
-                w, here, t, t, dots, observed, slopes, T_moves, Z_moves, pattern, groups[i]
-            )  # fmt: skip
+            push_covariance(w, here, t, P, swapped, Z_moves, kept, pattern, groups[i])
+            push_mean(w, here, t, t, dots, observed, slopes, Z_moves, pattern, groups[i])
         if t == n - 1:
             break
         if steady:
@@ -299,9 +312,8 @@ def push(
                 here = group_of(x, i)
                 for later in range(t + 1, end):
                     push_mean(
-                        w, here, later, t, dots, observed, slopes, T_moves, Z_moves, pattern,
-                        groups[i],
-                    )  # fmt: skip
+                        w, here, later, t, dots, observed, slopes, Z_moves, pattern, groups[i]
+                    )
             t, steady, since, before, d_before, looked = end, False, end, -1.0, -1.0, end
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)

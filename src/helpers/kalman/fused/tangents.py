@@ -32,8 +32,10 @@ from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
 from helpers.kalman.fused.moves import (
     FIRST_OF_STEPS,
     MOVED_HEADER,
+    Block,
     Directions,
     Group,
+    block_of,
     lay_out_moved,
 )
 from helpers.kalman.fused.one_pass import all_equal, clean
@@ -69,9 +71,10 @@ def enough(m):
 
 
 @jitable
-def arranged(directions, m, first):
+def arranged(T, first):
     """As many groups of directions from the one called `first` on as go through one pass."""
-    groups = [Group(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
+    directions, _, m, _ = T.shape
+    groups = [Group(first, first, first, block_of(T)) for _ in range(0)]
     room = LARGEST
     while first < directions:
         left = directions - first
@@ -80,20 +83,21 @@ def arranged(directions, m, first):
         room -= (2 if side_by_side else 1) * k * m * m
         if room < 0 and len(groups) > 0:
             break
-        groups.append(Group(first, min(left, k), k))
+        count = min(left, k)
+        groups.append(Group(first, count, k, block_of(T[first : first + count])))
         first += k
     return groups
 
 
 @jitable
 def tangent_pass(
-    y, model, l_bar, dots, bars, slopes, W_sum, groups, want_T, want_Z, backwards, tol
+    y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
 ):  # fmt: skip
     """The directions of all groups: fills their slopes and bars, and W_sum. How it ended."""
     n, p = y.shape
     m = len(model.a0)
-    kept, equal, varying = want_T or want_Z, all_equal(l_bar), varies(model)
-    T_moves, Z_moves = anything(dots.T), anything(dots.Z)
+    kept, equal, varying = T_wanted.bottom > 0 or want_Z, all_equal(l_bar), varies(model)
+    Z_moves = anything(dots.Z)
     plan, headers = np.empty(HEADER, np.int64), np.empty((len(groups), MOVED_HEADER), np.int64)
     shape = Sizes(n, p, m)
     at = padded(lay_out(shape, Saved(True, True), plan))
@@ -111,7 +115,7 @@ def tangent_pass(
     observed, pattern = look(y, model, entries, found)
     how = push(
         w, x, groups, y, model, dots, observed, pattern, slopes, found.steady_from, varying,
-        T_moves, Z_moves, kept, tol if equal else 0.0,
+        Z_moves, kept, tol if equal else 0.0,
     )  # fmt: skip
     if how == DONE and backwards:
         W_sum[:] = 0.0
@@ -120,7 +124,7 @@ def tangent_pass(
         )  # fmt: skip
         pull(
             w, x, groups, model, dots, observed, pattern, l_bar, found.steady_from, varying, equal,
-            T_moves, Z_moves, want_T, want_Z, out, bars,
+            Z_moves, T_wanted, want_Z, out, bars,
         )  # fmt: skip
     memory[0], headers[0, 0] = 0.0, 0  # their addresses were good until here
     return how
@@ -129,12 +133,13 @@ def tangent_pass(
 @kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def hessian_vector(
     y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
-    W_dot, want_T, want_Z, backwards, tol,
+    W_dot, want_T, want_Z, everywhere, backwards, tol,
 ):  # fmt: skip
     """The gradient of W, the slopes (k, n), and the tangents of the gradients along k directions.
 
     y, a0, ..., W, l_bar and tol as :func:`helpers.kalman.fused.entry.loglike_and_grad` takes them,
-    of float64. The directions, and what comes back, are `Directions`, contiguous. Without
+    of float64. The directions, and what comes back, are `Directions`, contiguous. Unless
+    `everywhere`, those of T's gradient are complete only where some direction moves T. Without
     `backwards` only the slopes are computed. All is NaN where some F is not positive definite.
     """
     y, l_bar = contiguous(y), contiguous(l_bar)
@@ -146,13 +151,15 @@ def hessian_vector(
         np.zeros(c_dot.shape), np.zeros(d_dot.shape), np.zeros(T_dot.shape),
         np.zeros(Z_dot.shape), np.zeros(H_dot.shape), np.zeros(W_dot.shape),
     )  # fmt: skip
-    directions = len(y_dot)
+    directions, m = len(y_dot), len(model.a0)
     slopes, W_sum = np.empty((directions, len(y))), np.zeros(model.W.shape)
-    first = 0
+    first, T_wanted = 0, Block(0, m if want_T else 0, 0, m if want_T else 0)
+    if want_T and not everywhere:
+        T_wanted = block_of(dots.T)
     while first < directions:
-        groups = arranged(directions, len(model.a0), first)
+        groups = arranged(dots.T, first)
         how = tangent_pass(
-            y, model, l_bar, dots, bars, slopes, W_sum, groups, want_T, want_Z, backwards, tol
+            y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
         )
         if how != DONE:
             slopes[:], W_sum[:] = np.nan, np.nan
@@ -166,6 +173,6 @@ def hessian_vector(
 
 _DIRECTIONS = types.Array(types.float64, 4, "C", readonly=True)
 linked_hessian_vector = linked(
-    hessian_vector, (*MODEL, READ[1], *[_DIRECTIONS] * 9, *[types.boolean] * 3, types.float64)
+    hessian_vector, (*MODEL, READ[1], *[_DIRECTIONS] * 9, *[types.boolean] * 4, types.float64)
 )
 hessian_vector.disable_compile()  # Python takes the same machine code
