@@ -8,7 +8,7 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
 # Chapters that time something need not do it as long as for a reader: their times are not compared.
-os.environ.setdefault("TIMING_SECONDS", "0.5")
+os.environ.setdefault("TIMING_SECONDS", "0.2")
 
 # What is not compiled by Numba runs in Python: compiling it in C takes far longer than running it.
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if flag]
