@@ -22,9 +22,11 @@ collect_ignore += ["tests/data"]
 # What takes longest begins first, so that two workers end together: a module or a notebook stays on
 # one of them.
 LONGEST = (
-    "notebooks/sparse/04-", "tests/test_kalman_diffuse", "tests/test_kalman_pymc",
-    "tests/test_kalman_fused", "tests/test_kalman_draws", "tests/test_kalman_jax",
-    "notebooks/pytensor/07-", "notebooks/kalman/02-", "notebooks/kalman/13-",
+    "tests/test_kalman_draws", "tests/test_kalman_diffuse", "tests/test_kalman_jax",
+    "tests/test_kalman_pymc", "notebooks/sparse/04-", "notebooks/kalman/13-",
+    "tests/test_kalman_panel_op", "tests/test_kalman_op", "tests/test_onnx_backend",
+    "notebooks/sparse/06-", "tests/test_attack", "tests/test_kalman_fused",
+    "notebooks/kalman/05-", "notebooks/pytensor/04-", "notebooks/pytensor/09-",
 )  # fmt: skip
 
 
