@@ -74,8 +74,14 @@ def assert_close(found, dy, expected, bound):
         assert relative_error(np.asarray(G), X) < bound, name
 
 
-@pytest.mark.parametrize("method", ["fused", "scan"])
-@pytest.mark.parametrize("name", NAMES_OF_CASES)
+BY_SCANS = "gaps", "time-varying with gaps", "H = 0, singular P0 and Q", "Nile"
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(x, "fused") for x in NAMES_OF_CASES]
+    + [(x, "scan") if x in BY_SCANS else thorough(x, "scan") for x in NAMES_OF_CASES],
+)
 def test_value_and_gradient_for_any_weights(name, method):
     y, model = make(name)
     # The Nile's start is vague, and its gradients are small: it stands near its optimum.
