@@ -11,9 +11,12 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("TIMING_SECONDS", "0.2")
 
 # What is not compiled by Numba runs in Python: compiling it in C takes far longer than running it.
+# And of the place where a variable was made PyTensor looks up one line for each, instead of eight.
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if flag]
-if not any(flag.startswith("cxx=") for flag in flags):
-    os.environ["PYTENSOR_FLAGS"] = ",".join([*flags, "cxx="])
+for name, value in {"cxx": "", "traceback__limit": "1"}.items():
+    if not any(flag.startswith(f"{name}=") for flag in flags):
+        flags.append(f"{name}={value}")
+os.environ["PYTENSOR_FLAGS"] = ",".join(flags)
 
 # The doctests of jax.py need JAX. tests/data holds scripts, not tests.
 collect_ignore = [] if find_spec("jax") else ["src/helpers/kalman/jax.py"]
