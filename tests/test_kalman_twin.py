@@ -773,8 +773,9 @@ def test_tangents_of_a_few_entries_of_the_transition(entries):
     assert_tangents(y, model, BOTH, weights, given=given, everywhere=False)
 
 
-@pytest.mark.parametrize(("m", "p"), [(1, 4), (3, 1), (8, 2), (9, 9)])
+@pytest.mark.parametrize(("m", "p"), [(1, 4), (3, 1), (8, 2), (9, 9), (17, 1)])
 def test_tangents_of_sizes_around_whole_vectors(m, p):
+    """With more states than a tile is wide, a triangle leaves out entries above the diagonal."""
     model = StateSpace(**random_model(m, p, rng=m + p))
     y = simulate(7, 1, **model.asdict())[0]
     y[3, 0] = np.nan

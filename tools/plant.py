@@ -57,6 +57,11 @@ FAULTS = {
         "            from_right(w, out, 1.0, dT_P, s.T_t, out, rows, m, m, k)\n",
         "",
     ),
+    "tangents: a symmetric product not mirrored, alone": (
+        "moves.py",
+        "        symmetrize(w, out, size)\n",
+        "",
+    ),
     "tangents: a symmetric product not mirrored, side by side": (
         "moves.py",
         "axpy(w, out.at + j * out.ld + i * k, 1.0, out.at + i * out.ld + j * k, zero, k)",
