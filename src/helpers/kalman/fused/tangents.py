@@ -56,15 +56,6 @@ LARGEST = 8000
 
 
 @jitable
-def anything(X):
-    """Whether any entry of X is not zero."""
-    for x in X.ravel():
-        if x != 0.0:
-            return True
-    return False
-
-
-@jitable
 def enough(m):
     """So many directions of m states take less time side by side than one after the other."""
     return min(LANES, (m + 8) // 4)
@@ -97,7 +88,7 @@ def tangent_pass(
     n, p = y.shape
     m = len(model.a0)
     kept, equal, varying = T_wanted.bottom > 0 or want_Z, all_equal(l_bar), varies(model)
-    Z_moves = anything(dots.Z)
+    Z_moves = block_of(dots.Z).bottom > 0
     plan, headers = np.empty(HEADER, np.int64), np.empty((len(groups), MOVED_HEADER), np.int64)
     shape = Sizes(n, p, m)
     at = padded(lay_out(shape, Saved(True, True), plan))
