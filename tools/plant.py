@@ -289,6 +289,16 @@ FAULTS = {
         "k = max(first, j) if lower else first",
         "k = max(first, j + 1) if lower else first",
     ),
+    "a lower half without its first rows": (
+        "tiles.py",
+        "            _narrow(w, out, alpha, A, B, C, j, j, first, inner)\n",
+        "",
+    ),
+    "a lower half without a row of its second vector": (
+        "tiles.py",
+        "            first = min(j + LANES, rows)\n",
+        "            first = min(j + LANES + 1, rows)\n",
+    ),
     "the first rows transposed in place of later ones": (
         "tiles.py",
         "    for i in range(first, stop, LANES):\n",

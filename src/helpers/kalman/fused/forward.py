@@ -251,7 +251,7 @@ def updated(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries, needed):
 @jitable
 def made_symmetric(t, m):
     """Whether step t computes a covariance's lower half, from which it becomes symmetric."""
-    return m > 2 * LANES or t % SYMMETRIC_EVERY == 0
+    return 2 * m > 3 * LANES or t % SYMMETRIC_EVERY == 0
 
 
 @jitable

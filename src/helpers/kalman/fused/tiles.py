@@ -431,9 +431,12 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
     B, C and out lie row by row (step 1), with rows padded to whole vectors; A may have any strides.
     With `lower`, some entries above the diagonal are left as they are.
     """
-    j = 0
+    j = first = 0
     while j + LANES < cols:
-        _wide(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
+        if lower:  # of the first rows the first vector alone
+            first = min(j + LANES, rows)
+            _narrow(w, out, alpha, A, B, C, j, j, first, inner)
+        _wide(w, out, alpha, A, B, C, j, first, rows, inner)
         j += WIDEST
     if j < cols:
         _narrow(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
