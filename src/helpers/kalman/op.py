@@ -400,14 +400,19 @@ class KalmanLoglikeGrad(_KalmanOp):
         model = self._over_time(model)
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
-        l, out, y_bar, _ = load("entry").loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
+        entry = load("entry")
+        l, bars, y_bar, _ = entry.loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
+        out = entry.Arrays(*bars)
         values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
         self._store(output_storage, values, node.outputs[0].dtype)
 
     def numba_function(self, node):
         flags = ", ".join(map(str, self.flags()))
         arguments = f"{', '.join(INPUTS)}, l_bar, {flags}, {self.tol!r}"
-        call = f"l, out, y_bar, _ = entry.linked_loglike_and_grad(({arguments}))"
+        call = (
+            f"l, bars, y_bar, _ = entry.linked_loglike_and_grad(({arguments})); "
+            "out = entry.Arrays(*bars)"
+        )
         return self._numba_function(node, call, ("l_bar",), self._numba_results(self.requested))
 
     def infer_shape(self, node, shapes):

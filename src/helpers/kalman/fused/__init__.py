@@ -34,6 +34,8 @@ from helpers.statespace import STATIC, Gradients, StateSpace, check_data, check_
 
 __all__ = ["loglike", "loglike_and_grad", "warmup"]
 
+_FILTERED = ("a0", "P0", "c", "d", "T", "Z", "H")  # in this order, W = R Q R' after them
+
 
 def loglike(y, model: StateSpace, tol: float = TOLERANCE) -> float:
     """Log-likelihood of a series.
@@ -99,7 +101,7 @@ def loglike_and_grad(
         *arrays, weights.astype(float), True, True, True, True, _tolerance(tol)
     )
     if report[0] < n and np.isnan(l).all():
-        raise _not_positive_definite(int(report[0]))
+        raise _not_positive_definite(report[0])
     return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
 
 
@@ -113,12 +115,11 @@ def gradients_of(model: StateSpace, out) -> Gradients:
 
 def gradients_in_time(R, Q, out, kept) -> Gradients:  # noqa: N803
     """:func:`gradients_of` for R and Q with an axis of length 1 or n; those `kept` have theirs."""
-    W = out.W
+    bars = dict(zip((*_FILTERED, "W"), out, strict=True))
+    W = bars.pop("W")
     Q_bar = np.swapaxes(R, -1, -2) @ W @ R
-    bars = out._asdict() | {
-        "R": 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2),
-        "Q": (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2,
-    }
+    bars["R"] = 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2)
+    bars["Q"] = (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2
     return Gradients(**{x: bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields})
 
 
@@ -199,7 +200,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
     whole = (*STATIC, *model.time_varying)
     X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
     W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
-    return [y, *(X[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")), W]
+    return [y, *(X[x] for x in _FILTERED), W]
 
 
 def _tolerance(tol) -> float:

@@ -494,9 +494,10 @@ def loglike_and_grad(
 ):  # fmt: skip
     """`loglike`, the gradient of its sum weighted with l_bar (n,), that of y, and a report.
 
-    The gradient is an array for each of the model's, of the same shape, symmetric for P0, H and W.
-    The flags say what is wanted: any of P0, T, Z, H, W (`want_matrices`), T, Z, W; the others come
-    back as zeros. The report (3,) holds the step at which the pass ended (n, or the step whose F is
+    The gradient is an array for each of the model's, in the order of `Arrays` and of the same
+    shape, symmetric for P0, H and W: a tuple, as Python is handed one sooner than a named one. The
+    flags say what is wanted: any of P0, T, Z, H, W (`want_matrices`), T, Z, W; the others come
+    back as zeros. The report holds the step at which the pass ended (n, or the step whose F is
     not positive definite, in which case all is NaN), the number of steps in square-root
     coordinates, and the first step of the first steady state, n if there is none.
     """
@@ -510,7 +511,8 @@ def loglike_and_grad(
         l[:], y_bar[:] = np.nan, np.nan
         out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
         out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
-    return l, out, y_bar, report
+    bars = out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H, out.W
+    return l, bars, y_bar, (report[0], report[1], report[2])
 
 
 # What y, a0, P0, c, d, T, Z, H and W are to the two functions above.

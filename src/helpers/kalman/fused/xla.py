@@ -187,7 +187,7 @@ def gradient(frame, dtype):
         )  # fmt: skip
         write(l_out[k], l, 1.0)
         write(y_out[k], y_bar, 1.0)
-        write_all(one_of(out, k), found, 1.0)
+        write_all(one_of(out, k), Arrays(*found), 1.0)
 
 
 def handlers(*functions):
