@@ -1,5 +1,6 @@
 """Settings of every test run, so that plain `pytest --nbval` does what make's test commands do."""
 
+import gc
 import os
 from importlib.util import find_spec
 
@@ -9,6 +10,13 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # Chapters that time something need not do it as long as for a reader: their times are not compared.
 os.environ.setdefault("TIMING_SECONDS", "0.2")
+
+# And nobody looks at their figures.
+os.environ.setdefault("DRAFT_FIGURES", "1")
+
+# Graphs and compilers make many objects that stay: to look for garbage among them again and again
+# takes a fortieth of the time.
+gc.set_threshold(100_000)
 
 # What is not compiled by Numba runs in Python: compiling it in C takes far longer than running it.
 # And of the place where a variable was made PyTensor looks up one line for each, instead of eight.

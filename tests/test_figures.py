@@ -50,7 +50,8 @@ def lab(rgb):
 
 
 @pytest.fixture
-def figure():
+def figure(monkeypatch):
+    monkeypatch.delenv("DRAFT_FIGURES")
     with mpl.rc_context():
         use_style()
         figure = Figure()
@@ -172,16 +173,23 @@ def test_bars_refuse(figure, ratios, message):
         bars(figure.subplots(), ["a", "b"], ratios)
 
 
-def test_inline_figures_are_png_on_white():
+@pytest.mark.parametrize(
+    ("draft", "expected"), [("", "['png'] white tight True\n"), ("1", "['png'] white None False\n")]
+)
+def test_inline_figures_are_png_on_white_and_fitted_unless_drafts(monkeypatch, draft, expected):
     """In a process of its own, since an IPython shell stays for good."""
+    monkeypatch.setenv("DRAFT_FIGURES", draft)
     code = """
+import matplotlib as mpl
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 from helpers.figures import use_style
 use_style()
 from matplotlib_inline.config import InlineBackend
 inline = InlineBackend.instance()
-print(sorted(inline.figure_formats), inline.print_figure_kwargs["facecolor"])
+printed = inline.print_figure_kwargs
+layout = mpl.rcParams["figure.constrained_layout.use"]
+print(sorted(inline.figure_formats), printed["facecolor"], printed["bbox_inches"], layout)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "['png'] white\n"
+    assert run.stdout == expected

@@ -22,7 +22,8 @@ READ = (
     "pymc_extras.statespace", "statsmodels.api",
 )  # fmt: skip
 LOAD = """
-import importlib, sys, time
+import gc, importlib, sys, time
+gc.set_threshold(100_000)  # a compiler's objects stay
 start, (name, *states) = time.perf_counter(), sys.argv[1].split()
 module = importlib.import_module("helpers.kalman.fused." + name)
 for m in states:  # the passes in registers: machine code of its own for each size
