@@ -227,6 +227,8 @@ def contest(field: Field, y, model, requested, label: str, only=None) -> dict:
     job = job_of(y, model, requested, expected, field.options)
     loaded = field.all(dict.fromkeys(chosen, job))
     errors = {name: float(f"{answer['error']:.1e}") for name, answer in loaded.items()}
+    if OURS not in errors:
+        raise RuntimeError(f"{label}: {OURS} did not run: {field.left_out[OURS]}")
     for name in OWN:
         if not errors.get(name, 0.0) < LARGEST_ERROR:
             raise ArithmeticError(f"{label}: {name} is off by {errors[name]} of the largest entry")

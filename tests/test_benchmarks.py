@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.checks import relative_error
+from helpers.kalman import loglike_and_grad
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -18,6 +21,18 @@ def peers(monkeypatch):
     yield models, ours
     for name in [name for name in sys.modules if name.split(".")[0] == "peers"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_our_contender_returns_what_the_package_does(peers):
+    models, ours = peers
+    y, model = models.random_problem(3, 2, 2, 20)
+    expected, _, gradients = loglike_and_grad(y, model)
+    value, found = ours.contender(y, model)()
+    assert value == pytest.approx(expected, rel=1e-14)
+    for name, G in gradients.asdict().items():
+        assert relative_error(found[name], G) < 1e-13, name
+    assert ours.value_alone(y, model)()[0] == pytest.approx(expected, rel=1e-13)
+    assert 0 < ours.steady_step(y, model) <= 20
 
 
 def test_a_pass_counts_what_the_model_and_the_request_need(peers):

@@ -43,7 +43,8 @@ def contender(
 
     def call():
         l, out, _, _ = entry.loglike_and_grad(y, *arrays, ones, *wanted, tol)
-        found = {x: X if x in STATIC else X[0] for x, X in out._asdict().items()}
+        named = zip(entry.Arrays._fields, out, strict=True)
+        found = {x: X if x in STATIC else X[0] for x, X in named}
         if wanted[3]:
             WR = found["W"] @ R  # noqa: N806
             found |= {"R": 2 * WR @ Q, "Q": R.T @ WR}
@@ -67,7 +68,7 @@ def steady_step(y: np.ndarray, model: StateSpace) -> int:
 
     y, ones = np.ascontiguousarray(y), np.ones(len(y))
     report = entry.loglike_and_grad(y, *pass_arrays(model), ones, *flags(NAMES), TOLERANCE)[3]
-    return int(report[2])
+    return report[2]
 
 
 def counts(
