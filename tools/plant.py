@@ -271,8 +271,8 @@ FAULTS = {
     ),
     "a wide tile where a narrow one is left": (
         "tiles.py",
-        "    while j + LANES < cols:\n        _wide(",
-        "    while j < cols:\n        _wide(",
+        "    while j + LANES < cols:\n        if lower:",
+        "    while j < cols:\n        if lower:",
     ),
     "a product that leaves out its last row": (
         "tiles.py",
