@@ -43,8 +43,8 @@ def contender(
 
     def call():
         l, out, _, _ = entry.loglike_and_grad(y, *arrays, ones, *wanted, tol)
-        named = zip(entry.Arrays._fields, out, strict=True)
-        found = {x: X if x in STATIC else X[0] for x, X in named}
+        named = entry.Arrays(*out)._asdict()
+        found = {x: X if x in STATIC else X[0] for x, X in named.items()}
         if wanted[3]:
             WR = found["W"] @ R  # noqa: N806
             found |= {"R": 2 * WR @ Q, "Q": R.T @ WR}
