@@ -2,7 +2,9 @@
 
 import gc
 import os
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 # More BLAS threads change the last digits of a result. The kernels that nbval starts inherit these.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -13,6 +15,11 @@ os.environ.setdefault("TIMING_SECONDS", "0.2")
 
 # And nobody looks at their figures.
 os.environ.setdefault("DRAFT_FIGURES", "1")
+
+# What JAX took long to compile it finds on disk the next time.
+cache = Path(__file__).parent / ".pytest_cache" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 # Graphs and compilers make many objects that stay: to look for garbage among them again and again
 # takes a fortieth of the time.
@@ -42,4 +49,6 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
+    if "pytensor" in sys.modules:  # tests ask for that place even less than chapters do
+        sys.modules["pytensor"].config.traceback__limit = 0
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
