@@ -19,8 +19,9 @@ THEN = (
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.
 READ = (
-    "jax", "matplotlib.pyplot", "nbclient", "nbformat.v4", "onnxruntime", "pandas",
-    "pymc_extras.statespace", "statsmodels.api",
+    "bs4", "distributed", "hypothesis", "jax", "jupyter_server.serverapp",
+    "matplotlib.backends.backend_pdf", "matplotlib.pyplot", "mpmath", "nbclient", "nbval.plugin",
+    "onnxruntime", "pandas", "pymc_extras.statespace", "sphinx.application", "statsmodels.api",
 )  # fmt: skip
 
 
