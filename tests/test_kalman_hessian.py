@@ -213,11 +213,18 @@ def test_a_level_of_a_million():
         (PYTHON, "gaps"),
         (PYTHON, "only Z varies"),
         ("JAX", "gaps"),
+        ("JAX, by scans", "gaps"),
     ],
 )
-def test_the_gradient_differentiated(mode, name):
-    if mode == "JAX":
+def test_the_gradient_differentiated(mode, name, monkeypatch):
+    if mode in ("JAX", "JAX, by scans"):
         pytest.importorskip("jax")
+        from helpers.kalman import jax as functions
+        from helpers.kalman import jax_calls, jax_scans
+
+        monkeypatch.setattr(functions, "_is_compiled", lambda *_, m=mode: m == "JAX")
+        monkeypatch.setattr(jax_scans if mode == "JAX" else jax_calls, "tangents", None)
+        mode = "JAX"
     y, model = make(name)
     varying = model.time_varying
     symbols = symbolic_model(varying)

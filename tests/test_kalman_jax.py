@@ -31,7 +31,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from helpers.kalman import jax_scans  # noqa: E402
+from helpers.kalman import jax_calls, jax_scans  # noqa: E402
 from helpers.kalman.jax import _with_W, filter_outputs, integrated, loglike  # noqa: E402
 
 ALL = ("y", *NAMES)
@@ -581,6 +581,33 @@ def test_second_derivatives(total):
     expected = np.stack([slope(theta + 1j * h * e).imag / h for e in np.eye(3)])
     for hessian in (jax.hessian(value), jax.jacrev(jax.grad(value))):
         assert relative_error(np.asarray(jax.jit(hessian)(theta)), expected) < 1e-11
+
+
+@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.float64])
+def test_tangents_of_a_batch_of_models(dtype):
+    """Of the compiled pass as of the scans, those of their own derivatives too."""
+    y, model = make("only Z varies")  # and has gaps
+    rng, names = np.random.default_rng(4), ("y", "Z", "W")
+    inputs = _with_W(*(X.astype(dtype) for X in values_of(y, model)))
+    inputs = {x: jnp.stack([X, X]) for x, X in zip(jax_scans.INPUTS, inputs, strict=True)}
+    inputs["W"] *= jnp.array([1, 2], dtype)[:, None, None]
+    moves = {x: jnp.asarray(rng.standard_normal((3, *inputs[x].shape[1:])), dtype) for x in "THc"}
+    moves["H"] += moves["H"].mT
+    l_bar = jnp.asarray(rng.random(len(y)), dtype)
+
+    def tangents(engine):
+        def of_all(Z):  # noqa: N803
+            one = partial(engine, l_bar=l_bar, moves=moves)
+            return jax.vmap(lambda *X: one(inputs=X))(*(inputs | {"Z": Z}).values())
+
+        return jax.jit(lambda Z: jax.jvp(of_all, (Z,), (Z,)))(inputs["Z"])
+
+    def compiled(inputs, l_bar, moves):
+        return jax_calls.tangents(names, 0.0, inputs, l_bar, moves)
+
+    found, expected = tangents(compiled), tangents(partial(jax_scans.tangents, names))
+    for X, G in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert X.dtype == dtype and relative_error(X, G) < (1e-10 if dtype == jnp.float64 else 1e-3)
 
 
 def test_forward_mode_is_refused_in_words(total):

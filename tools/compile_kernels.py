@@ -15,6 +15,7 @@ FIRST = "entry"  # which all others import
 THEN = (
     "small 4", "tangents", "panel", "own", "integrated", "small 3", "roots", "outputs", "xla",
     "small 2", "small 1", "xla_integrated", "xla_panel",
+    "xla_tangents",
 )  # fmt: skip
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.

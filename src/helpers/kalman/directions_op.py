@@ -49,7 +49,7 @@ class KalmanLoglikeTangents(KalmanLoglikeTangent):
         outputs = [pt.tensor(dtype=X.dtype, shape=(k, *X.type.shape)) for X in node.outputs]
         return Apply(self, node.inputs, outputs)
 
-    def _many(self, given) -> tuple:
+    def many(self, given) -> tuple:
         if any(len(X) != len(given[0]) for X in given):
             raise ValueError("the tangents are not of one number of directions")
         return (len(given[0]),)

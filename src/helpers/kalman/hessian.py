@@ -78,40 +78,44 @@ def hessian_vector(
         If memory runs out.
     """
     given = reference.check_directions(y, model, directions)
-    return _moved(y, model, given, method, weights, tol)
+    slopes, dy, gradients = _moved(y, model, given, method, weights, tol)
+    return slopes, dy, Gradients(**gradients)
 
 
 def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: bool = False):
-    """`hessian_vector` for directions that `check_directions` has seen.
+    """`hessian_vector` for directions that `check_directions` has seen, the gradients by name.
 
-    With ``along_alone`` the tangents of T's and Z's gradients only where T and Z move, by the
-    compiled pass.
+    With ``along_alone`` some tangents may be missing that nothing along the directions needs: those
+    of T's and Z's gradients where T and Z do not move, of R's and Q's where neither does.
     """
     dot = in_time(y, model, given)
-    n = len(dot["y"][0])
+    n = dot["y"].shape[1]
     weights = check_weights(weights, n)
-    numbers = weights, *dot.values()
+    numbers = weights, *given.values()
     loop = _takes_reference(y, model, method) or any(map(np.iscomplexobj, numbers))
     if loop:
         W_bar, slopes, dy, gradients = _one_by_one(y, model, dot, weights)
     else:
         wanted = ("T" in given, "Z" in given, False) if along_alone else (True, True, True)
         W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
+    dW_bar = gradients.pop("W")
+    if not along_alone or "R" in given or "Q" in given:
+        gradients |= _of_R_and_Q(model, given, dot, W_bar, dW_bar)
+    kept = (*STATIC, *model.time_varying)
+    return slopes, dy, {x: X if x in kept else _over_time(X) for x, X in gradients.items()}
+
+
+def _of_R_and_Q(model: StateSpace, given, dot: dict, W_bar, dW_bar) -> dict:  # noqa: N802
+    """What the gradients of R and Q move by, over time, from that of W = R Q R'."""
     R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
-    turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, gradients.pop("W") @ R
-    dWRQ, gradients["Q"] = dWR @ Q, turned @ dWR
+    turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, dW_bar @ R
+    dWRQ, dQ_bar = dWR @ Q, turned @ dWR
     if "Q" in given:
         dWRQ = dWRQ + WR @ dot["Q"]
     if "R" in given:
         dWRQ = dWRQ + W_bar @ dot["R"] @ Q
-        gradients["Q"] = gradients["Q"] + 2 * symmetric(np.swapaxes(dot["R"], -1, -2) @ WR)
-    gradients["R"], gradients["Q"] = 2 * dWRQ, symmetric(gradients["Q"])
-    kept = (*STATIC, *model.time_varying)
-    return (
-        slopes,
-        dy,
-        Gradients(**{x: X if x in kept else _over_time(X) for x, X in gradients.items()}),
-    )
+        dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dot["R"], -1, -2) @ WR)
+    return {"R": 2 * dWRQ, "Q": symmetric(dQ_bar)}
 
 
 def _over_time(X):
@@ -147,7 +151,7 @@ def hessian(
     """
     directions = reference.check_directions(y, model, directions)
     _, dy, gradients = _moved(y, model, directions, method, weights, tol, along_alone=True)
-    moved = gradients.asdict() | {"y": dy}
+    moved = gradients | {"y": dy}
     return symmetric(
         sum(
             np.tensordot(X.reshape(len(X), -1), moved[name].reshape(len(X), -1), (1, 1))

@@ -7,9 +7,10 @@ function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` canno
 
 There are two engines.  On a CPU a program of JAX calls the compiled pass of
 :mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.jax_calls`).
-Everywhere else, and for second derivatives, there are two scans (:mod:`helpers.kalman.jax_scans`);
-``jax.shard_map`` and ``jax.export`` want these too.  PyTensor's JAX mode runs the same functions
-(:func:`register_ops`).
+Everywhere else, and where JAX differentiates the gradient, there are two scans
+(:mod:`helpers.kalman.jax_scans`); ``jax.shard_map`` and ``jax.export`` want these too.  PyTensor's
+JAX mode runs the same functions (:func:`register_ops`), and its second derivatives the compiled
+tangents (:mod:`helpers.kalman.fused.tangents`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     The compiled pass is :func:`helpers.kalman.loglike_and_grad`, square-root start and steady state
     included; it computes in float64 whatever the type of the arrays.  Where JAX differentiates the
     function, value and gradient come from one call, and gradients that nobody asks for are left
-    out.  Second derivatives come from the scans: correct, and slow.
+    out.  Its second derivatives, as of ``jax.hessian``, come from the scans: correct, and slow.
 
     ``jax.vmap`` makes the compiled pass a loop over models, or over series, with a copy of all
     arrays for each.  The scans take all of
@@ -345,27 +346,25 @@ def register_ops() -> None:
 
         return gradients
 
-    def tangent_of(op):
-        names = tuple(x for x in op.requested if x != "l")
-
-        def tangent(*inputs):
-            model = _as_arrays(INPUTS, inputs[: len(INPUTS)])
-            l_bar, *moves = inputs[len(INPUTS) :]
-            moves = dict(zip(op.along, moves, strict=True))
-            dots = [moves.get(x, jnp.zeros_like(X)) for x, X in zip(INPUTS, model, strict=True)]
-            l, found = jax.jvp(lambda *X: jax_scans.gradient(names, X, l_bar), model, dots)[1]
-            return chosen(found | {"l": l}, op.requested)
-
-        return tangent
-
     @jax_funcify.register(ops.KalmanLoglikeTangent)
-    def _(op, **kwargs):
-        return tangent_of(op)
-
     @jax_funcify.register(directions_op.KalmanLoglikeTangents)
     def _(op, **kwargs):
-        axes = [None] * (len(INPUTS) + 1) + [0] * len(op.along)
-        return vmap(tangent_of(op), axes)
+        names, nine = tuple(x for x in op.requested if x != "l"), len(INPUTS)
+
+        def tangents(*inputs):
+            *model, l_bar = _as_arrays((*INPUTS, "l_bar"), inputs[: nine + 1])
+            moves = [jnp.asarray(X, l_bar.dtype) for X in inputs[nine + 1 :]]
+            many = op.many(moves)
+            op.check_extra(op.over_time(model), l_bar, moves, many)
+            moves = {x: X if many else X[None] for x, X in zip(op.along, moves, strict=True)}
+            if _is_compiled("fused", model):
+                l, found = jax_calls.tangents(names, op.tol, tuple(model), l_bar, moves)
+            else:
+                l, found = jax_scans.tangents(names, tuple(model), l_bar, moves)
+            found |= {"l": l}
+            return chosen(found if many else {x: X[0] for x, X in found.items()}, op.requested)
+
+        return tangents
 
     @jax_funcify.register(ops.KalmanFilterGrad)
     def _(op, **kwargs):

@@ -1,8 +1,10 @@
 """The compiled pass as functions of JAX: what its programs call on a CPU.
 
 XLA, JAX's compiler, calls machine code by its address (:mod:`helpers.kalman.fused.xla`). The
-derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call. A
-second derivative is that of the scans.
+derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call.
+Where JAX differentiates that, too, it takes the scans: what it asks of a derivative of a derivative,
+that it can be transposed and made a batch of, machine code cannot give. A program that asks for
+the second derivative itself (:func:`tangents`, for PyTensor's Ops) calls it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from helpers.kalman import jax_scans
 from helpers.kalman.fused.building import load
+from helpers.kalman.hessian import laid_out
 from helpers.kalman.jax_scans import INPUTS
 from helpers.kalman.recursions import outer
 from helpers.statespace import DIMENSIONS, STATIC
@@ -112,6 +115,40 @@ def _(names, tol, primals, tangents):
     return gradient(names, tol, inputs, l_bar, ready), dots
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def tangents(names, tol, inputs, l_bar, moves):
+    """What l, and the gradients of these names, move by along k directions; by the compiled pass.
+
+    ``moves`` (k, ...) are the directions by name, those of the inputs that move. Returns (k, n),
+    and by name arrays (k, ...).
+    """
+    dtype, k = l_bar.dtype, len(next(iter(moves.values())))
+    shapes = {
+        x: (k, *laid_out(x, _over_time(x, X).shape)) for x, X in zip(INPUTS, inputs, strict=True)
+    }
+    dots = [
+        moves[x].reshape(shape) if x in moves else jnp.zeros(shape, dtype)
+        for x, shape in shapes.items()
+    ]
+    results = [
+        jax.ShapeDtypeStruct(shape if x in names else (0, 0, 0, 0), dtype)
+        for x, shape in shapes.items()
+    ]
+    results = [jax.ShapeDtypeStruct((k, *l_bar.shape), dtype), *results]
+    l, *found = _call_pass("tangents", tol, results, inputs, l_bar, *dots, module="xla_tangents")
+    return l, {
+        x: G.reshape(k, *X.shape)
+        for x, X, G in zip(INPUTS, inputs, found, strict=True)
+        if x in names
+    }
+
+
+@tangents.defjvp
+def _(names, tol, primals, dots):
+    moved = jax.jvp(partial(jax_scans.tangents, names), primals, dots)[1]
+    return tangents(names, tol, *primals), moved
+
+
 def _only(names, arrays: dict) -> dict:
     """The arrays of these names, and for the others arrays with axes of length 0."""
     return {x: X if x in names else jnp.zeros((0,) * X.ndim, X.dtype) for x, X in arrays.items()}
@@ -128,10 +165,10 @@ def _over_time(name: str, X):
     return X if fixed else X[jnp.newaxis]
 
 
-def _call_pass(work: str, tol: float, results: list, inputs, *more):
-    """A program's call of the pass for one series; results have a shape and a type."""
+def _call_pass(work: str, tol: float, results: list, inputs, *more, module="xla"):
+    """A program's call of a pass for one series; results have a shape and a type."""
     arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
-    return _call("xla", work, tol, results, arrays, *more)
+    return _call(module, work, tol, results, arrays, *more)
 
 
 def _call(module: str, work: str, tol: float, results: list, arrays, *more):

@@ -88,6 +88,20 @@ def gradient(names, inputs, l_bar):
     return out["l"], {x: found[x] for x in names}
 
 
+def tangents(names, inputs, l_bar, moves):
+    """What l, and the gradients of these names, move by along k directions, by JAX's derivative.
+
+    ``moves`` (k, ...) are the directions by name, those of the inputs that move. Returns (k, n),
+    and by name arrays (k, ...).
+    """
+
+    def along(moves):
+        dots = tuple(moves.get(x, jnp.zeros_like(X)) for x, X in zip(INPUTS, inputs, strict=True))
+        return jax.jvp(lambda *X: gradient(names, X, l_bar), inputs, dots)[1]
+
+    return vmap(along)(moves)
+
+
 def integrated(y, starts, c, P0, T, Z, H, W, precision):
     """:func:`integrated` as JAX alone computes it."""
     missing = jnp.isnan(y[0])

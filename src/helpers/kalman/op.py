@@ -272,7 +272,7 @@ class _KalmanOp(Op):
                 known[letter] = known.get(letter) or length
         return pt.tensor(dtype=inputs[0].dtype, shape=tuple(known[k] for k in letters))
 
-    def _over_time(self, inputs) -> list:
+    def over_time(self, inputs) -> list:
         """The nine inputs with a time axis, of length 1 where they do not vary."""
         _check_shapes(DIMENSIONS, {x: X.shape for x, X in zip(INPUTS, inputs, strict=True)})
         return [
@@ -341,7 +341,7 @@ class KalmanLoglike(_KalmanOp):
         return Apply(self, inputs, [self._output("n", inputs)])
 
     def perform(self, node, inputs, output_storage):
-        l = load("entry").loglike(*self._over_time(inputs), self.tol)
+        l = load("entry").loglike(*self.over_time(inputs), self.tol)
         self._store(output_storage, [l], node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -397,7 +397,7 @@ class KalmanLoglikeGrad(_KalmanOp):
 
     def perform(self, node, inputs, output_storage):
         *model, l_bar = inputs
-        model = self._over_time(model)
+        model = self.over_time(model)
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
         entry = load("entry")
@@ -501,15 +501,15 @@ class KalmanLoglikeTangent(_KalmanOp):
         """Which gradients' tangents are asked for: T's, Z's, T's everywhere, any."""
         return "T" in self.requested, "Z" in self.requested, True, self.requested != ("l",)
 
-    def _many(self, given) -> tuple:
+    def many(self, given) -> tuple:
         """The leading axes of tangents: none."""
         return ()
 
     def perform(self, node, inputs, output_storage):
-        model = self._over_time(inputs[: len(INPUTS)])
+        model = self.over_time(inputs[: len(INPUTS)])
         l_bar, *given = inputs[len(INPUTS) :]
-        many = self._many(given)
-        self._check_extra(model, l_bar, given, many)
+        many = self.many(given)
+        self.check_extra(model, l_bar, given, many)
         given, dots = dict(zip(self.along, given, strict=True)), []
         for x, X in zip(INPUTS, model, strict=True):
             shape = (*(many or (1,)), *laid_out(x, X.shape))
@@ -521,7 +521,7 @@ class KalmanLoglikeTangent(_KalmanOp):
         values = [found[x].reshape(*many, *shapes[x]) for x in self.requested]
         self._store(output_storage, values, node.outputs[0].dtype)
 
-    def _check_extra(self, model, l_bar, given, many) -> None:
+    def check_extra(self, model, l_bar, given, many) -> None:
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
         shapes = dict(zip(INPUTS, (X.shape for X in model), strict=True))
@@ -567,7 +567,7 @@ class KalmanLoglikeTangent(_KalmanOp):
 
     @property
     def _many_in_numba(self) -> str:
-        """As `_many`."""
+        """As `many`."""
         return ""
 
     def infer_shape(self, node, shapes):
@@ -605,7 +605,7 @@ class KalmanFilter(_KalmanOp):
         return Apply(self, inputs, [self._output(x, inputs) for x in OUTPUTS.values()])
 
     def perform(self, node, inputs, output_storage):
-        values = load("outputs").filter_outputs(*self._over_time(inputs))
+        values = load("outputs").filter_outputs(*self.over_time(inputs))
         self._store(output_storage, values, node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -641,7 +641,7 @@ class KalmanFilterGrad(_KalmanOp):
         return Apply(self, [*model, *bars], outputs)
 
     def perform(self, node, inputs, output_storage):
-        model = self._over_time(inputs[: len(INPUTS)])
+        model = self.over_time(inputs[: len(INPUTS)])
         given = dict(zip(self.given, inputs[len(INPUTS) :], strict=True))
         bars = [
             np.ascontiguousarray(given.get(x, np.zeros((0,) * len(letters))), dtype=np.float64)

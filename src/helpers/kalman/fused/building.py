@@ -20,6 +20,7 @@ PURPOSE = {
     "xla": "for JAX",
     "xla_integrated": "for diffuse starts in JAX",
     "xla_panel": "for many series in JAX",
+    "xla_tangents": "for second derivatives in JAX",
 }
 
 

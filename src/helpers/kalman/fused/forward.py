@@ -250,7 +250,10 @@ def updated(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries, needed):
 
 @jitable
 def made_symmetric(t, m):
-    """Whether step t computes a covariance's lower half, from which it becomes symmetric."""
+    """Whether step t computes a covariance's lower half, from which it becomes symmetric.
+
+    With more than one and a half vectors of rows it takes less time than the whole.
+    """
     return 2 * m > 3 * LANES or t % SYMMETRIC_EVERY == 0
 
 

@@ -1,0 +1,86 @@
+"""Hessian-vector products, as XLA calls them.
+
+It is what :mod:`helpers.kalman.fused.xla` is for the pass itself. The arguments are y, the model,
+tol (1,), l_bar and the directions, as :mod:`helpers.kalman.fused.tangents` takes them; the results
+the slopes (k, n) and the tangents of the gradients.
+"""
+
+import numpy as np
+from numba import carray
+
+from helpers.kalman.fused.entry import doubles
+from helpers.kalman.fused.moves import Directions
+from helpers.kalman.fused.tangents import linked_hessian_vector
+from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.fused.xla import (
+    ARGUMENTS,
+    RESULTS,
+    TOL,
+    WEIGHTS,
+    buffer,
+    count_of,
+    handlers,
+    matrices,
+    model_of,
+    models,
+    vectors,
+    write,
+)
+
+
+@jitable
+def along_directions(frame, where, k, count, dtype):
+    """An argument or result as (count, directions, steps, rows, columns)."""
+    data, shape = buffer(frame, where, k)
+    return carray(data, (count, shape[-4], shape[-3], shape[-2], shape[-1]), dtype)
+
+
+@jitable
+def directions(frame, where, k, count, dtype):
+    """Nine arguments or results from the k-th on."""
+    return Directions(
+        along_directions(frame, where, k, count, dtype),
+        along_directions(frame, where, k + 1, count, dtype),
+        along_directions(frame, where, k + 2, count, dtype),
+        along_directions(frame, where, k + 3, count, dtype),
+        along_directions(frame, where, k + 4, count, dtype),
+        along_directions(frame, where, k + 5, count, dtype),
+        along_directions(frame, where, k + 6, count, dtype),
+        along_directions(frame, where, k + 7, count, dtype),
+        along_directions(frame, where, k + 8, count, dtype),
+    )
+
+
+def tangents(frame, dtype):
+    """A tangent that is not wanted has axes of length 0; where none is, there is no way back."""
+    count = count_of(frame)
+    y = matrices(frame, ARGUMENTS, 0, count, dtype)
+    given = models(frame, ARGUMENTS, 1, count, dtype)
+    tol = vectors(frame, ARGUMENTS, TOL, count, dtype)
+    l_bar = vectors(frame, ARGUMENTS, WEIGHTS, count, dtype)
+    dots = directions(frame, ARGUMENTS, WEIGHTS + 1, count, dtype)
+    slopes_out = matrices(frame, RESULTS, 0, count, dtype)
+    out = directions(frame, RESULTS, 1, count, dtype)
+    back = False
+    for X in out:
+        back = back or X.size > 0
+    for k in range(count):
+        _, slopes, bars = linked_hessian_vector(
+            (doubles(y[k]), *model_of(given, k), doubles(l_bar[k]), doubles(dots.y[k]),
+             doubles(dots.a0[k]), doubles(dots.P0[k]), doubles(dots.c[k]), doubles(dots.d[k]),
+             doubles(dots.T[k]), doubles(dots.Z[k]), doubles(dots.H[k]), doubles(dots.W[k]),
+             out.T.size > 0, out.Z.size > 0, True, back, np.float64(tol[k, 0]))
+        )  # fmt: skip
+        write(slopes_out[k], slopes, 1.0)
+        write(out.y[k], bars.y, 1.0)
+        write(out.a0[k], bars.a0, 1.0)
+        write(out.P0[k], bars.P0, 1.0)
+        write(out.c[k], bars.c, 1.0)
+        write(out.d[k], bars.d, 1.0)
+        write(out.T[k], bars.T, 1.0)
+        write(out.Z[k], bars.Z, 1.0)
+        write(out.H[k], bars.H, 1.0)
+        write(out.W[k], bars.W, 1.0)
+
+
+HANDLERS = handlers(tangents)
