@@ -23,7 +23,7 @@ from helpers.statespace import NAMES, SYMMETRIC
 
 sm = pytest.importorskip("statsmodels.api")
 
-N = 50
+N = 36
 THEIRS = {"c": "state_intercept", "d": "obs_intercept", "T": "transition", "Z": "design",
           "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
 SLOW = "seasonal ARIMA", "level, coefficients as states"

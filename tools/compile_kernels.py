@@ -5,9 +5,11 @@ itself. Where the machine code is on disk this takes seconds.
 """
 
 import gc
+import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 
 FIRST = "entry"  # which all others import
@@ -43,8 +45,10 @@ def compiles(what: str) -> None:
 
 def main() -> None:
     start = time.perf_counter()
+    bytecode = (find_spec(name.partition(".")[0]).cached for name in READ)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        pool.submit(read, READ)
+        if not all(map(os.path.exists, bytecode)):
+            pool.submit(read, READ)
         pool.submit(compiles, FIRST).result()
         list(pool.map(compiles, THEN))  # the list, to hear what went wrong
     print(f"The Kalman passes are compiled: {time.perf_counter() - start:.0f} s.")
