@@ -419,6 +419,30 @@ def test_bad_directions(directions, message):
         hessian_vector(y, model, directions)
 
 
+@pytest.mark.parametrize("mode", [PYTHON, "JAX", thorough("NUMBA")])
+@pytest.mark.parametrize("kind", [KalmanLoglikeTangent, KalmanLoglikeTangents])
+def test_tangents_that_do_not_fit(kind, mode):
+    if mode == "JAX":
+        pytest.importorskip("jax")
+    y, model = make("gaps")
+    *arrays, R, H, Q = model.asdict().values()  # noqa: N806
+    many = (2,) if kind is KalmanLoglikeTangents else ()
+    moves = [pt.tensor(dtype="float64", shape=(None,) * (len(many) + k)) for k in (1, 2)]
+    l_bar, op = pt.dvector("l_bar"), kind((), ("c", "T"), ("l", "H"))
+    outputs = op(y, *arrays, H, R @ Q @ R.T, l_bar, *moves, return_list=True)
+    evaluate = pytensor.function([l_bar, *moves], outputs, mode=mode)
+    m = model.m
+    given = [np.ones(len(y)), np.ones((*many, m)), np.ones((*many, m, m))]
+    assert all(np.isfinite(X).all() for X in evaluate(*given))
+    wrong = {"tangent of c": (1, (*many, m + 1)), "tangent of T": (2, (*many, 1, m * m))}
+    wrong["l_bar"] = 0, 3
+    if many:
+        wrong["number of directions|tangent of T"] = 2, (3, m, m)
+    for message, (i, shape) in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            evaluate(*given[:i], np.ones(shape), *given[i + 1 :])
+
+
 @pytest.mark.parametrize("method", ["reference", "fused"])
 def test_a_direction_of_y_has_the_gaps_of_y(method):
     """A regressor is often missing where y is."""

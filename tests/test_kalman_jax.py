@@ -22,6 +22,7 @@ from helpers.checks import complex_step, relative_error
 from helpers.datasets import local_level_arrays, random_model, simulate
 from helpers.kalman import StateSpace, _install, fused, kalman_loglike, reference
 from helpers.kalman.fused.building import load
+from helpers.kalman.hessian import hessian_vector
 from helpers.kalman.recursions import cholesky, solve
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
 from helpers.kalman.scan import symbolic_model
@@ -583,31 +584,57 @@ def test_second_derivatives(total):
         assert relative_error(np.asarray(jax.jit(hessian)(theta)), expected) < 1e-11
 
 
-@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.float64])
-def test_tangents_of_a_batch_of_models(dtype):
-    """Of the compiled pass as of the scans, those of their own derivatives too."""
+def tangents_of_two(dtype):
+    """Two models that differ in W, as arrays, and the tangents of both along three directions."""
     y, model = make("only Z varies")  # and has gaps
-    rng, names = np.random.default_rng(4), ("y", "Z", "W")
+    rng = np.random.default_rng(4)
     inputs = _with_W(*(X.astype(dtype) for X in values_of(y, model)))
     inputs = {x: jnp.stack([X, X]) for x, X in zip(jax_scans.INPUTS, inputs, strict=True)}
-    inputs["W"] *= jnp.array([1, 2], dtype)[:, None, None]
-    moves = {x: jnp.asarray(rng.standard_normal((3, *inputs[x].shape[1:])), dtype) for x in "THc"}
-    moves["H"] += moves["H"].mT
-    l_bar = jnp.asarray(rng.random(len(y)), dtype)
+    inputs["W"] = jnp.array([0.5, 1], dtype)[:, None, None] * (inputs["W"] + inputs["W"].mT)
+    moves = {x: rng.standard_normal((3, *inputs[x].shape[1:])) for x in ("c", "T", "H")}
+    moves["H"] += moves["H"].swapaxes(1, 2)
+    l_bar, names = rng.random(len(y)), ("y", "Z", "W")
 
-    def tangents(engine):
-        def of_all(Z):  # noqa: N803
-            one = partial(engine, l_bar=l_bar, moves=moves)
-            return jax.vmap(lambda *X: one(inputs=X))(*(inputs | {"Z": Z}).values())
+    def tangents(engine, inputs):
+        given = jax.tree.map(lambda X: jnp.asarray(X, dtype), (l_bar, moves))
+        return jax.jit(jax.vmap(lambda *X: engine(X, *given)))(*inputs.values())
 
-        return jax.jit(lambda Z: jax.jvp(of_all, (Z,), (Z,)))(inputs["Z"])
+    return inputs, moves, l_bar, names, tangents
 
-    def compiled(inputs, l_bar, moves):
-        return jax_calls.tangents(names, 0.0, inputs, l_bar, moves)
 
-    found, expected = tangents(compiled), tangents(partial(jax_scans.tangents, names))
+def by_the_pass(names):
+    return lambda *given: jax_calls.tangents(names, 0.0, *given)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_tangents_of_a_batch_of_models(dtype):
+    """By the compiled pass, against those of the text in NumPy."""
+    inputs, moves, l_bar, names, tangents = tangents_of_two(dtype)
+    slopes, found = tangents(by_the_pass(names), inputs)
+    bound = 1e-10 if dtype == jnp.float64 else 1e-3
+    for i in range(2):
+        y, *arrays, W = (np.asarray(X[i], float) for X in inputs.values())  # noqa: N806
+        model = StateSpace(*arrays[:6], np.eye(len(W)), arrays[6], W)
+        expected = hessian_vector(y, model, moves, "reference", l_bar)
+        moved = {"y": expected[1], "Z": expected[2].Z, "W": expected[2].Q}
+        assert slopes.dtype == dtype and relative_error(slopes[i], expected[0]) < bound
+        for x in names:
+            assert found[x].dtype == dtype and relative_error(found[x][i], moved[x]) < bound
+
+
+@pytest.mark.thorough
+def test_tangents_of_the_pass_differentiated():
+    inputs, _, _, names, tangents = tangents_of_two(jnp.float64)
+
+    def along_Z(engine):  # noqa: N802
+        def of_Z(Z):  # noqa: N802, N803
+            return tangents(engine, inputs | {"Z": Z})
+
+        return jax.jvp(of_Z, (inputs["Z"],), (inputs["Z"],))
+
+    found, expected = map(along_Z, (by_the_pass(names), partial(jax_scans.tangents, names)))
     for X, G in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert X.dtype == dtype and relative_error(X, G) < (1e-10 if dtype == jnp.float64 else 1e-3)
+        assert relative_error(X, G) < 1e-10
 
 
 def test_forward_mode_is_refused_in_words(total):

@@ -305,7 +305,6 @@ def register_ops() -> None:
 
     from helpers.kalman import (
         diffuse_op,
-        directions_op,
         jax_draws,
         panel_op,
         products,
@@ -347,7 +346,6 @@ def register_ops() -> None:
         return gradients
 
     @jax_funcify.register(ops.KalmanLoglikeTangent)
-    @jax_funcify.register(directions_op.KalmanLoglikeTangents)
     def _(op, **kwargs):
         names, nine = tuple(x for x in op.requested if x != "l"), len(INPUTS)
 
