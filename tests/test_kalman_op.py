@@ -178,19 +178,19 @@ def test_many_series_at_once(mode):
     assert relative_error(dT, T_sum) < 1e-12
 
 
-def test_float32_in_float32_out():
+@pytest.mark.parametrize("mode", [PYTHON, thorough("NUMBA")])
+def test_float32_in_float32_out(mode):
     y, model = make("two shocks")
     symbols = symbolic_model(dtype="float32")
     total = kalman_loglike(*symbols.values()).sum()
     T_bar = pt.grad(total, symbols["T"])
     assert total.dtype == T_bar.dtype == "float32"
-    for mode in ("NUMBA", PYTHON):
-        evaluate = pytensor.function(list(symbols.values()), [total, T_bar], mode=mode)
-        value, G = evaluate(*(np.float32(X) for X in values_of(y, model)))
-        filtered = kalman_filter(y, model)
-        assert G.dtype == np.float32
-        assert relative_error(value, filtered.out.l.sum()) < 1e-5
-        assert relative_error(G, smoother_form(model, filtered)[1].T) < 1e-4
+    evaluate = pytensor.function(list(symbols.values()), [total, T_bar], mode=mode)
+    value, G = evaluate(*(np.float32(X) for X in values_of(y, model)))
+    filtered = kalman_filter(y, model)
+    assert G.dtype == np.float32
+    assert relative_error(value, filtered.out.l.sum()) < 1e-5
+    assert relative_error(G, smoother_form(model, filtered)[1].T) < 1e-4
 
 
 def test_static_shapes():
