@@ -33,11 +33,16 @@ def values_of(y, model):
     return [y, *model.asdict().values()]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps"])
+VARYING = "time-varying with gaps"
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [pytest.param(*x.values, "gaps", marks=x.marks) for x in MODES]
+    + [pytest.param(*x.values, VARYING, marks=x.marks) for x in MODES[1:]]
+    + [thorough("NUMBA", VARYING)],  # compiles for a quarter of a minute
+)
 def test_value_and_gradient(mode, name):
-    if (mode, name) == ("NUMBA", "gaps"):
-        pytest.skip("compiling takes long, and the other case has gaps, too")
     y, model = make(name)
     symbols = list(symbolic_model(model.time_varying).values())
     total = kalman_loglike(*symbols).sum()

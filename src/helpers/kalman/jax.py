@@ -10,7 +10,7 @@ There are two engines.  On a CPU a program of JAX calls the compiled pass of
 Everywhere else, and where JAX differentiates the gradient, there are two scans
 (:mod:`helpers.kalman.jax_scans`); ``jax.shard_map`` and ``jax.export`` want these too.  PyTensor's
 JAX mode runs the same functions (:func:`register_ops`), and its second derivatives the compiled
-tangents (:mod:`helpers.kalman.fused.tangents`).
+tangents (``helpers.kalman.fused.tangents``).
 """
 
 from __future__ import annotations

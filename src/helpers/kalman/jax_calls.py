@@ -3,7 +3,7 @@
 XLA, JAX's compiler, calls machine code by its address (:mod:`helpers.kalman.fused.xla`). The
 derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call.
 Where JAX differentiates that, too, it takes the scans, since it cannot transpose machine code. A
-program that asks for the second derivative itself (:func:`tangents`, for PyTensor's Ops) calls it.
+program that asks for the second derivative itself (``tangents``, for PyTensor's Ops) calls it.
 """
 
 from __future__ import annotations
