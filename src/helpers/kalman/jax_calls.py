@@ -125,16 +125,13 @@ def tangents(names, tol, inputs, l_bar, moves):
     shapes = {
         x: (k, *laid_out(x, _over_time(x, X).shape)) for x, X in zip(INPUTS, inputs, strict=True)
     }
-    dots = [
-        moves[x].reshape(shape) if x in moves else jnp.zeros(shape, dtype)
+    dots = {
+        x: moves[x].reshape(shape) if x in moves else jnp.zeros(shape, dtype)
         for x, shape in shapes.items()
-    ]
-    results = [
-        jax.ShapeDtypeStruct(shape if x in names else (0, 0, 0, 0), dtype)
-        for x, shape in shapes.items()
-    ]
-    results = [jax.ShapeDtypeStruct((k, *l_bar.shape), dtype), *results]
-    l, *found = _call_pass("tangents", tol, results, inputs, l_bar, *dots, module="xla_tangents")
+    }
+    l = jax.ShapeDtypeStruct((k, *l_bar.shape), dtype)
+    results, more = [l, *_only(names, dots).values()], dots.values()
+    l, *found = _call_pass("tangents", tol, results, inputs, l_bar, *more, module="xla_tangents")
     return l, {
         x: G.reshape(k, *X.shape)
         for x, X, G in zip(INPUTS, inputs, found, strict=True)

@@ -23,8 +23,10 @@ from helpers.kalman.fused.xla import (
     matrices,
     model_of,
     models,
+    one_of,
     vectors,
     write,
+    write_all,
 )
 
 
@@ -67,20 +69,11 @@ def tangents(frame, dtype):
     for k in range(count):
         _, slopes, bars = linked_hessian_vector(
             (doubles(y[k]), *model_of(given, k), doubles(l_bar[k]), doubles(dots.y[k]),
-             doubles(dots.a0[k]), doubles(dots.P0[k]), doubles(dots.c[k]), doubles(dots.d[k]),
-             doubles(dots.T[k]), doubles(dots.Z[k]), doubles(dots.H[k]), doubles(dots.W[k]),
-             out.T.size > 0, out.Z.size > 0, True, back, np.float64(tol[k, 0]))
+             *model_of(dots, k), out.T.size > 0, out.Z.size > 0, True, back, np.float64(tol[k, 0]))
         )  # fmt: skip
         write(slopes_out[k], slopes, 1.0)
         write(out.y[k], bars.y, 1.0)
-        write(out.a0[k], bars.a0, 1.0)
-        write(out.P0[k], bars.P0, 1.0)
-        write(out.c[k], bars.c, 1.0)
-        write(out.d[k], bars.d, 1.0)
-        write(out.T[k], bars.T, 1.0)
-        write(out.Z[k], bars.Z, 1.0)
-        write(out.H[k], bars.H, 1.0)
-        write(out.W[k], bars.W, 1.0)
+        write_all(one_of(out, k), bars, 1.0)
 
 
 HANDLERS = handlers(tangents)
