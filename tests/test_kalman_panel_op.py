@@ -33,23 +33,24 @@ def symbolic(model):
 
 
 def every_mode(names, values, compiled, slowly=()):
-    """``values`` in Python and JAX, and some of them in Numba, which takes long.
+    """``values`` in Python and JAX, and ``compiled``, some of them, in Numba, which takes long.
 
-    That is ``compiled``, and for a thorough run ``slowly``.
+    ``slowly``, some others, are compiled in a thorough run.
     """
-    found = []
-    for mode in MODES:
-        for value in (*compiled, *slowly) if mode.id == "numba" else values:
-            marks = [pytest.mark.thorough] if value in slowly and mode.id == "numba" else mode.marks
-            param = pytest.param(*mode.values, value, id=f"{mode.id}-{value}", marks=marks)
-            found.append(param)
-    return pytest.mark.parametrize(("mode", names), found)
+    return pytest.mark.parametrize(
+        ("mode", names),
+        [
+            pytest.param(*mode.values, value, id=f"{mode.id}-{value}", marks=mode.marks)
+            for mode in MODES
+            for value in (compiled if mode.id == "numba" else values)
+        ]
+        + [thorough("NUMBA", value, id=f"numba-{value}") for value in slowly],
+    )
 
 
-CASES = ["gaps", "time-varying with gaps", "one of each"]
-
-
-@every_mode("name", CASES, ["gaps"], ["time-varying with gaps"])
+@every_mode(
+    "name", ["gaps", "time-varying with gaps", "one of each"], ["gaps"], ["time-varying with gaps"]
+)
 def test_value_and_gradient(mode, name):
     y, model = make(name)
     Y = series(y, 5)  # noqa: N806
