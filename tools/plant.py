@@ -122,6 +122,36 @@ FAULTS = {
         "product(w, d.half, 1.0, s.T_t, dN, d.zero, m, m, mk)",
         "product(w, d.half, 2.0, s.T_t, dN, d.zero, m, m, mk)",
     ),
+    "tangents: what T's direction makes of a left out where gains have settled": (
+        "push.py",
+        "add_moved_by_T(w, da_next, below(s.a, first), d.T_t, steps, m, group)",
+        "pass",
+    ),
+    "tangents: what the gain moves by left out where gains have settled": (
+        "push.py",
+        "product(w, da_next, 1.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)",
+        "product(w, da_next, 0.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)",
+    ),
+    "tangents: of dv what da makes of it left out where gains have settled": (
+        "push.py",
+        "    from_right(w, dv, -1.0, da, s.Z_t, dv, steps, m, p, k)\n",
+        "",
+    ),
+    "tangents: what T's direction makes of r left out where gains have settled": (
+        "pull.py",
+        "product(w, dr, 1.0, columns_from(r_next, top, 1), below(d.T, top), dr, steps, rows, mk)",
+        "pass",
+    ),
+    "tangents: what the gain moves by left out of e where gains have settled": (
+        "pull.py",
+        "product(w, de, -1.0, r_next, d.K_t, below(d.u, gain), steps, m, p * k)",
+        "product(w, de, 0.0, r_next, d.K_t, below(d.u, gain), steps, m, p * k)",
+    ),
+    "tangents: the sums over time of c's and d's not begun anew": (
+        "pull.py",
+        "        clear(w, total, 1)\n",
+        "",
+    ),
     "made for a size: a place that depends on the number of steps taken for known": (
         "layout.py",
         "zip((1, 2), (False, True), header",

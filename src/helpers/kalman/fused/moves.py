@@ -72,17 +72,16 @@ MOVED = {
     "D_sum": ("p", "k p"),
     "C_inv_t": ("p", "p"),  # not a tangent: the transposed C^-1 of the last update
     "P_s": ("1", "m"),  # nor is this one: P_filt T'r
-    "a": ("1", "k m"),
     "s": ("1", "k m"),  # of T'r
     "q": ("1", "k m"),  # of P_filt T'r
-    "v": ("1", "k p"),
-    "Fu": ("1", "k p"),  # dv - dF u
-    "w": ("1", "k p"),
     "trace": ("1", "k 1"),  # of F^-1 dF
     # matrices of every step; "kept" if the gradients of T or Z are asked for
-    "a_filt": ("steps", "k m"),
+    "a": ("steps + 1", "k m"),  # from the step's update on that of a_filt
     "ahat": ("steps", "k m"),
     "r": ("steps + 1", "k m"),
+    "v": ("steps", "k p"),
+    "Fu": ("steps", "k p"),  # dv - dF u
+    "w": ("steps", "k p"),
     "u": ("steps", "k p"),
     "e": ("steps", "k p"),
     "Kf": ("steps p", "k m"),
@@ -91,7 +90,7 @@ MOVED = {
 }
 Moved = NamedTuple("Moved", [(name, Mat) for name in MOVED])  # noqa: UP014
 MOVED_HEADER = 2 * len(MOVED)
-FIRST_OF_STEPS = list(MOVED).index("a_filt")
+FIRST_OF_STEPS = list(MOVED).index("a")
 
 _ROWS = "any", "1", "m", "p", "steps", "steps + 1", "steps p", "steps m kept"
 _COLUMNS = "k 1", "k m", "k p", "k widest", "p", "m"
@@ -189,7 +188,9 @@ def lanes_of(A, i, k):
 @jitable
 def from_right(w, out, alpha, X, B, C, rows, inner, cols, k):
     """out (rows, cols k) = C + alpha X B for each of the k tangents X (rows, inner k)."""
-    if k == 1:
+    if k == 1 and rows == 1:
+        row_product(w, out.at, alpha, X.at, B, C.at, inner, cols)
+    elif k == 1:
         product(w, out, alpha, X, B, C, rows, inner, cols)
     else:
         for i in range(rows):
@@ -198,9 +199,15 @@ def from_right(w, out, alpha, X, B, C, rows, inner, cols, k):
 
 
 @jitable
+def by_lists(listed, k):
+    """Whether the non-zeros of a matrix, `Listed`, are what multiplies tangents from the right."""
+    return k > 1 and listed.sparse
+
+
+@jitable
 def from_right_listed(w, out, X, B_t, listed, B, C, rows, inner, cols, k):
     """`from_right` with alpha = 1; by the non-zeros of B', `Listed`, where that is faster."""
-    if k > 1 and listed.sparse:
+    if by_lists(listed, k):
         for i in range(rows):
             here, there = lanes_of(out, i, k), lanes_of(C, i, k)
             sparse_product(w, here, B_t, listed, lanes_of(X, i, k), there, cols, k)

@@ -22,6 +22,7 @@ from helpers.kalman.fused.moves import (
     add_symmetric,
     add_times_row,
     add_times_rows,
+    by_lists,
     columns_from,
     from_right,
     from_right_listed,
@@ -32,7 +33,7 @@ from helpers.kalman.fused.moves import (
     turn,
     with_turned,
 )
-from helpers.kalman.fused.push import in_turn, load_directions
+from helpers.kalman.fused.push import in_turn, load_directions, move_gain
 from helpers.kalman.fused.tiles import (
     add,
     axpy,
@@ -59,31 +60,29 @@ FARTHEST = 8
 def pull_mean(w, x, t, gain, g, equal, Z_moves, kept, pattern_T_t, group):
     """The tangents of r, e and of the smoothed state at step t, with the gains of step `gain`.
 
-    The pass has been there. With weights that differ the last are those of the filtered state, and
-    d.q what the smoothed one adds.
+    The pass and `move_gain` have been there. With weights that differ the last are those of the
+    filtered state, and d.q what the smoothed one adds.
     """
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
     _, _, k, block = group
     pk, mk = p * k, m * k
-    Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
     dr_next, dr, de = below(d.r, t + 1), below(d.r, t), below(d.e, t)
     r_next, e = s.r.at + (t + 1) * s.r.ld, s.e.at + t * s.e.ld
-    # s = T'r, and ds = T'dr + dT'r
-    row_product(w, s.row.at, 1.0, r_next, s.T, s.zero.at, m, m)
+    # ds = T'dr + dT'r
     from_right_listed(w, d.s, dr_next, s.T_t, pattern_T_t, s.T, d.zero, 1, m, m, k)
     if block.bottom > 0:
         top, rows = block.top, block.bottom - block.top
         row_product(w, d.s.at, 1.0, r_next + top, below(d.T, top), d.s.at, rows, mk)
-    # e = g u - Kf's, and r before the step T'r + Z'e
+    # e = g u - K r, and r before the step T'r + Z'e
     axpy(w, de.at, g, d.u.at + t * d.u.ld, d.zero.at, pk)
-    add_times_rows(w, de, -1.0, d.s, Kf, p, m, k)
-    add_times_row(w, de, -1.0, dKf, s.row.at, p, m, k)
+    add_times_rows(w, de, -1.0, dr_next, s.K, p, m, k)
+    add_times_row(w, de, -1.0, d.K, r_next, p, m, k)
     from_right(w, dr, 1.0, de, s.Z, d.s, 1, p, m, k)
     if Z_moves:
         row_product(w, dr.at, 1.0, e, d.Z, dr.at, p, mk)
     if kept:
-        da_filt, dahat = below(d.a_filt, t), below(d.ahat, t)
+        da_filt, dahat = below(d.a, t), below(d.ahat, t)
         if t == n - 1:  # r is zero, and there is no TP
             clear(w, d.q, 1)
         else:
@@ -93,18 +92,38 @@ def pull_mean(w, x, t, gain, g, equal, Z_moves, kept, pattern_T_t, group):
 
 
 @jitable
-def move_gain(w, x, gain, pattern_T, group):
-    """K = Kf'T' (p, m), its transposed, and the tangents of K."""
+def pull_means(w, x, end, gain, Z_moves, kept, pattern_T_t, group):
+    """`pull_mean` of the steps from `gain` to end - 1, a stretch of steady state.
+
+    After `steady_backward`, whose L is in s.X4. Step by step there is only
+    dr <- L'dr + dT'r + Z'(du - dK r) + dZ'e.
+    """
     s, d = space(w), moved(x)
     _, p, m = sizes(w)
     _, _, k, block = group
-    Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
-    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-    transpose(w, s.K_t, s.K, p, m)
-    from_right_listed(w, d.K, dKf, s.T, pattern_T, s.T_t, d.zero, p, m, m, k)
+    mk, steps = m * k, end - gain
+    if by_lists(pattern_T_t, k):
+        for t in range(end - 1, gain - 1, -1):
+            pull_mean(w, x, t, gain, 1.0, True, Z_moves, kept, pattern_T_t, group)
+        return
+    r_next, dr, dr_next = below(s.r, gain + 1), below(d.r, gain), below(d.r, gain + 1)
+    de = below(d.e, gain)
+    turn(w, d.K_t, d.K, p, m, k)
+    product(w, de, -1.0, r_next, d.K_t, below(d.u, gain), steps, m, p * k)
+    from_right(w, dr, 1.0, de, s.Z, d.zero, steps, p, m, k)
+    if Z_moves:
+        product(w, dr, 1.0, below(s.e, gain), d.Z, dr, steps, p, mk)
     if block.bottom > 0:
-        left, cols = block.left, block.right - block.left
-        product(w, d.K, 1.0, columns_from(Kf, left, 1), below(d.T_t, left), d.K, p, cols, m * k)
+        top, rows = block.top, block.bottom - block.top
+        product(w, dr, 1.0, columns_from(r_next, top, 1), below(d.T, top), dr, steps, rows, mk)
+    for t in range(end - 1, gain - 1, -1):
+        here = below(d.r, t)
+        from_right(w, here, 1.0, below(d.r, t + 1), s.X4, here, 1, m, m, k)
+    from_right(w, de, -1.0, dr_next, s.K_t, de, steps, m, p, k)
+    if kept:
+        TP, dTP, dahat = below(s.TP, gain * m), below(d.TP, gain * m), below(d.ahat, gain)
+        from_right(w, dahat, 1.0, dr_next, TP, below(d.a, gain), steps, m, m, k)
+        product(w, dahat, 1.0, r_next, dTP, dahat, steps, m, mk)
 
 
 @jitable
@@ -394,8 +413,7 @@ def pull(
             for i in range(len(groups)):
                 here, group, k = group_of(x, i), groups[i], groups[i].k
                 move_gain(w, here, gain, pattern.T, group)
-                for j in range(t, gain - 1, -1):
-                    pull_mean(w, here, j, gain, g, equal, Z_moves, kept, pattern.T_t, group)
+                pull_means(w, here, t + 1, gain, Z_moves, kept, pattern.T_t, group)
                 settle(w, here, gain, steps, s.P, N_before, swapped, Z_moves, doublings, k)
                 dS = moved(here).S
                 pull_sums(
@@ -411,8 +429,8 @@ def pull(
         for i in range(len(groups)):
             here, group = group_of(x, i), groups[i]
             dN, _ = in_turn(moved(here), swapped)
-            pull_mean(w, here, t, t, g, equal, Z_moves, kept, pattern.T_t, group)
             move_gain(w, here, t, pattern.T, group)
+            pull_mean(w, here, t, t, g, equal, Z_moves, kept, pattern.T_t, group)
             pull_sums(w, here, t, t, 1.0, N, dN, g, equal, T_wanted, want_Z, group.k)
             pull_covariance(w, here, t, swapped, equal, Z_moves, pattern.T_t, group)
         if varying:
@@ -454,10 +472,23 @@ def accumulate_vectors(w, x, weight, bars, group):
     """Those of c, d and y."""
     d = moved(x)
     n = sizes(w).n
-    for t in range(n):
-        hand_over_row(w, below(d.r, t + 1), weight, bars.c, t, group)
-        hand_over_row(w, below(d.e, t), weight, bars.d, t, group)
-        hand_over_row(w, below(d.e, t), -weight, bars.y, t, group)
+    hand_over_rows(w, below(d.r, 1), weight, bars.c, n, d.s, group)
+    hand_over_rows(w, d.e, weight, bars.d, n, d.w, group)
+    hand_over_rows(w, d.e, -weight, bars.y, n, d.w, group)
+
+
+@jitable
+def hand_over_rows(w, A, weight, bar, rows, total, group):
+    """Each row of A to its step of a vector's gradient; their sum, a row like `total`, to one."""
+    start = np.int64(0)
+    if bar.shape[1] == rows:
+        for t in range(rows):
+            hand_over_row(w, below(A, t), weight, bar, t, group)
+    else:
+        clear(w, total, 1)
+        for t in range(rows):
+            add(w, total, 1.0, below(A, t), 1)
+        hand_over_row(w, total, weight, bar, start, group)
 
 
 @jitable

@@ -28,6 +28,7 @@ from helpers.kalman.fused.moves import (
     add_symmetric,
     add_times_row,
     add_times_rows,
+    by_lists,
     columns_from,
     from_left,
     from_right,
@@ -40,6 +41,7 @@ from helpers.kalman.fused.moves import (
     with_turned,
 )
 from helpers.kalman.fused.tiles import (
+    Mat,
     add,
     axpy,
     below,
@@ -185,52 +187,123 @@ def push_covariance(w, x, t, P, swapped, Z_moves, kept, pattern, group):
 
 
 @jitable
+def move_gain(w, x, gain, pattern_T, group):
+    """K = Kf'T' (p, m), its transposed, and the tangents of K."""
+    s, d = space(w), moved(x)
+    _, p, m = sizes(w)
+    _, _, k, block = group
+    Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
+    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
+    transpose(w, s.K_t, s.K, p, m)
+    from_right_listed(w, d.K, dKf, s.T, pattern_T, s.T_t, d.zero, p, m, m, k)
+    if block.bottom > 0:
+        add_moved_by_T(w, d.K, Kf, d.T_t, p, m, group)
+
+
+@jitable
+def add_moved_by_T(w, out, X, dT_t, rows, m, group):  # noqa: N802
+    """out (rows, m k) += X dT' for a matrix X (rows, m) and directions that move T."""
+    left, cols = group.T.left, group.T.right - group.T.left
+    product(w, out, 1.0, columns_from(X, left, 1), below(dT_t, left), out, rows, cols, m * group.k)
+
+
+@jitable
+def push_data(w, x, first, end, dots, observed, Z_moves, group):
+    """dv = dy - dd - dZ a of the steps first to end - 1: what they know before da."""
+    s, d = space(w), moved(x)
+    _, p, m = sizes(w)
+    k, dv = group.k, below(d.v, first)
+    for t in range(first, end):
+        row = below(d.v, t).at
+        axpy(w, row, -1.0, d.d.at, d.zero.at, p * k)
+        for i in range(p):
+            if observed.entries[t, i]:
+                for q in range(group.count):
+                    place = row + i * k + q
+                    put(w, place, get(w, place) + dots.y[group.first + q, t, i, 0])
+    if Z_moves:
+        product(w, dv, -1.0, below(s.a, first), d.Z_t, dv, end - first, m, p * k)
+
+
+@jitable
+def push_update(w, x, first, end, gain, slopes, group):
+    """du, da_filt and the slopes of these steps, with the gains of step `gain`, from dv and da."""
+    s, d = space(w), moved(x)
+    _, p, m = sizes(w)
+    k, steps = group.k, end - first
+    v, u, Kf, dKf = (
+        below(s.v, first),
+        below(s.u, first),
+        below(s.Kf, gain * p),
+        below(d.Kf, gain * p),
+    )
+    dv, Fu, dw, du = below(d.v, first), below(d.Fu, first), below(d.w, first), below(d.u, first)
+
+    # du = F^-1 (dv - dF u), and dl = -(tr(F^-1 dF) + u'(2 dv - dF u)) / 2
+    product(w, Fu, -1.0, u, d.F, dv, steps, p, p * k)
+    if p == 1:
+        inverse = get(w, s.F_inv.at + gain * s.F_inv.ld)
+        for i in range(steps):
+            axpy(w, du.at + i * du.ld, inverse, Fu.at + i * Fu.ld, d.zero.at, k)
+    else:
+        from_right(w, dw, 1.0, Fu, d.C_inv_t, d.zero, steps, p, p, k)
+        from_right(w, du, 1.0, dw, s.C_inv, d.zero, steps, p, p, k)
+    for t in range(first, end):
+        row, at, Fu_at = s.u.at + t * s.u.ld, d.v.at + t * d.v.ld, d.Fu.at + t * d.Fu.ld
+        for q in range(group.count):
+            slope = get(w, d.trace.at + q)
+            for i in range(p):
+                slope += get(w, row + i) * (get(w, at + i * k + q) + get(w, Fu_at + i * k + q))
+            slopes[group.first + q, t] = -0.5 * slope
+
+    # da_filt = da + dKf v + Kf dv
+    da = below(d.a, first)
+    product(w, da, 1.0, v, dKf, da, steps, p, m * k)
+    from_right(w, da, 1.0, dv, Kf, da, steps, p, m, k)
+
+
+@jitable
 def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
     """The tangents of what step t does to the data, with the gains of step `gain`."""
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
-    first, count, k, block = group
-    pk, mk = p * k, m * k
-    Kf, dKf, v, u = below(s.Kf, gain * p), below(d.Kf, gain * p), below(s.v, t), below(s.u, t)
-    du, da_filt = below(d.u, t), below(d.a_filt, t)
-
-    # dv = dy - dd - dZ a - Z da, then dv - dF u
-    clear(w, d.v, 1)
-    load_row(w, d.v, dots.y, t, group)
-    for i in range(p):
-        if not observed.entries[t, i]:
-            for q in range(k):
-                put(w, d.v.at + i * k + q, 0.0)
-    axpy(w, d.v.at, -1.0, d.d.at, d.v.at, pk)
-    add_times_rows(w, d.v, -1.0, d.a, s.Z, p, m, k)
-    if Z_moves:
-        add_times_row(w, d.v, -1.0, d.Z, s.a.at + t * s.a.ld, p, m, k)
-    copy(w, d.Fu, d.v, 1)
-    add_times_row(w, d.Fu, -1.0, d.F, u.at, p, p, k)
-
-    # du = F^-1 (dv - dF u), and dl = -(tr(F^-1 dF) + u'(2 dv - dF u)) / 2
-    if p == 1:
-        axpy(w, du.at, get(w, s.F_inv.at + gain * s.F_inv.ld), d.Fu.at, d.zero.at, k)
-    else:
-        from_right(w, d.w, 1.0, d.Fu, d.C_inv_t, d.zero, 1, p, p, k)
-        from_right(w, du, 1.0, d.w, s.C_inv, d.zero, 1, p, p, k)
-    for q in range(count):
-        slope = get(w, d.trace.at + q)
-        for i in range(p):
-            both = get(w, d.v.at + i * k + q) + get(w, d.Fu.at + i * k + q)
-            slope += get(w, u.at + i) * both
-        slopes[first + q, t] = -0.5 * slope
-
-    # da_filt = da + dKf v + Kf dv, and da <- T da_filt + dT a_filt + dc
-    row_product(w, da_filt.at, 1.0, v.at, dKf, d.a.at, p, mk)
-    from_right(w, da_filt, 1.0, d.v, Kf, da_filt, 1, p, m, k)
+    da, da_next, dv, k = below(d.a, t), below(d.a, t + 1), below(d.v, t), group.k
+    push_data(w, x, t, t + 1, dots, observed, Z_moves, group)
+    add_times_rows(w, dv, -1.0, da, s.Z, p, m, k)
+    push_update(w, x, t, t + 1, gain, slopes, group)
     if t == n - 1:
         return
-    from_right_listed(w, d.a, da_filt, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
-    if block.bottom > 0:
-        top, a_filt = block.top, s.a_filt.at + t * s.a_filt.ld
-        out, rows = columns_from(d.a, top, k), block.bottom - top
-        add_times_row(w, out, 1.0, below(d.T, top), a_filt, rows, m, k)
+    from_right_listed(w, da_next, da, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
+    if group.T.bottom > 0:
+        add_moved_by_T(w, da_next, below(s.a_filt, t), d.T_t, 1, m, group)
+
+
+@jitable
+def push_means(w, x, gain, end, dots, observed, slopes, Z_moves, pattern, group):
+    """`push_mean` of the steps after `gain` to end - 1, which have its gains, after their pass.
+
+    All that they share is a product for all of them; step by step there is only
+    da <- L da + dT a + dK v + K (dy - dd - dZ a) + dc.
+    """
+    s, d = space(w), moved(x)
+    _, p, m = sizes(w)
+    k, first, steps = group.k, gain + 1, end - gain - 1
+    if by_lists(pattern.T, k):
+        for t in range(first, end):
+            push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group)
+        return
+    push_data(w, x, first, end, dots, observed, Z_moves, group)
+    move_gain(w, x, gain, pattern.T, group)
+    dv, da, da_next = below(d.v, first), below(d.a, first), below(d.a, first + 1)
+    product(w, da_next, 1.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)
+    from_right(w, da_next, 1.0, dv, s.K, da_next, steps, p, m, k)
+    if group.T.bottom > 0:
+        add_moved_by_T(w, da_next, below(s.a, first), d.T_t, steps, m, group)
+    for t in range(first, end):
+        here, following = below(d.a, t), below(d.a, t + 1)
+        from_right(w, following, 1.0, here, s.L, following, 1, m, m, k)
+    from_right(w, dv, -1.0, da, s.Z_t, dv, steps, m, p, k)
+    push_update(w, x, first, end, gain, slopes, group)
 
 
 @jitable
@@ -280,6 +353,7 @@ def push(
         group, d = groups[i], moved(group_of(x, i))
         load_moves(w, d.half, dots.P0, 0, group, True)
         with_turned(w, d.P, d.half, m, group.k)
+        clear(w, d.a, 1)
         load_row(w, d.a, dots.a0, 0, group)
     P, P_next, swapped = s.P, s.P_next, False
     steady, before, d_before, looked, since, t = False, -1.0, -1.0, 0, 0, 0
@@ -309,11 +383,8 @@ def push(
             steady_forward(w, y, t, end, const, saved, steps)
             product(w, a_filt, 1.0, v, Kf, a, end - t, p, m)
             for i in range(len(groups)):
-                here = group_of(x, i)
-                for later in range(t + 1, end):
-                    push_mean(
-                        w, here, later, t, dots, observed, slopes, Z_moves, pattern, groups[i]
-                    )
+                here, group = group_of(x, i), groups[i]
+                push_means(w, here, t, end, dots, observed, slopes, Z_moves, pattern, group)
             t, steady, since, before, d_before, looked = end, False, end, -1.0, -1.0, end
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)

@@ -82,9 +82,13 @@ def arranged(T, first):
 
 @jitable
 def tangent_pass(
-    y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
+    memory, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
 ):  # fmt: skip
-    """The directions of all groups: fills their slopes and bars, and W_sum. How it ended."""
+    """The directions of all groups: fills their slopes and bars, and W_sum.
+
+    Returns how it ended, and the memory for the next pass: what was given or, if that was too
+    little, more.
+    """
     n, p = y.shape
     m = len(model.a0)
     kept, equal, varying = T_wanted.bottom > 0 or want_Z, all_equal(l_bar), varies(model)
@@ -94,7 +98,8 @@ def tangent_pass(
     at = padded(lay_out(shape, Saved(True, True), plan))
     for i in range(len(groups)):
         at = lay_out_moved(shape, groups[i].k, kept, at, headers[i])
-    memory = np.empty(at + LANES)
+    if len(memory) < at + LANES:
+        memory = np.empty(at + LANES)
     start = begin(memory, plan)
     w, x = memory.ctypes.data + 8 * start, headers.ctypes.data
     clean(w)
@@ -118,7 +123,7 @@ def tangent_pass(
             Z_moves, T_wanted, want_Z, out, bars,
         )  # fmt: skip
     memory[0], headers[0, 0] = 0.0, 0  # their addresses were good until here
-    return how
+    return how, memory
 
 
 @kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
@@ -144,14 +149,17 @@ def hessian_vector(
     )  # fmt: skip
     directions, m = len(y_dot), len(model.a0)
     slopes, W_sum = np.empty((directions, len(y))), np.zeros(model.W.shape)
-    first, T_wanted = 0, Block(0, m if want_T else 0, 0, m if want_T else 0)
+    # One memory for all passes: to be given pages costs as much as what is done in them.
+    first, memory = 0, np.empty(0)
+    T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)
     if want_T and not everywhere:
         T_wanted = block_of(dots.T)
     while first < directions:
         groups = arranged(dots.T, first)
-        how = tangent_pass(
-            y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
-        )
+        how, memory = tangent_pass(
+            memory, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards,
+            tol,
+        )  # fmt: skip
         if how != DONE:
             slopes[:], W_sum[:] = np.nan, np.nan
             for bar in bars:
