@@ -85,42 +85,37 @@ def hessian_vector(
 def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: bool = False):
     """`hessian_vector` for directions that `check_directions` has seen, the gradients by name.
 
-    With ``along_alone`` some tangents may be missing that nothing along the directions needs: those
-    of T's and Z's gradients where T and Z do not move, of R's and Q's where neither does.
+    With ``along_alone`` those may be missing of arrays that do not move.
     """
-    dot = in_time(y, model, given)
-    n = dot["y"].shape[1]
-    weights = check_weights(weights, n)
-    numbers = weights, *given.values()
-    loop = _takes_reference(y, model, method) or any(map(np.iscomplexobj, numbers))
-    if loop:
-        W_bar, slopes, dy, gradients = _one_by_one(y, model, dot, weights)
-    else:
-        wanted = ("T" in given, "Z" in given, False) if along_alone else (True, True, True)
-        W_bar, slopes, dy, gradients = _compiled(y, model, dot, weights, tol, wanted)
-    dW_bar = gradients.pop("W")
-    if not along_alone or "R" in given or "Q" in given:
-        gradients |= _of_R_and_Q(model, given, dot, W_bar, dW_bar)
-    kept = (*STATIC, *model.time_varying)
-    return slopes, dy, {x: X if x in kept else _over_time(X) for x, X in gradients.items()}
+    weights = check_weights(weights, len(y))
+    if _takes_reference(y, model, method) or any(map(np.iscomplexobj, (weights, *given.values()))):
+        W_bar, slopes, dy, bars = _one_by_one(y, model, in_time(y, model, given), weights)
+        bars |= _of_R_and_Q(model, given, W_bar, bars.pop("W"))
+        return slopes, dy, _over_time(model, bars)
+    return _compiled(y, model, given, weights, tol, given if along_alone else None)
 
 
-def _of_R_and_Q(model: StateSpace, given, dot: dict, W_bar, dW_bar) -> dict:  # noqa: N802
+def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
     """What the gradients of R and Q move by, over time, from that of W = R Q R'."""
     R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
-    turned, WR, dWR = np.swapaxes(R, -1, -2), W_bar @ R, dW_bar @ R
-    dWRQ, dQ_bar = dWR @ Q, turned @ dWR
+    dWR = dW_bar @ R
+    dWRQ, dQ_bar = dWR @ Q, np.swapaxes(R, -1, -2) @ dWR
     if "Q" in given:
-        dWRQ = dWRQ + WR @ dot["Q"]
+        dWRQ = dWRQ + W_bar @ R @ _moves_in_time(model, given, "Q")
     if "R" in given:
-        dWRQ = dWRQ + W_bar @ dot["R"] @ Q
-        dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dot["R"], -1, -2) @ WR)
+        dR = _moves_in_time(model, given, "R")
+        dWRQ = dWRQ + W_bar @ dR @ Q
+        dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
     return {"R": 2 * dWRQ, "Q": symmetric(dQ_bar)}
 
 
-def _over_time(X):
-    """The sum over the time axis of X (k, t, ...)."""
-    return X[:, 0] if X.shape[1] == 1 else X.sum(axis=1)
+def _over_time(model: StateSpace, over_time: dict) -> dict:
+    """Gradients (k, t, ...) summed over t where arrays do not vary; a0's and P0's have no t."""
+    kept = (*STATIC, *model.time_varying)
+    return {
+        x: X if x in kept else X[:, 0] if X.shape[1] == 1 else X.sum(axis=1)
+        for x, X in over_time.items()
+    }
 
 
 def hessian(
@@ -152,12 +147,13 @@ def hessian(
     directions = reference.check_directions(y, model, directions)
     _, dy, gradients = _moved(y, model, directions, method, weights, tol, along_alone=True)
     moved = gradients | {"y": dy}
-    return symmetric(
-        sum(
-            np.tensordot(X.reshape(len(X), -1), moved[name].reshape(len(X), -1), (1, 1))
-            for name, X in directions.items()
-        )
-    )
+    along = sum(_in_rows(X) @ _in_rows(moved[name]).T for name, X in directions.items())
+    return symmetric(along)
+
+
+def _in_rows(X):
+    """Directions (k, ...) as a matrix."""
+    return X.reshape(len(X), -1)
 
 
 def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -166,16 +162,35 @@ def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.
     From those that `check_directions` has seen.
     """
     k, dot = len(next(iter(given.values()))), {}
-    moving = "y", *STATIC, *model.time_varying
     for name, X in {"y": y, **model.asdict()}.items():
-        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
-        dot[name] = dX if name in moving else dX[:, np.newaxis]
-    R = _along_time(model, "R")
-    turned = np.swapaxes(R, -1, -2)
-    dot["W"] = R @ dot["Q"] @ turned
-    if "R" in given:
-        dot["W"] = dot["W"] + 2 * symmetric(dot["R"] @ symmetric(_along_time(model, "Q")) @ turned)
+        moves = given if name in given else {name: np.zeros((k, *np.shape(X)))}
+        dot[name] = _moves_in_time(model, moves, name)
+    m = model.m
+    dot["W"] = _moves_of_W(model, given) if _moves_shocks(given) else np.zeros((k, 1, m, m))
     return dot
+
+
+def _moves_in_time(model: StateSpace, given, name: str):
+    """Directions of an array, with a time axis of length 1 where it does not vary."""
+    moving = "y", *STATIC, *model.time_varying
+    return given[name] if name in moving else given[name][:, np.newaxis]
+
+
+def _moves_shocks(given) -> bool:
+    """Whether R or Q moves."""
+    return "R" in given or "Q" in given
+
+
+def _moves_of_W(model: StateSpace, given):  # noqa: N802
+    """Directions (k, t, m, m) of W = R Q R' from those of R or Q."""
+    R, moves = _along_time(model, "R"), 0.0
+    turned = np.swapaxes(R, -1, -2)
+    if "Q" in given:
+        moves = R @ _moves_in_time(model, given, "Q") @ turned
+    if "R" in given:
+        dR_Q = _moves_in_time(model, given, "R") @ symmetric(_along_time(model, "Q"))
+        moves = moves + 2 * symmetric(dR_Q @ turned)
+    return moves
 
 
 def _along_time(model: StateSpace, name: str):
@@ -259,18 +274,25 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
     return np.array(slopes), np.stack(W_bars[::-1]), moved
 
 
-def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
-    """The same, compiled; several directions at once."""
-    fused = _fused()
-    k = len(dot["y"])
+def _compiled(y, model: StateSpace, given, weights, tol, names=None):
+    """The slopes and, by name, the gradients' tangents, compiled; several directions at once.
+
+    Without names those of all, else of these alone.
+    """
+    fused, k = _fused(), len(next(iter(given.values())))
+    arrays, wanted = fused.arrays_of(y, model), names or _COMPILED
+    shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
+    moves = given | {"W": _moves_of_W(model, given)} if _moves_shocks(given) else given
     dots = [
-        np.ascontiguousarray(dot[x]).reshape(k, *laid_out(x, dot[x].shape[1:])) for x in _COMPILED
+        np.ascontiguousarray(moves[x], float).reshape(shape) if x in moves else np.zeros(shape)
+        for x, shape in shapes.items()
     ]
     compiled = fused.building.load("tangents").hessian_vector
     try:
         W_bar, slopes, bars = compiled(
-            *fused.arrays_of(y, model), weights, *dots, *wanted, True, fused._tolerance(tol)
-        )
+            *arrays, weights, *dots, "T" in wanted, "Z" in wanted, names is None, True,
+            fused._tolerance(tol),
+        )  # fmt: skip
     except MemoryError:
         raise MemoryError(
             "the second derivatives ran out of memory; of several directions at once, each needs "
@@ -283,8 +305,13 @@ def _compiled(y, model: StateSpace, dot: dict, weights, tol, wanted):
             "F is positive definite for the gradient, but not for the Hessian, whose covariances "
             "are rounded otherwise: the model is singular up to rounding"
         )
-    found = {x: X.reshape(dot[x].shape) for x, X in zip(_COMPILED, bars, strict=True)}
-    return W_bar, slopes, found.pop("y"), found
+    bars = dict(zip(_COMPILED, bars, strict=True))
+    if names is None or _moves_shocks(names):
+        over_time = _of_R_and_Q(model, given, W_bar, bars["W"])
+        bars |= _over_time(model, over_time)
+    shapes = {x: X.shape for x, X in model.asdict().items() if x in (names or bars)}
+    dy = bars["y"].reshape(k, *arrays[0].shape)
+    return slopes, dy, {x: bars[x].reshape(k, *shape) for x, shape in shapes.items()}
 
 
 def laid_out(x: str, shape) -> tuple:
