@@ -454,6 +454,17 @@ def test_a_direction_of_y_has_the_gaps_of_y(method):
     assert np.isfinite(expected).all()
 
 
+def test_other_types_of_numbers():
+    """Single precision and integers are numbers, too: the compiled pass is handed doubles."""
+    y, model = make("two shocks")
+    directions = {x: np.round(X) for x, X in directions_for(y, model, 2, names=("T", "c")).items()}
+    expected = hessian(y, model, directions)
+    given = {x: X.astype(int) for x, X in directions.items()}
+    assert np.array_equal(hessian(y, model, given, weights=np.ones(len(y), int)), expected)
+    single = StateSpace(**{x: X.astype(np.float32) for x, X in model.asdict().items()})
+    assert relative_error(hessian(y.astype(np.float32), single, given), expected) < 1e-4
+
+
 def test_bad_weights_and_a_model_that_is_none():
     y, model = make("gaps")
     directions = directions_for(y, model, 1)

@@ -280,7 +280,8 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
     Without names those of all, else of these alone.
     """
     fused, k = _fused(), len(next(iter(given.values())))
-    arrays, wanted = fused.arrays_of(y, model), names or _COMPILED
+    arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
+    wanted = names or _COMPILED
     shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
     moves = given | {"W": _moves_of_W(model, given)} if _moves_shocks(given) else given
     dots = [
@@ -290,8 +291,8 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
     compiled = fused.building.load("tangents").hessian_vector
     try:
         W_bar, slopes, bars = compiled(
-            *arrays, weights, *dots, "T" in wanted, "Z" in wanted, names is None, True,
-            fused._tolerance(tol),
+            *arrays, weights.astype(float), *dots, "T" in wanted, "Z" in wanted, names is None,
+            True, fused._tolerance(tol),
         )  # fmt: skip
     except MemoryError:
         raise MemoryError(
