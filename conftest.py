@@ -44,11 +44,13 @@ LONGEST = (
     "tests/test_kalman_pymc", "notebooks/sparse/04-", "notebooks/kalman/13-",
     "tests/test_kalman_panel_op", "tests/test_kalman_op", "tests/test_onnx_backend",
     "notebooks/sparse/06-", "tests/test_attack", "tests/test_kalman_fused",
-    "notebooks/kalman/05-", "notebooks/pytensor/04-", "notebooks/pytensor/09-",
+    "tests/test_kalman_statsmodels", "tests/test_kalman_twin", "tests/test_sparse_op", "notebooks/",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     if "pytensor" in sys.modules:  # tests ask for that place even less than chapters do
         sys.modules["pytensor"].config.traceback__limit = 0
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: next(
+        (i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
+    ))  # fmt: skip

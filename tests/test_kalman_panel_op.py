@@ -229,7 +229,7 @@ def test_what_is_refused():
         kalman_loglike_panel(Y, *(X | {"Z": X["Z"] * 1j}).values())
 
 
-@every_mode("of", ["value", "gradient"], ["value", "gradient"])
+@every_mode("of", ["value", "gradient"], ["gradient"], ["value"])
 def test_what_is_refused_when_the_function_is_called(mode, of):
     y, model = make("gaps")
     Y, X, symbols = series(y, 4), model.asdict(), symbolic(model)  # noqa: N806
