@@ -291,7 +291,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
     compiled = fused.building.load("tangents").hessian_vector
     try:
         W_bar, slopes, bars = compiled(
-            *arrays, weights.astype(float), *dots, "T" in wanted, "Z" in wanted, names is None,
+            *arrays, np.asarray(weights, float), *dots, "T" in wanted, "Z" in wanted, names is None,
             True, fused._tolerance(tol),
         )  # fmt: skip
     except MemoryError:
@@ -299,7 +299,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
             "the second derivatives ran out of memory; of several directions at once, each needs "
             "about n m (m + 3 p) doubles"
         ) from None
-    if np.isnan(slopes).any():
+    if np.isnan(slopes[0, 0]):  # as all are then
         fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
         # The tangents' covariances always come from Joseph's form, those of the pass need not.
         raise np.linalg.LinAlgError(

@@ -60,8 +60,8 @@ FARTHEST = 8
 def pull_mean(w, x, t, gain, g, equal, Z_moves, kept, pattern_T_t, group):
     """The tangents of r, e and of the smoothed state at step t, with the gains of step `gain`.
 
-    The pass and `move_gain` have been there. With weights that differ the last are those of the
-    filtered state, and d.q what the smoothed one adds.
+    The pass, `weigh_gain` and `move_gain` have been there. With weights that differ the last are
+    those of the filtered state, and d.q what the smoothed one adds.
     """
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
@@ -127,17 +127,26 @@ def pull_means(w, x, end, gain, Z_moves, kept, pattern_T_t, group):
 
 
 @jitable
+def weigh_gain(w, gain, S):
+    """K = Kf'T' (p, m) of step `gain`, its transposed, and K S in s.G: shared by all directions."""
+    s = space(w)
+    _, p, m = sizes(w)
+    product(w, s.K, 1.0, below(s.Kf, gain * p), s.T_t, s.zero, p, m, m)
+    transpose(w, s.K_t, s.K, p, m)
+    product(w, s.G, 1.0, s.K, S, s.zero, p, m, m)
+
+
+@jitable
 def pull_sums(w, x, t, gain, steps, S, dS, g, equal, T_wanted, want_Z, k):
     """What steps with the gains of step `gain` add to the sums, S being the sum of their N.
 
-    Of a single step, t is that one. Leaves K S in s.G and its tangents in d.KN, and in d.D those of
-    D, or of the sum of the D.
+    Of a single step, t is that one. After `weigh_gain`; leaves the tangents of K S in d.KN, and in
+    d.D those of D, or of the sum of the D.
     """
     s, d = space(w), moved(x)
     n, p, m = sizes(w)
     mk, pk = m * k, p * k
     dKf, dF_inv = below(d.Kf, gain * p), below(d.F_inv, gain * p)
-    product(w, s.G, 1.0, s.K, S, s.zero, p, m, m)
     product(w, d.Y, 1.0, s.K, dS, d.zero, p, m, mk)
     from_right(w, d.KN, 1.0, d.K, S, d.Y, p, m, m, k)
     # D = g F^-1 + K S K'
@@ -410,6 +419,7 @@ def pull(
         if doublings > 0:
             copy(w, N_before, N, m)
             steady_backward(w, gain, t + 1, N, wanted)
+            weigh_gain(w, gain, s.S)
             for i in range(len(groups)):
                 here, group, k = group_of(x, i), groups[i], groups[i].k
                 move_gain(w, here, gain, pattern.T, group)
@@ -426,6 +436,7 @@ def pull(
                 spread(w, group_of(x, i), gain, t + 1, kept)
         add(w, s.N_sum, 1.0, N, m)
         step_back(w, t, N, N_before, pattern.T_t, wanted, g, equal, False)
+        weigh_gain(w, t, N)
         for i in range(len(groups)):
             here, group = group_of(x, i), groups[i]
             dN, _ = in_turn(moved(here), swapped)

@@ -188,16 +188,13 @@ def push_covariance(w, x, t, P, swapped, Z_moves, kept, pattern, group):
 
 @jitable
 def move_gain(w, x, gain, pattern_T, group):
-    """K = Kf'T' (p, m), its transposed, and the tangents of K."""
+    """The tangents of K = Kf'T' (p, m)."""
     s, d = space(w), moved(x)
     _, p, m = sizes(w)
-    _, _, k, block = group
-    Kf, dKf = below(s.Kf, gain * p), below(d.Kf, gain * p)
-    product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-    transpose(w, s.K_t, s.K, p, m)
-    from_right_listed(w, d.K, dKf, s.T, pattern_T, s.T_t, d.zero, p, m, m, k)
-    if block.bottom > 0:
-        add_moved_by_T(w, d.K, Kf, d.T_t, p, m, group)
+    dKf = below(d.Kf, gain * p)
+    from_right_listed(w, d.K, dKf, s.T, pattern_T, s.T_t, d.zero, p, m, m, group.k)
+    if group.T.bottom > 0:
+        add_moved_by_T(w, d.K, below(s.Kf, gain * p), d.T_t, p, m, group)
 
 
 @jitable
@@ -280,10 +277,10 @@ def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
 
 @jitable
 def push_means(w, x, gain, end, dots, observed, slopes, Z_moves, pattern, group):
-    """`push_mean` of the steps after `gain` to end - 1, which have its gains, after their pass.
+    """`push_mean` of the steps after `gain` to end - 1, which have its gains.
 
-    All that they share is a product for all of them; step by step there is only
-    da <- L da + dT a + dK v + K (dy - dd - dZ a) + dc.
+    After `steady_forward`, whose K and L are in s.K and s.L. What these steps share is a product
+    for all of them; step by step there is only da <- L da + dT a + dK v + K (dy - dd - dZ a) + dc.
     """
     s, d = space(w), moved(x)
     _, p, m = sizes(w)
