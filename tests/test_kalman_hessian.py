@@ -85,7 +85,7 @@ def test_any_number_of_directions(k):
         assert close(getattr(found[2], x), X, 1e-11), x
 
 
-@pytest.mark.parametrize(("m", "p", "k"), [(10, 5, 20), (33, 2, 9)])
+@pytest.mark.parametrize(("m", "p", "k"), [(10, 5, 20), (33, 2, 9), (14, 2, 28)])
 def test_the_steady_state_of_tangents(m, p, k):
     """With gaps, and directions in several groups; with many states in several passes, too."""
     model = StateSpace(**random_model(m, p, 2, rng=1, radius=0.6))
