@@ -24,7 +24,7 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, recursions, reference, tangents
 from helpers.kalman.reference import _symmetric as symmetric
-from helpers.statespace import STATIC, Gradients, StateSpace, check_weights
+from helpers.statespace import NAMES, STATIC, Gradients, StateSpace, check_weights
 
 __all__ = ["hessian", "hessian_vector"]
 
@@ -92,7 +92,7 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
         W_bar, slopes, dy, bars = _one_by_one(y, model, in_time(y, model, given), weights)
         bars |= _of_R_and_Q(model, given, W_bar, bars.pop("W"))
         return slopes, dy, _over_time(model, bars)
-    return _compiled(y, model, given, weights, tol, given if along_alone else None)
+    return _compiled(y, model, given, weights, tol, along_alone)
 
 
 def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
@@ -101,9 +101,9 @@ def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
     dWR = dW_bar @ R
     dWRQ, dQ_bar = dWR @ Q, np.swapaxes(R, -1, -2) @ dWR
     if "Q" in given:
-        dWRQ = dWRQ + W_bar @ R @ _moves_in_time(model, given, "Q")
+        dWRQ = dWRQ + W_bar @ R @ _with_time(model, "Q", given["Q"])
     if "R" in given:
-        dR = _moves_in_time(model, given, "R")
+        dR = _with_time(model, "R", given["R"])
         dWRQ = dWRQ + W_bar @ dR @ Q
         dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
     return {"R": 2 * dWRQ, "Q": symmetric(dQ_bar)}
@@ -163,22 +163,21 @@ def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.
     """
     k, dot = len(next(iter(given.values()))), {}
     for name, X in {"y": y, **model.asdict()}.items():
-        moves = given if name in given else {name: np.zeros((k, *np.shape(X)))}
-        dot[name] = _moves_in_time(model, moves, name)
+        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
+        dot[name] = _with_time(model, name, dX)
     m = model.m
-    dot["W"] = _moves_of_W(model, given) if _moves_shocks(given) else np.zeros((k, 1, m, m))
+    dot["W"] = _moves_of_W(model, given) if _of_shocks(given) else np.zeros((k, 1, m, m))
     return dot
 
 
-def _moves_in_time(model: StateSpace, given, name: str):
+def _with_time(model: StateSpace, name: str, dX):  # noqa: N803
     """Directions of an array, with a time axis of length 1 where it does not vary."""
-    moving = "y", *STATIC, *model.time_varying
-    return given[name] if name in moving else given[name][:, np.newaxis]
+    return dX if name in ("y", *STATIC, *model.time_varying) else dX[:, np.newaxis]
 
 
-def _moves_shocks(given) -> bool:
-    """Whether R or Q moves."""
-    return "R" in given or "Q" in given
+def _of_shocks(names) -> bool:
+    """Whether R or Q is among them."""
+    return "R" in names or "Q" in names
 
 
 def _moves_of_W(model: StateSpace, given):  # noqa: N802
@@ -186,9 +185,9 @@ def _moves_of_W(model: StateSpace, given):  # noqa: N802
     R, moves = _along_time(model, "R"), 0.0
     turned = np.swapaxes(R, -1, -2)
     if "Q" in given:
-        moves = R @ _moves_in_time(model, given, "Q") @ turned
+        moves = R @ _with_time(model, "Q", given["Q"]) @ turned
     if "R" in given:
-        dR_Q = _moves_in_time(model, given, "R") @ symmetric(_along_time(model, "Q"))
+        dR_Q = _with_time(model, "R", given["R"]) @ symmetric(_along_time(model, "Q"))
         moves = moves + 2 * symmetric(dR_Q @ turned)
     return moves
 
@@ -274,16 +273,13 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
     return np.array(slopes), np.stack(W_bars[::-1]), moved
 
 
-def _compiled(y, model: StateSpace, given, weights, tol, names=None):
-    """The slopes and, by name, the gradients' tangents, compiled; several directions at once.
-
-    Without names those of all, else of these alone.
-    """
+def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
+    """What `_moved` returns, compiled; several directions at once."""
     fused, k = _fused(), len(next(iter(given.values())))
     arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
-    wanted = names or _COMPILED
+    names = given if along_alone else NAMES
     shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
-    moves = given | {"W": _moves_of_W(model, given)} if _moves_shocks(given) else given
+    moves = given | {"W": _moves_of_W(model, given)} if _of_shocks(given) else given
     dots = [
         np.ascontiguousarray(moves[x], float).reshape(shape) if x in moves else np.zeros(shape)
         for x, shape in shapes.items()
@@ -291,7 +287,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
     compiled = fused.building.load("tangents").hessian_vector
     try:
         W_bar, slopes, bars = compiled(
-            *arrays, np.asarray(weights, float), *dots, "T" in wanted, "Z" in wanted, names is None,
+            *arrays, np.asarray(weights, float), *dots, "T" in names, "Z" in names, not along_alone,
             True, fused._tolerance(tol),
         )  # fmt: skip
     except MemoryError:
@@ -307,12 +303,10 @@ def _compiled(y, model: StateSpace, given, weights, tol, names=None):
             "are rounded otherwise: the model is singular up to rounding"
         )
     bars = dict(zip(_COMPILED, bars, strict=True))
-    if names is None or _moves_shocks(names):
-        over_time = _of_R_and_Q(model, given, W_bar, bars["W"])
-        bars |= _over_time(model, over_time)
-    shapes = {x: X.shape for x, X in model.asdict().items() if x in (names or bars)}
-    dy = bars["y"].reshape(k, *arrays[0].shape)
-    return slopes, dy, {x: bars[x].reshape(k, *shape) for x, shape in shapes.items()}
+    if _of_shocks(names):
+        bars |= _over_time(model, _of_R_and_Q(model, given, W_bar, bars["W"]))
+    found = {x: bars[x].reshape(k, *X.shape) for x, X in model.asdict().items() if x in names}
+    return slopes, bars["y"].reshape(k, *arrays[0].shape), found
 
 
 def laid_out(x: str, shape) -> tuple:
