@@ -35,7 +35,7 @@ def everything(like, w):
         S = with_entry(S, i, i, S[i, i] + 2)
     C, logdet = recursions.cholesky(S)
     place = ROOM
-    write(w, place, A - 2 * A.T.T / 3 + 1)
+    write(w, place, -A - 2 * A.T.T / 3 + 1)
     write(w, place + 20, A.T)
     write(w, place + 40, A @ x)
     write(w, place + 45, y @ A)
@@ -52,7 +52,8 @@ def everything(like, w):
     write(w, place + 170, last + logdet)
     write(w, place + 175, last + x.sum())
     write(w, place + 180, last + A[r - 1, c - 1] + x[c - 1])
-    return place + 185
+    write(w, place + 185, last + S.trace())
+    return place + 190
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 4), (3, 2), (2, 3), (4, 4)])

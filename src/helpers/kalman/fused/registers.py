@@ -14,6 +14,7 @@ import operator
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import (
     intrinsic,
     models,
@@ -24,7 +25,7 @@ from numba.extending import (
 )
 
 from helpers.kalman import recursions
-from helpers.kalman.fused.tiles import DOUBLES, PART, compiled_as
+from helpers.kalman.fused.tiles import DOUBLES, PART, compiled_as, stands_for
 
 # Part of its caller: what stays in registers cannot be handed to a function.
 _OPTIONS = PART | {"forceinline": True}
@@ -70,6 +71,8 @@ def _broadcast(context, builder, x, kind, shape):
 def _elementwise(instruction):
     @intrinsic
     def machine(typing, x, y):
+        if not (isinstance(x, Fixed) or isinstance(y, Fixed)):
+            return None
         shape = np.broadcast_shapes(*(kind.shape for kind in (x, y) if isinstance(kind, Fixed)))
 
         def generate(context, builder, signature, args):
@@ -87,6 +90,8 @@ def _elementwise(instruction):
 @intrinsic
 def _product(typing, A, B):
     """A B, a column of A and a row of B at a time; vectors are rows before and columns behind."""
+    if not (isinstance(A, Fixed) and isinstance(B, Fixed)):
+        return None
     left = np.atleast_2d(A.places())
     right = B.places() if len(B.shape) == 2 else B.places()[:, None]
     if left.shape[1] != right.shape[0]:
@@ -106,20 +111,18 @@ def _product(typing, A, B):
     return (Fixed(shape) if shape else types.float64)(A, B), generate
 
 
-def _operator(function, machine):
-    def typed(x, y):
-        if isinstance(x, Fixed) or isinstance(y, Fixed):
-            return lambda x, y: machine(x, y)
-
-    overload(function, jit_options=_OPTIONS)(typed)
-
-
 for _function, _name in (
     (operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
 ):  # fmt: skip
-    _operator(_function, _elementwise(_name))
-_operator(operator.matmul, _product)
+    stands_for(_function, _elementwise(_name))
+stands_for(operator.matmul, _product)
+
+
+@overload(operator.neg, jit_options=_OPTIONS)
+def _negative(A):
+    if isinstance(A, Fixed):
+        return lambda A: -1.0 * A
 
 
 def _rearranged(shape_of, places_of):
@@ -136,8 +139,6 @@ def _rearranged(shape_of, places_of):
 
 
 _transpose = _rearranged(lambda shape: shape[::-1], np.transpose)
-_column = _rearranged(lambda shape: (*shape, 1), np.asarray)
-_row = _rearranged(lambda shape: (1, *shape), np.asarray)
 _diagonal = _rearranged(lambda shape: shape[:1], np.diag)
 
 
@@ -153,25 +154,29 @@ def diagonal(A):
 
 
 @intrinsic
-def _entry(typing, A, i):
-    def generate(context, builder, signature, args):
-        return builder.extract_element(*args)
-
-    return types.float64(A, types.intp), generate
-
-
-@overload(operator.getitem, jit_options=_OPTIONS)
-def _getitem(A, index):
+def _item(typing, A, index):
+    """x[i], A[i, j], x[:, None] and x[None, :]."""
     if not isinstance(A, Fixed):
         return None
-    if isinstance(index, types.Integer):
-        return lambda A, index: _entry(A, index)
-    if isinstance(index[1], types.NoneType):  # x[:, None]
-        return lambda A, index: _column(A)
-    if isinstance(index[0], types.NoneType):  # x[None, :]
-        return lambda A, index: _row(A)
-    cols = A.shape[1]
-    return lambda A, index: _entry(A, index[0] * cols + index[1])
+    indices = index.types if isinstance(index, types.BaseTuple) else (index,)
+    added = [isinstance(kind, types.NoneType) for kind in indices]
+    if any(added):  # another shape, and the same entries
+        shape = (1, *A.shape) if added[0] else (*A.shape, 1)
+        return Fixed(shape)(A, index), lambda context, builder, signature, args: args[0]
+
+    def generate(context, builder, signature, args):
+        given = cgutils.unpack_tuple(builder, args[1]) if len(indices) > 1 else args[1:]
+        i, *j = (
+            context.cast(builder, x, kind, types.intp)
+            for x, kind in zip(given, indices, strict=True)
+        )
+        place = builder.add(builder.mul(i, i.type(A.shape[1])), *j) if j else i
+        return builder.extract_element(args[0], place)
+
+    return types.float64(A, index), generate
+
+
+stands_for(operator.getitem, _item)
 
 
 @intrinsic
@@ -210,6 +215,11 @@ def _sum(x):
         return total
 
     return add
+
+
+@overload_method(Fixed, "trace", jit_options=_OPTIONS)
+def _trace(A):
+    return lambda A: _diagonal(A).sum()
 
 
 @intrinsic

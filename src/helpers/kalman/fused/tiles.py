@@ -12,7 +12,6 @@ from Python, every function of this package runs as the Python that it is, and w
 """
 
 import contextlib
-import inspect
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 from numba.extending import intrinsic, overload, register_jitable
 
 from helpers.kalman.fused.parts import Part
@@ -105,20 +105,21 @@ class Memory:
 DOUBLES = ir.DoubleType().as_pointer()
 
 
-def compiled_as(machine):
-    """Let compiled code call the intrinsic ``machine`` where Python calls the decorated function.
+def stands_for(function, machine):
+    """Let compiled code call the intrinsic ``machine`` where it finds the function.
 
-    Numba wants an overload to have the parameters of what it stands for, by name; so it is written
-    out as text.
+    `numba.extending.overload` would compile a function that calls it, for all types of arguments.
     """
+    template = make_intrinsic_template(function, machine._defn, function.__name__)
+    infer(template)
+    infer_global(function, types.Function(template))
+
+
+def compiled_as(machine):
+    """Let compiled code call the intrinsic ``machine`` where Python calls the function below."""
 
     def decorate(function):
-        names = ", ".join(inspect.signature(function).parameters)
-        text = f"def typed({names}):\n    def call({names}):\n        return machine({names})\n"
-        scope = {"machine": machine}
-        exec(text + "    return call", scope)
-        # Part of its caller: a call with a dozen arguments takes as long as a small tile.
-        overload(function, jit_options=PART | {"forceinline": True})(scope["typed"])
+        stands_for(function, machine)
         return function
 
     return decorate
