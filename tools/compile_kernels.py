@@ -12,6 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
 
+from helpers.kalman import fused
+
 FIRST = "entry"  # which all others import
 # What takes longest comes first, so that both processes end together.
 THEN = (
@@ -36,9 +38,11 @@ def compiles(what: str) -> None:
     gc.set_threshold(100_000)  # a compiler's objects stay
     start, (name, *states) = time.perf_counter(), what.split()
     module = import_module(f"helpers.kalman.fused.{name}")
-    for m in states:  # the passes in registers: machine code of its own for each size
-        for p in range(1, module.LARGEST + 1):
-            module.compiled(int(m), p)
+    if states:  # the passes in registers: machine code of its own for each size
+        tangents = import_module("helpers.kalman.fused.small_tangents")
+        for p in range(1, fused._entry().LARGEST + 1):
+            module.compiled(int(*states), p)
+            tangents.compiled(int(*states), p)  # of which half is compiled by now
     print(f"  {what}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

@@ -11,7 +11,8 @@ disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It compu
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
   over its steps come by doubling;
 - with up to four states and series the readable text itself is compiled for the size at hand, its
-  matrices in registers (:mod:`~helpers.kalman.fused.small`);
+  matrices in registers (:mod:`~helpers.kalman.fused.small`, and for second derivatives
+  :mod:`~helpers.kalman.fused.small_tangents`);
 - with more, the pass is made for a size where that is asked for
   (:mod:`~helpers.kalman.fused.made`).
 
@@ -20,6 +21,7 @@ what compiled code calls. Importing this package compiles nothing; the first cal
 each machine and version, and says so: :func:`warmup` does it at a time of one's own choosing.
 """
 
+import itertools
 import operator
 import os
 import time
@@ -173,7 +175,9 @@ def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
     for name in ("roots", "outputs", *(building.PURPOSE if everything else ())):
         building.load(name, progress)
     if everything:
-        building.load("small", progress).compile_all()
+        for m, p in itertools.product(range(1, entry.LARGEST + 1), repeat=2):
+            entry.compile_later(m, p, progress)
+            entry.compile_tangents_later(m, p, progress)
     return time.perf_counter() - start
 
 

@@ -38,7 +38,7 @@ from helpers.kalman.fused.tiles import PART, jitable
 def source_digest(folder: Path = Path(__file__).parent) -> str:
     """A digest of all that is compiled here, which names what is kept of it on disk."""
     files = sorted(folder.glob("*.py"), key=lambda path: path.name)
-    files += [folder.parent / "recursions.py", folder.parent / "square_root.py"]
+    files += [folder.parent / name for name in ("recursions.py", "square_root.py", "tangents.py")]
     text = b"".join(path.name.encode() + path.read_bytes() for path in files)
     return sha256(text).hexdigest()[:16]
 
@@ -184,11 +184,13 @@ LARGEST_MADE = 64
 SIZES = "KALMAN_BY_HAND_SIZES"  # names the sizes for which it is, as "13,1 10,5": m, p
 # Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers and
 # the whole one, made for the size or for any; at (0, 0) the one with its first steps in roots, at
-# (0, 1) the whole one for any size. At (1, 0): whether the compilation of the one at (0, 0) has
-# failed.
+# (0, 1) the whole one for any size; at (m, TANGENTS + p) that of tangents in registers. At (1, 0):
+# whether the compilation of the one at (0, 0) has failed.
 _KEPT = "helpers_kalman_passes"
-_addresses = np.zeros((LARGEST_MADE + 1, LARGEST_MADE + 1), np.int64)
-_addresses[1:, 1:] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
+TANGENTS = LARGEST_MADE
+_WIDTH = TANGENTS + LARGEST + 1
+_addresses = np.zeros((LARGEST_MADE + 1, _WIDTH), np.int64)
+_addresses[1:, 1 : LARGEST_MADE + 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
 _addresses[0, 1] = _addresses[1, 1]
 _addresses[1 : LARGEST + 1, 1 : LARGEST + 1] = 0
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
@@ -233,10 +235,21 @@ def compile_later(m, p, announce=None):
             _addresses[m, p] = passes.address(m, p, announce)
 
 
+def compile_tangents_later(m, p, announce=None):
+    """`compile_later` for tangents in registers."""
+    from helpers.kalman.fused.building import load
+
+    if max(m, p) <= LARGEST and not _addresses[m, TANGENTS + p]:
+        _addresses[m, TANGENTS + p] = load("small_tangents").address(m, p, announce)
+
+
 def _compiled_or_zero(m, p):
-    """`compile_later` for compiled code, to which ctypes returns anything where Python raises."""
+    """One of the two above for compiled code, to which ctypes returns anything if Python raises."""
     try:
-        compile_later(m, p)
+        if p > TANGENTS:
+            compile_tangents_later(m, p - TANGENTS)
+        else:
+            compile_later(m, p)
         return _addresses[m, p]
     except BaseException:  # an interrupt as well
         traceback.print_exc()
@@ -259,7 +272,7 @@ def _kept_address(typing, m, p):
     """The entry of `_addresses`."""
 
     def generate(context, builder, signature, args):
-        row = ir.ArrayType(ir.IntType(64), LARGEST_MADE + 1)
+        row = ir.ArrayType(ir.IntType(64), _WIDTH)
         table = builder.module.globals.get(_KEPT) or ir.GlobalVariable(
             builder.module, ir.ArrayType(row, LARGEST_MADE + 1), _KEPT
         )

@@ -8,7 +8,6 @@ it is first met, in which a step of :mod:`helpers.kalman.recursions` is arithmet
 until then.
 """
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from helpers.kalman.fused import (
     building,
     text,  # noqa: F401 (lets compiled code call the readable text)
 )
-from helpers.kalman.fused.entry import GRADIENT, LARGEST, SMALL, bundle, kept_on_disk
+from helpers.kalman.fused.entry import GRADIENT, SMALL, bundle, kept_on_disk
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
@@ -84,6 +83,34 @@ def add_to(X, t, A):
     """Add A to the array of step t."""
     place = (t if X.steps > 1 else 0) * X.size
     write(X.w, place, read(A, X.w, place) + A)
+
+
+@jitable
+def gains_at(like, kept, gain):
+    """C^-1, S, Kf, J and P_filt of the step `gain`."""
+    m, p = len(like.I_m), len(like.I_p)
+    _, of_gain = sizes_of_kept(m, p)
+    place = gain * of_gain
+    return (
+        read(like.I_p, kept.gain, place),
+        read(like.Z, kept.gain, place + p * p),
+        read(like.Z.T, kept.gain, place + p * p + p * m),
+        read(like.I_m, kept.gain, place + p * p + 2 * p * m),
+        read(like.I_m, kept.gain, place + p * p + 2 * p * m + m * m),
+    )
+
+
+@jitable
+def means_at(like, kept, t):
+    """w, u and a_filt of step t."""
+    x, z, p = diagonal(like.I_m), diagonal(like.I_p), len(like.I_p)
+    of_mean, _ = sizes_of_kept(len(like.I_m), p)
+    place = t * of_mean
+    return (
+        read(z, kept.mean, place),
+        read(z, kept.mean, place + p),
+        read(x, kept.mean, place + 2 * p),
+    )
 
 
 @jitable
@@ -192,8 +219,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     In a steady stretch N settles too, and is then left as it is.
     """
     I_m, I_p = like.I_m, like.I_p
-    n, m, p = len(gain_of), len(I_m), len(I_p)
-    of_mean, of_gain = sizes_of_kept(m, p)
+    n, p = len(gain_of), len(I_p)
     x, z = diagonal(I_m), diagonal(I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * I_p
     r, N, T = no_x, no_m, I_m
@@ -206,15 +232,9 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             T = at_step(I_m, model.T, t)
         if gain_of[t] != gain:
             gain = gain_of[t]
-            place = gain * of_gain
-            C_inv, S = read(I_p, kept.gain, place), read(like.Z, kept.gain, place + p * p)
-            Kf = read(like.Z.T, kept.gain, place + p * p + p * m)
-            J = read(I_m, kept.gain, place + p * p + 2 * p * m)
-            P_filt = read(I_m, kept.gain, place + p * p + 2 * p * m + m * m)
+            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
             settled, since, before, looked = False, t, -1.0, t
-        place = t * of_mean
-        w, u = read(z, kept.mean, place), read(z, kept.mean, place + p)
-        a_filt = read(x, kept.mean, place + 2 * p)
+        w, u, a_filt = means_at(like, kept, t)
         e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
         write(y_bar, t * p, -weight * e)
         c_sum, d_sum = c_sum + r, d_sum + e
@@ -318,12 +338,6 @@ def address(m: int, p: int, announce: bool | None = None) -> int:
     with building.waiting(f"Kalman filter of {m} states and {p} series", "ten seconds", announce):
         _compiled[m, p] = compiled(m, p)
     return _compiled[m, p].address
-
-
-def compile_all() -> None:
-    """Compile the passes of all sizes, or load them from disk."""
-    for m, p in itertools.product(range(1, LARGEST + 1), repeat=2):
-        address(m, p)
 
 
 def compiled(m: int, p: int):

@@ -9,18 +9,21 @@ this to.
 import numpy as np
 from numba import njit, types
 
+from helpers.kalman.fused.entry import LARGEST as LARGEST_SMALL
 from helpers.kalman.fused.entry import (
     MODEL,
     READ,
+    TANGENTS,
+    address_of,
+    addresses,
+    call_at,
     check,
     contiguous,
     copied,
     kept_on_disk,
     linked,
 )
-from helpers.kalman.fused.forward import (
-    DONE,
-)
+from helpers.kalman.fused.forward import DONE, SETTLES_EARLY
 from helpers.kalman.fused.inputs import (
     Arrays,
     indices_in,
@@ -53,6 +56,12 @@ WIDE_ENOUGH = 32
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
 # stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
+
+
+@jitable
+def in_registers(m, p):
+    """Whether so few states and series go by :mod:`helpers.kalman.fused.small_tangents`."""
+    return m <= LARGEST_SMALL and p <= LARGEST_SMALL
 
 
 @jitable
@@ -126,6 +135,37 @@ def tangent_pass(
     return how, memory
 
 
+@jitable
+def addresses_of(X):
+    """Those of directions, or of what comes of them."""
+    return (
+        X.y.ctypes.data, X.a0.ctypes.data, X.P0.ctypes.data, X.c.ctypes.data, X.d.ctypes.data,
+        X.T.ctypes.data, X.Z.ctypes.data, X.H.ctypes.data, X.W.ctypes.data,
+    )  # fmt: skip
+
+
+@jitable
+def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
+    """All directions by the pass of :mod:`helpers.kalman.fused.small_tangents` for this size."""
+    (n, p), m, k = y.shape, len(model.a0), len(slopes)
+    address = address_of(m, TANGENTS + p)
+    if address == 0:
+        raise RuntimeError("second derivatives were not compiled; why not, a message above says")
+    sizes = np.array(
+        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+         len(model.W), k, int(backwards)]
+    )  # fmt: skip
+    arguments = (sizes.ctypes.data, np.float64(tol), l_bar.ctypes.data, y.ctypes.data)
+    results = (slopes.ctypes.data, W_sum.ctypes.data)
+    how = call_at(
+        address, arguments + addresses(model) + addresses_of(dots) + addresses_of(bars) + results
+    )
+    sizes[0] = 0  # its address was good until here
+    if how == 0:
+        raise MemoryError
+    return how
+
+
 @kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
 def hessian_vector(
     y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
@@ -147,10 +187,14 @@ def hessian_vector(
         np.zeros(c_dot.shape), np.zeros(d_dot.shape), np.zeros(T_dot.shape),
         np.zeros(Z_dot.shape), np.zeros(H_dot.shape), np.zeros(W_dot.shape),
     )  # fmt: skip
-    directions, m = len(y_dot), len(model.a0)
-    slopes, W_sum = np.empty((directions, len(y))), np.zeros(model.W.shape)
+    directions, (n, p), m = len(y_dot), y.shape, len(model.a0)
+    slopes, W_sum = np.empty((directions, n)), np.zeros(model.W.shape)
+    if in_registers(m, p):
+        how = by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol)
+    else:
+        how = SETTLES_EARLY
     # One memory for all passes: to be given pages costs as much as what is done in them.
-    first, memory = 0, np.empty(0)
+    first, memory = 0 if how == SETTLES_EARLY else directions, np.empty(0)
     T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)
     if want_T and not everywhere:
         T_wanted = block_of(dots.T)
@@ -161,12 +205,13 @@ def hessian_vector(
             tol,
         )  # fmt: skip
         if how != DONE:
-            slopes[:], W_sum[:] = np.nan, np.nan
-            for bar in bars:
-                bar[:] = np.nan
             break
         for group in groups:
             first += group.count
+    if how != DONE:
+        slopes[:], W_sum[:] = np.nan, np.nan
+        for bar in bars:
+            bar[:] = np.nan
     return W_sum, slopes, bars
 
 

@@ -1,4 +1,4 @@
-"""The readable text for compiled code: what Numba needs to know of recursions and square_root."""
+"""The readable text for compiled code: what Numba needs to know of its modules."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from helpers.kalman import recursions, square_root
+from helpers.kalman import recursions, square_root, tangents
 from helpers.kalman.fused.tiles import PART, jitable
 
 
@@ -52,7 +52,7 @@ def _rows(X, o):
     return rows
 
 
-for _module in (recursions, square_root):
+for _module in (recursions, square_root, tangents):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
         if local and _name not in ("cholesky", "solve", "rows", "at_step"):
