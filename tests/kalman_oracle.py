@@ -90,6 +90,30 @@ def _gradient(y, model, names, weights, step):
     return out
 
 
+def true_hessian(y, model: StateSpace, directions: dict) -> np.ndarray:
+    """The second derivatives of the log-likelihood along pairs of directions, as floats.
+
+    Each by a complex step along one of them, and the difference of two steps along the other.
+    """
+    observed, k = ~np.isnan(y), len(next(iter(directions.values())))
+    H = exact(np.zeros((k, k)))
+    with flint.ctx.workdps(240):
+        numbers = {name: exact(X) for name, X in model.asdict().items()}
+        directions = {name: exact(X) for name, X in directions.items()}
+        series, weights = exact(np.where(observed, y, 0)), exact(np.ones(len(y)))
+        step, imaginary = flint.arb(10) ** -60, flint.acb(0, flint.arb(10) ** -90)
+
+        def slope(i, j, step):
+            """Along j, a step along i from the model, in units of the imaginary step."""
+            moved = {x: numbers[x] + step * V[i] + imaginary * V[j] for x, V in directions.items()}
+            return loglike_in_any_arithmetic(series, observed, weights, numbers | moved).imag
+
+        for i, j in zip(*np.tril_indices(k), strict=True):
+            second = (slope(i, j, step) - slope(i, j, -step)) / (2 * step * imaginary.imag)
+            H[i, j] = H[j, i] = second
+        return rounded(H)
+
+
 def rounded(balls):
     """The floats in the middle of balls, which are too small to matter."""
     radii = np.array([float(x.rad()) for x in balls.flat])

@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from kalman_models import NAMES_OF_CASES, make, season
+from kalman_oracle import true_hessian
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import vectorize_graph
 from pytensor.scan.op import Scan
@@ -172,12 +173,39 @@ def test_a_vague_start_with_several_series(m, p, gaps, method):
     model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
     for name in ("Z", "T"):
         directions = directions_for(y, model, 2, names=(name,))
-        found = hessian(y, model, directions, method)
-        for i in range(2):
-            _, _, G = reference.loglike_and_grad(*moved(y, model, directions, i))
-            along = getattr(G, name).imag / STEP
-            expected = [(along * X).sum() for X in directions[name]]
-            assert close(found[i], expected, 10 * np.finfo(float).eps * kappa), name
+        found, expected = hessian(y, model, directions, method), true_hessian(y, model, directions)
+        assert close(found, expected, 10 * np.finfo(float).eps * kappa), name
+
+
+@pytest.mark.parametrize("k", [1, 9])
+def test_few_states_that_settle_early(k):
+    """They take the pass for any size, and those that do not, that in registers: one result."""
+    model = StateSpace(**random_model(3, 2, 2, rng=1, radius=0.5))
+    y = simulate(400, 1, **model.asdict())[0]
+    directions = directions_for(y, model, k)
+    found, expected = (hessian_vector(y, model, directions, tol=x) for x in (1e-13, 0.0))
+    assert not np.array_equal(found[2].H, expected[2].H)
+    assert relative_error(found[0], expected[0]) < 1e-10
+    assert relative_error(found[1], expected[1]) < 1e-10
+    for x, X in expected[2].asdict().items():
+        assert close(getattr(found[2], x), X, 1e-10), x
+
+
+def test_a_pass_in_registers_that_cannot_be_compiled(monkeypatch, capsys):
+    entry = building.load("entry")
+    y, model = make("gaps")
+    directions = directions_for(y, model, 1)
+    hessian(y, model, directions)
+    known = entry._addresses.copy()
+    try:
+        entry._addresses[:, entry.TANGENTS + 1 :] = 0
+        monkeypatch.setattr(entry, "compile_tangents_later", lambda m, p: 1 / 0)
+        with pytest.raises(RuntimeError, match="second derivatives were not compiled; why not, a"):
+            hessian(y, model, directions)
+    finally:
+        entry._addresses[:] = known
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert np.isfinite(hessian(y, model, directions)).all()
 
 
 @pytest.mark.parametrize("method", ["reference", "fused"])

@@ -32,6 +32,7 @@ from helpers.kalman.fused import (
     one_pass,
     pull,
     push,
+    small_tangents,
     tiles,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
@@ -49,7 +50,14 @@ from helpers.kalman.fused.inputs import (
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
-from helpers.kalman.fused.small import InTime, Kept, Like, sizes_of_kept, small_pass
+from helpers.kalman.fused.small import (
+    InTime,
+    Kept,
+    Like,
+    filter_small,
+    sizes_of_kept,
+    small_pass,
+)
 from helpers.kalman.fused.small import change as small_change
 from helpers.kalman.fused.steps import filter_steps
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
@@ -667,15 +675,61 @@ def test_models_in_lanes_are_steady_while_all_of_them_are():
             assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)
 
 
+def run_small_tangents(y, arrays, dots, bars, weights, tol):
+    """`run_tangents` by the pass in registers, one direction after the other.
+
+    Instead of the stretches, whether it would leave this model to the other pass.
+    """
+    (n, p), m, varying = y.shape, len(arrays.a0), varies(arrays)
+    like, held_y = Like(np.eye(m), np.eye(p), np.zeros((p, m))), held(y)
+    start = [InTime(held(X), 1, X.size) for X in arrays[:2]]
+    model = Arrays(*start, *(InTime(held(X), len(X), X[0].size) for X in arrays[2:]))
+    kept = Kept(*(Memory(n * size) for size in sizes_of_kept(m, p)))
+    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
+    look_at(y, observed)
+    gain_of, g, W_bar = np.empty(n, np.int64), held(weights), held(np.zeros(arrays.W.size))
+    adjoint = small_tangents.Adjoint(Memory(n * small_tangents.size_of_adjoint(m)))
+    how, _, first = filter_small(
+        like, held_y, observed, model, varying, held(np.zeros(m)), tol, True, Memory(n), kept,
+        gain_of,
+    )  # fmt: skip
+    assert how == DONE
+    early = small_tangents.settles_early(m, p, observed, n, first)
+    small_tangents.pull_small(
+        like, model, varying, g, kept, gain_of, adjoint,
+        InTime(W_bar, len(arrays.W), arrays.W[0].size),
+    )  # fmt: skip
+    slopes = np.empty((len(dots.y), n))
+    for q in range(len(slopes)):
+        moved = small_tangents.Moved(Memory(n * small_tangents.size_of_moved(m, p)))
+        along, out = (
+            moves.Directions(*(InTime(held(X[q]), X.shape[1], X[q, 0].size) for X in D))
+            for D in (dots, bars)
+        )
+        slope = Memory(n)
+        small_tangents.push_direction(
+            like, held_y, model, varying, along, kept, gain_of, moved, slope
+        )
+        small_tangents.pull_direction(
+            like, held_y, model, varying, along, g, kept, gain_of, adjoint, moved, out
+        )
+        slopes[q] = slope.data
+        for X, bar in zip(out, bars, strict=True):
+            bar[q] = X.w.data.reshape(bar[q].shape)
+    return slopes, W_bar.data.reshape(arrays.W.shape), bars, early
+
+
 def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     """Tangents in Python: the slopes, the gradient of W, the bars, and the steady stretches.
 
-    Each group is (first, count, k).
+    Each group is (first, count, k); of few states and series, FEW instead of groups.
     """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     dots = {x: X.reshape(len(X), *hessian.laid_out(x, X.shape[1:])) for x, X in dot.items()}
     dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
     bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
+    if groups is FEW:
+        return run_small_tangents(y, arrays, dots, bars, weights, tol)
     groups = [moves.Group(i, n, k, moves.block_of(dots.T[i : i + n])) for i, n, k in groups]
     T_wanted = moves.Block(0, m, 0, m) if everywhere else moves.block_of(dots.T)
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
@@ -713,6 +767,7 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
 
 ALONE, SIDE_BY_SIDE = [(0, 1, 1)], [(0, 2, LANES)]
 BOTH = [(0, 2, LANES), (2, 1, 1)]
+FEW = [(0, 3, 3)]
 
 
 def assert_tangents(
@@ -720,7 +775,7 @@ def assert_tangents(
 ):
     """Against the readable loop, T's where a direction moves T or everywhere.
 
-    Returns the steady stretches.
+    Returns the last of what `run_tangents` does.
     """
     rng, count = np.random.default_rng(8), sum(n for _, n, _ in groups)
     arrays = {"y": y, **model.asdict()}
@@ -831,3 +886,23 @@ def test_a_direction_that_never_settles_keeps_the_tangents_from_it():
     model = StateSpace([0.3], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=0 * one)
     y = np.random.default_rng(0).standard_normal((40, 1))
     assert not assert_tangents(y, model, ALONE, tol=1e-13, names=("Q",))
+
+
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (2, 1), (3, 2), (1, 4), (4, 4)])
+@pytest.mark.parametrize("name", SMALL_CASES)
+def test_tangents_of_few_states_and_series(name, m, p):
+    y, model = small_case(name, m, p)
+    rtol = 1e-8 if name == "level" else 1e-10
+    assert_tangents(y, model, FEW, rtol=rtol)
+    assert_tangents(y, model, FEW, np.random.default_rng(4).random(len(y)), rtol=rtol)
+
+
+@pytest.mark.parametrize(("m", "p", "long"), [(2, 2, 400), (3, 1, 400), (1, 3, 400)])
+def test_few_states_that_settle_early_are_left_to_the_other_pass(m, p, long):
+    """Unless there are two states and series at most, or gaps that begin it anew."""
+    model = StateSpace(**random_model(m, p, rng=5, radius=0.5))
+    y = simulate(long, 5, **model.asdict())[0]
+    assert assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10) == (max(m, p) > 2)
+    assert not assert_tangents(y, model, FEW, rtol=1e-10)
+    y[::30] = np.nan
+    assert not assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)

@@ -193,6 +193,42 @@ FAULTS = {
         ", no_p, no_m\n",
         "            c_sum = no_x\n",
     ),
+    "few states: tangents with half of H's direction": (
+        "small_tangents.py",
+        "symmetric(at_step(like.I_p, dots.H, t))",
+        "symmetric(at_step(like.I_p, dots.H, t)) / 2",
+    ),
+    "few states: tangents of the model as it is at the first step": (
+        "small_tangents.py",
+        "            dc, dT = at_step(x, dots.c, t), at_step(I_m, dots.T, t)\n",
+        "            dc, dT = at_step(x, dots.c, 0), at_step(I_m, dots.T, 0)\n",
+    ),
+    "few states: tangents with the first step's weight for all": (
+        "small_tangents.py",
+        "get(weights, t), w, u, C_inv, S, Kf, J, a_filt, P_filt, recursions.rows(Z",
+        "get(weights, 0), w, u, C_inv, S, Kf, J, a_filt, P_filt, recursions.rows(Z",
+    ),
+    "few states: sums of tangents not begun anew where arrays vary": (
+        "small_tangents.py",
+        "            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z"
+        ", no_p, no_m\n",
+        "            c_sum = no_x\n",
+    ),
+    "few states: tangents with P0 itself for its direction": (
+        "small_tangents.py",
+        "da, dP = at_step(x, dots.a0, 0), symmetric(at_step(I_m, dots.P0, 0))",
+        "da, dP = at_step(x, dots.a0, 0), at_step(I_m, model.P0, 0)",
+    ),
+    "few states: W's gradient summed where W varies": (
+        "small_tangents.py",
+        "            W_sum = 0.0 * I_m\n",
+        "",
+    ),
+    "few states: a gap that does not begin the way to a steady state anew": (
+        "small_tangents.py",
+        "beginnings += observed.same_until[t] == t + 1",
+        "beginnings += 0",
+    ),
     "lanes: the last of four rows added to that before it": (
         "lanes.py",
         "C, c + 3 * C.ld, sign",
