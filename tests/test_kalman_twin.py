@@ -897,12 +897,11 @@ def test_tangents_of_few_states_and_series(name, m, p):
     assert_tangents(y, model, FEW, np.random.default_rng(4).random(len(y)), rtol=rtol)
 
 
-@pytest.mark.parametrize(("m", "p", "long"), [(2, 2, 400), (3, 1, 400), (1, 3, 400)])
-def test_few_states_that_settle_early_are_left_to_the_other_pass(m, p, long):
+@pytest.mark.parametrize(("m", "p"), [(2, 2), (3, 1), (1, 3)])
+def test_few_states_that_settle_early_are_left_to_the_other_pass(m, p):
     """Unless there are two states and series at most, or gaps that begin it anew."""
-    model = StateSpace(**random_model(m, p, rng=5, radius=0.5))
-    y = simulate(long, 5, **model.asdict())[0]
+    model = StateSpace(**random_model(m, p, rng=5, radius=0.3))
+    y = simulate(150, 5, **model.asdict())[0]
     assert assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10) == (max(m, p) > 2)
-    assert not assert_tangents(y, model, FEW, rtol=1e-10)
     y[::30] = np.nan
     assert not assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)
