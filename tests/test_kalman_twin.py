@@ -901,7 +901,7 @@ def test_tangents_of_few_states_and_series(name, m, p):
 def test_few_states_that_settle_early_are_left_to_the_other_pass(m, p):
     """Unless there are two states and series at most, or gaps that begin it anew."""
     model = StateSpace(**random_model(m, p, rng=5, radius=0.3))
-    y = simulate(150, 5, **model.asdict())[0]
+    y = simulate(250, 5, **model.asdict())[0]
     assert assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10) == (max(m, p) > 2)
     y[::30] = np.nan
     assert not assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)
