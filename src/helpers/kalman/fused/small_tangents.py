@@ -1,8 +1,9 @@
 """Tangents for a model with few states and few series: the readable text, in registers.
 
-What :mod:`helpers.kalman.fused.small` is for the pass itself, this is for
-:mod:`helpers.kalman.fused.tangents`: after the filter, and r and Pi backwards, each direction goes
-forwards and backwards through the lines of :mod:`helpers.kalman.tangents`, step by step.
+It is to second derivatives what :mod:`helpers.kalman.fused.small` is to the gradient: after the
+filter, and r and Pi backwards, each direction goes forwards and backwards through the lines of
+:mod:`helpers.kalman.tangents`, step by step. Models that settle early are left to the pass for any
+size.
 """
 
 from typing import NamedTuple
