@@ -177,6 +177,21 @@ def test_a_vague_start_with_several_series(m, p, gaps, method):
         assert close(found, expected, 10 * np.finfo(float).eps * kappa), name
 
 
+@pytest.mark.parametrize("k", [4, 14])
+def test_directions_of_a_long_series(k):
+    """They go through several passes, that each of them keeps less; as if each were alone."""
+    model = StateSpace(**random_model(5, 2, 2, rng=1, radius=0.5))
+    y = simulate(12_000, 1, **model.asdict())[0]
+    directions = directions_for(y, model, k)
+    slopes, dy, found = hessian_vector(y, model, directions)
+    for i in (0, k - 1):
+        alone = hessian_vector(y, model, {x: X[i : i + 1] for x, X in directions.items()})
+        assert relative_error(slopes[i], alone[0][0]) < 1e-11
+        assert relative_error(dy[i], alone[1][0]) < 1e-11
+        for x, X in alone[2].asdict().items():
+            assert close(getattr(found, x)[i], X[0], 1e-10), x
+
+
 @pytest.mark.parametrize("k", [1, 9])
 def test_few_states_that_settle_early(k):
     """They take the pass for any size, and those that do not, that in registers: one result."""

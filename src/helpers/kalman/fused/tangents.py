@@ -56,6 +56,9 @@ WIDE_ENOUGH = 32
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
 # stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
+# What they keep of all steps, in doubles: C's library gives larger blocks back to the system, and
+# the next call is then given new pages, which may take several times as long as the work.
+LARGEST_KEPT = 3_500_000
 
 
 @jitable
@@ -65,23 +68,35 @@ def in_registers(m, p):
 
 
 @jitable
-def enough(m):
-    """So many directions of m states take less time side by side than one after the other."""
+def kept_by(n, m, p, k):
+    """About as many doubles as k directions side by side keep of n steps."""
+    return n * (m + 2 * p + 6) * padded(m * k)
+
+
+@jitable
+def enough(n, m, p):
+    """So many directions take less time side by side than one after the other.
+
+    Lanes that stay empty take memory as well.
+    """
+    if kept_by(n, m, p, LANES) > LARGEST_KEPT:
+        return LANES - 2
     return min(LANES, (m + 8) // 4)
 
 
 @jitable
-def arranged(T, first):
+def arranged(T, n, p, first):
     """As many groups of directions from the one called `first` on as go through one pass."""
     directions, _, m, _ = T.shape
     groups = [Group(first, first, first, block_of(T)) for _ in range(0)]
-    room = LARGEST
+    room, memory = LARGEST, LARGEST_KEPT - kept_by(n, m, p, 1)  # of the pass itself
     while first < directions:
         left = directions - first
-        side_by_side = m < WIDE_ENOUGH and left >= enough(m)
+        side_by_side = m < WIDE_ENOUGH and left >= enough(n, m, p)
         k = np.int64(LANES if side_by_side else 1)
         room -= (2 if side_by_side else 1) * k * m * m
-        if room < 0 and len(groups) > 0:
+        memory -= kept_by(n, m, p, k)
+        if len(groups) > 0 and (room < 0 or (memory < 0 and m < WIDE_ENOUGH)):
             break
         count = min(left, k)
         groups.append(Group(first, count, k, block_of(T[first : first + count])))
@@ -199,7 +214,7 @@ def hessian_vector(
     if want_T and not everywhere:
         T_wanted = block_of(dots.T)
     while first < directions:
-        groups = arranged(dots.T, first)
+        groups = arranged(dots.T, n, p, first)
         how, memory = tangent_pass(
             memory, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards,
             tol,
