@@ -40,6 +40,16 @@ def load(name: str, announce: bool | None = None):
         return importlib.import_module(name)
 
 
+_compiled = {}  # machine code that must not be forgotten while its address is in use
+
+
+def address(compiled, m: int, p: int, what: str, time_needed: str, announce: bool | None) -> int:
+    """Where the machine code that `compiled` makes for m states and p series begins."""
+    with waiting(what, time_needed, announce):
+        code = _compiled[compiled, m, p] = compiled(m, p)
+    return code.address
+
+
 @contextlib.contextmanager
 def waiting(what: str, time_needed: str, announce: bool | None = None):
     """Compile alone among the processes of this user, and say so where it takes long."""

@@ -13,15 +13,11 @@ from helpers.kalman.fused import building
 from helpers.kalman.fused.entry import PASS, kept_on_disk, whole_pass
 from helpers.kalman.fused.layout import of_size
 
-_compiled = {}  # machine code that must not be forgotten while its address is in use
-
 
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
     what = f"Kalman filter made for {m} states and {p} series"
-    with building.waiting(what, "a quarter of a minute", announce):
-        _compiled[m, p] = compiled(m, p)
-    return _compiled[m, p].address
+    return building.address(compiled, m, p, what, "a quarter of a minute", announce)
 
 
 def compiled(m: int, p: int):

@@ -330,14 +330,10 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
     return how
 
 
-_compiled = {}  # machine code that must not be forgotten while its address is in use
-
-
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
-    with building.waiting(f"Kalman filter of {m} states and {p} series", "ten seconds", announce):
-        _compiled[m, p] = compiled(m, p)
-    return _compiled[m, p].address
+    what = f"Kalman filter of {m} states and {p} series"
+    return building.address(compiled, m, p, what, "ten seconds", announce)
 
 
 def compiled(m: int, p: int):

@@ -287,15 +287,10 @@ def directions_of(num, y, a0, P0, c, d, T, Z, H, W):
     )  # fmt: skip
 
 
-_compiled = {}  # machine code that must not be forgotten while its address is in use
-
-
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
     what = f"second derivatives of {m} states and {p} series"
-    with building.waiting(what, "five seconds", announce):
-        _compiled[m, p] = compiled(m, p)
-    return _compiled[m, p].address
+    return building.address(compiled, m, p, what, "five seconds", announce)
 
 
 def compiled(m: int, p: int):
