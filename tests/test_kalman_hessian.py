@@ -184,7 +184,7 @@ def test_directions_of_a_long_series(k):
     y = simulate(12_000, 1, **model.asdict())[0]
     directions = directions_for(y, model, k)
     slopes, dy, found = hessian_vector(y, model, directions)
-    for i in (0, k - 1):
+    for i in range(k):
         alone = hessian_vector(y, model, {x: X[i : i + 1] for x, X in directions.items()})
         assert relative_error(slopes[i], alone[0][0]) < 1e-11
         assert relative_error(dy[i], alone[1][0]) < 1e-11
