@@ -5,6 +5,7 @@ What its text computes is tested without a compiler in test_kalman_twin.py; here
 
 import ast
 import os
+import platform
 import re
 import resource
 import shutil
@@ -240,6 +241,52 @@ def test_repeated_calls_agree_to_the_bit():
     for _ in range(3):
         again = fused.loglike_and_grad(y, model)
         assert all((a == b).all() for a, b in zip(first[2], again[2], strict=True))
+
+
+@pytest.mark.parametrize("kappa", [1.0, 1e6])
+def test_a_series_whose_gains_have_a_block_of_their_own(kappa):
+    """Of 34 MB; under the vague start its first steps are taken in roots."""
+    arrays = random_model(33, 2, 2, rng=1, radius=0.5)
+    y = np.random.default_rng(1).standard_normal((2700, 2))
+    model = StateSpace(**(arrays | {"P0": kappa * arrays["P0"]}))
+    found = fused.loglike_and_grad(y, model)
+    # The readable loop loses eps kappa.
+    assert_same(found, reference.loglike_and_grad(y, model), 1e-10 * kappa**0.5)
+    assert found[0] == pytest.approx(fused.loglike(y, model), rel=1e-12)
+
+
+def test_few_states_whose_gains_have_a_block_of_their_own():
+    """As the mean of two runs whose weights differ at one step: they take another pass."""
+    model = StateSpace(**random_model(4, 4, 4, rng=1, radius=0.5))
+    y = np.random.default_rng(1).standard_normal((45_000, 4))
+    value, dy, G = fused.loglike_and_grad(y, model)
+    weights, others = np.ones(len(y)), []
+    for first in (0.0, 2.0):
+        weights[0] = first
+        others.append(fused.loglike_and_grad(y, model, weights=weights))
+    (low, dy_low, G_low), (high, dy_high, G_high) = others
+    assert value == pytest.approx((low + high) / 2, rel=1e-12)
+    assert relative_error(dy, (dy_low + dy_high) / 2) < 1e-11
+    for x, X in G.asdict().items():
+        assert relative_error(X, (getattr(G_low, x) + getattr(G_high, x)) / 2) < 1e-10, x
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep other blocks")
+@pytest.mark.parametrize(("m", "p", "n"), [(1, 1, 100_000), (4, 4, 50_000), (10, 5, 16_000)])
+def test_a_long_series_is_not_given_new_pages_at_each_call(m, p, n):
+    """What it needs for its gains is more than C's library keeps, and as good as untouched."""
+    model = StateSpace(**random_model(m, p, 1, rng=1, radius=0.5))
+    y = np.random.default_rng(1).standard_normal((n, p))
+
+    def pages(call):
+        for _ in range(3):
+            call()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        call()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    per_page = resource.getpagesize() // 8
+    assert pages(lambda: fused.loglike_and_grad(y, model)) < n * (m + p) / per_page / 2
 
 
 @pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "H = 0, singular P0 and Q"])
@@ -670,6 +717,10 @@ def test_machine_code_of_helpers(size):
     assert np.abs(w - twin.data).max() < 1e-13
 
 
+# Functions that find out where arrays lie, and of how many of their arguments.
+TOLD_BY_PLACES = {"indices_in": 1, "distance": 2}
+
+
 def freed_too_early(text: str) -> list[str]:
     """A function's own arrays that it names for the last time where it takes their address."""
     found = []
@@ -685,9 +736,9 @@ def freed_too_early(text: str) -> list[str]:
                     own.add(node.id)
             elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".ctypes.data"):
                 addresses.add((node.lineno, node.col_offset))
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "indices_in":
-                room = node.args[0]  # whose lists products are told by their places
-                addresses.add((room.lineno, room.col_offset))
+            elif isinstance(node, ast.Call):
+                rooms = node.args[: TOLD_BY_PLACES.get(ast.unparse(node.func), 0)]
+                addresses |= {(room.lineno, room.col_offset) for room in rooms}
         found += [f"{function.name}: {name}" for name in sorted(own) if last[name] in addresses]
     return found
 
@@ -700,6 +751,7 @@ def test_no_array_is_freed_while_its_address_is_in_use():
     early = "def f():\n    x = np.empty(3)\n    where = x.ctypes.data\n    work(where)\n"
     assert freed_too_early(early) == ["f: x"]
     assert freed_too_early(early + "    x[0] = 0.0\n") == []
+    assert freed_too_early("def f():\n    x = np.empty(3)\n    work(distance(w, x))\n") == ["f: x"]
     folder = Path(fused.__file__).parent
     for path in folder.glob("*.py"):
         assert freed_too_early(path.read_text()) == [], path.name

@@ -281,7 +281,7 @@ def test_what_a_made_pass_knows_holds_for_any_number_of_steps(m):
         for n in (1, 2, 3, 40):
             for saved in (Saved(False, False), Saved(True, False), Saved(True, True)):
                 header = np.zeros(layout.HEADER, np.int64)
-                layout.lay_out(Sizes(n, p, m), saved, header)
+                layout.lay_out_together(Sizes(n, p, m), saved, header)
                 assert all(header[k] == x for k, x in known.items())
 
 
@@ -292,7 +292,7 @@ def test_no_two_matrices_overlap_and_each_has_its_room(saved):
         for p in SIZES:
             n = 3
             header = np.zeros(layout.HEADER, np.int64)
-            total = layout.lay_out(Sizes(n, p, m), saved, header)
+            total = layout.lay_out_together(Sizes(n, p, m), saved, header)
             places = list(header[: 2 * len(LAYOUT) : 2])
             ends = [*places[1:], total]
             for k, (name, (rows, cols)) in enumerate(LAYOUT.items()):
@@ -733,17 +733,16 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     groups = [moves.Group(i, n, k, moves.block_of(dots.T[i : i + n])) for i, n, k in groups]
     T_wanted = moves.Block(0, m, 0, m) if everywhere else moves.block_of(dots.T)
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
-    at = tiles.padded(layout.lay_out(shape, Saved(True, True), plan))
     headers = np.zeros((len(groups), moves.MOVED_HEADER), np.int64)
-    for group, header in zip(groups, headers, strict=True):
-        at = moves.lay_out_moved(shape, group.k, True, at, header)
+    near, _ = moves.lay_out_all(shape, groups, True, plan, headers, 0)
+    _, end = moves.lay_out_all(shape, groups, True, plan, headers, near)
 
     def mats(header, fields):
         return [Mat(int(header[2 * i]), int(header[2 * i + 1]), 1) for i in range(fields)]
 
     space = mats(plan, len(LAYOUT))
     x = [moves.Moved(*mats(header, len(moves.MOVED))) for header in headers]
-    w = Memory(at, [*space, *(mat for moved in x for mat in moved)], shape)
+    w = Memory(end, [*space, *(mat for moved in x for mat in moved)], shape)
     w.space, x = layout.Space(*space), [SimpleNamespace(space=moved) for moved in x]
     one_pass.clean(w)
     for header in headers:

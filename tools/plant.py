@@ -291,8 +291,8 @@ FAULTS = {
     ),
     "room for a matrix without its last columns": (
         "layout.py",
-        "total += padded(rows * ld)",
-        "total += padded(rows * ld - LANES)",
+        "at += padded(rows * ld)",
+        "at += padded(rows * ld - LANES)",
     ),
     "gains kept for one series only": (
         "layout.py",

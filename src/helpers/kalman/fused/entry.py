@@ -30,9 +30,9 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, blocks, distance, lay_out
 from helpers.kalman.fused.one_pass import all_equal, one_pass
-from helpers.kalman.fused.tiles import PART, jitable
+from helpers.kalman.fused.tiles import LANES, PART, jitable
 
 
 def source_digest(folder: Path = Path(__file__).parent) -> str:
@@ -461,8 +461,10 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
         if how != VAGUE:
             return how
     saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
-    plan = np.empty(HEADER, np.int64)
-    memory = np.empty(lay_out(Sizes(n, p, m), saved, plan) + 8)
+    plan, shape = np.empty(HEADER, np.int64), Sizes(n, p, m)
+    near, far = lay_out(shape, saved, plan, 0)
+    memory, gains = blocks(near + LANES, far + LANES)
+    lay_out(shape, saved, plan, distance(memory, gains))
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((n, p), np.uint8)
@@ -476,7 +478,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
         if from_roots == 0:
             raise RuntimeError(NOT_COMPILED)
         how = run(from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
-    memory[0] = 0.0  # the address w was good until here
+    memory[0], gains[0] = 0.0, 0.0  # the address w, and those it tells of, were good until here
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)
     return how

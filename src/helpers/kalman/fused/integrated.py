@@ -44,7 +44,7 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out, space
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together, space
 from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
@@ -270,7 +270,7 @@ def through(
     count = q + 1 if k == n else 1 + q + m + q
     columns, mixed = padded(q + 1), padded(count)
     plan, step = np.empty(HEADER, np.int64), np.int64(1)
-    at = padded(lay_out(Sizes(steps, p, m), saved, plan))
+    at = padded(lay_out_together(Sizes(steps, p, m), saved, plan))
     x, at = lay_out_columns(at, steps, p, m, columns, True)
     back, at = lay_out_columns(at, steps, p, m, mixed, False)
     move, mixture = Mat(at, columns, step), Mat(at + columns, mixed, step)

@@ -1,9 +1,12 @@
-"""The memory map of a pass, as data: one block, in which each matrix of the filter has a place.
+"""The memory map of a pass, as data: each matrix of the filter has a place in one block or two.
 
 ``LAYOUT`` says what lies there, in the book's symbols. ``lay_out`` turns it into places for
-given sizes, and writes them at the beginning of the block, from where ``space`` and
+given sizes; they are written at the beginning of the block, from where ``space`` and
 ``sizes`` read them again. A test goes through all sizes to 17 and sees that no two matrices
 overlap, that each begins on a whole vector, and that each is large enough.
+
+The last matrices, the gains of every step, are as good as untouched where a steady state is found,
+and may be most of the memory: for a long series they lie in a block of their own.
 """
 
 from typing import NamedTuple
@@ -83,14 +86,16 @@ LAYOUT = {
     "a": ("steps + 1", "m"),
     "v": ("steps", "p"),
     "u": ("steps", "p"),
-    "Kf": ("steps gains p", "m"),
-    "F_inv": ("steps gains p", "p"),
     "a_filt": ("steps filtered", "m"),
-    "TP": ("steps filtered m", "m"),  # T P_filt
     "r": ("steps gains + 1", "m"),
     "e": ("steps gains", "p"),
     "ahat": ("steps filtered", "m"),
+    # and those of them that only steps with gains of their own have
+    "Kf": ("steps gains p", "m"),
+    "F_inv": ("steps gains p", "p"),
+    "TP": ("steps filtered m", "m"),  # T P_filt
 }
+GAINS_FROM = list(LAYOUT).index("Kf")
 Space = NamedTuple("Space", [(name, Mat) for name in LAYOUT])  # noqa: UP014
 
 _KINDS = (
@@ -114,29 +119,71 @@ def extent(kind, sizes, saved):
 
 
 @jitable
-def lay_out(sizes, saved, header):
-    """The number of doubles of a pass; its places and sizes go into ``header`` (HEADER,) of int64.
+def lay_out(sizes, saved, header, far):
+    """The places of a pass, those of the gains of every step from `far` on.
 
-    Entries 2 k and 2 k + 1 are the place and the row length of the k-th matrix of :data:`LAYOUT`;
-    then come the sizes.
+    Into ``header`` (HEADER,) of int64: entries 2 k and 2 k + 1 are the place and the row length of
+    the k-th matrix of :data:`LAYOUT`; then come the sizes. Returns the places after the other
+    matrices and after the gains.
     """
-    total = HEADER
+    at = HEADER
     for k in range(len(_TABLE)):
         rows, ld = extent(_TABLE[k, 0], sizes, saved), extent(_TABLE[k, 1], sizes, saved)
-        header[2 * k], header[2 * k + 1] = total, ld if _TABLE[k, 0] > 0 else 0
-        total += padded(rows * ld)
+        header[2 * k] = at if k < GAINS_FROM else far
+        header[2 * k + 1] = ld if _TABLE[k, 0] > 0 else 0
+        if k < GAINS_FROM:
+            at += padded(rows * ld)
+        else:
+            far += padded(rows * ld)
     for k in range(len(sizes)):
         header[2 * len(_TABLE) + k] = sizes[k]
-    return total
+    return at, far
+
+
+@jitable
+def lay_out_together(sizes, saved, header):
+    """`lay_out` in one block; returns the number of doubles."""
+    near, _ = lay_out(sizes, saved, header, 0)
+    return lay_out(sizes, saved, header, near)[1]
+
+
+# C's library gives blocks above 32 MB back to the system after each call; to be given new pages by
+# the next one may take several times as long as the work.
+LARGEST_BLOCK = 4_000_000
+
+
+@jitable
+def blocks(near, far):
+    """Memory for so many doubles that are used and so many of which most may stay untouched.
+
+    One block in two parts or, where that would be too large, two.
+    """
+    if near + far <= LARGEST_BLOCK:
+        memory = np.empty(near + far)
+        return memory[:near], memory[near:]
+    return np.empty(near), np.empty(far)
+
+
+@jitable
+def first_line(memory):
+    """Where the first cache line begins in `memory`, in doubles: no vector shall lie in two."""
+    return ((memory.ctypes.data + 63) // 64 * 64 - memory.ctypes.data) // 8
+
+
+@jitable
+def distance(memory, far):
+    """How many doubles after the first line of `memory` the first one of `far` begins."""
+    lines = far.ctypes.data + 8 * first_line(far) - memory.ctypes.data - 8 * first_line(memory)
+    return lines // 8
 
 
 @jitable
 def begin(memory, plan):
     """Write a pass's plan where its workspace begins in `memory`; returns where, in doubles.
 
-    A cache line begins there, so that no vector lies in two; up to seven doubles are left before.
+    Up to seven doubles are left before.
     """
-    start = ((memory.ctypes.data + 63) // 64 * 64 - memory.ctypes.data) // 8
+    start = first_line(memory)
     header = memory.view(np.int64)[start:]
     for k in range(HEADER):
         header[k] = plan[k]
@@ -154,7 +201,7 @@ class OfSize(types.Type):
         super().__init__(f"OfSize({m}, {p})")
         header = [np.zeros(HEADER, np.int64) for _ in range(2)]
         for n, saved, numbers in zip((1, 2), (False, True), header, strict=True):
-            lay_out(Sizes(n, p, m), Saved(saved, saved), numbers)
+            lay_out_together(Sizes(n, p, m), Saved(saved, saved), numbers)
         # Of two plans that differ in all else, those numbers of the header that are the same.
         self.known = {k: int(x) for k, (x, y) in enumerate(zip(*header, strict=True)) if x == y}
 
@@ -243,7 +290,7 @@ def sizes(w):
 def checked_memory(sizes: Sizes, saved: Saved) -> tuple[Memory, np.ndarray]:
     """A workspace for Python, laid out, and its header: what the functions of a pass take as w."""
     header = np.zeros(HEADER, np.int64)
-    total = lay_out(sizes, saved, header)
+    total = lay_out_together(sizes, saved, header)
     places, lengths = header[: 2 * len(LAYOUT) : 2], header[1 : 2 * len(LAYOUT) : 2]
     mats = [Mat(int(at), int(ld), 1) for at, ld in zip(places, lengths, strict=True)]
     return Memory(total, Space(*mats), sizes), header

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from helpers.kalman.fused.layout import reader, space
+from helpers.kalman.fused.layout import Saved, lay_out, reader, space
 from helpers.kalman.fused.tiles import (
     LANES,
     PART,
@@ -90,7 +90,7 @@ MOVED = {
 }
 Moved = NamedTuple("Moved", [(name, Mat) for name in MOVED])  # noqa: UP014
 MOVED_HEADER = 2 * len(MOVED)
-FIRST_OF_STEPS = list(MOVED).index("a")
+FIRST_OF_STEPS, GAINS_FROM = list(MOVED).index("a"), list(MOVED).index("Kf")
 
 _ROWS = "any", "1", "m", "p", "steps", "steps + 1", "steps p", "steps m kept"
 _COLUMNS = "k 1", "k m", "k p", "k widest", "p", "m"
@@ -98,19 +98,33 @@ _TABLE = np.array([[_ROWS.index(r), _COLUMNS.index(c)] for r, c in MOVED.values(
 
 
 @jitable
-def lay_out_moved(sizes, k, kept, at, header):
-    """Where tangents along k directions lie, from the place `at` on, and the place after them.
+def lay_out_moved(sizes, k, kept, at, far, header):
+    """Where tangents along k directions lie: from the place `at` on, those of the gains from `far`.
 
-    ``header`` (MOVED_HEADER,) of int64 receives what `moved` reads: places and row lengths.
+    ``header`` (MOVED_HEADER,) of int64 receives what `moved` reads: places and row lengths. Returns
+    the places after both.
     """
     n, p, m = sizes
     rows = (1, 1, padded(m), padded(p), n, n + 1, n * p, (n if kept else 1) * m)
     columns = (k, m * k, p * k, max(m, p) * k, p, m)
     for i in range(len(_TABLE)):
         ld = padded(columns[_TABLE[i, 1]])
-        header[2 * i], header[2 * i + 1] = at, ld if _TABLE[i, 0] > 0 else 0
-        at += rows[_TABLE[i, 0]] * ld
-    return at
+        header[2 * i] = at if i < GAINS_FROM else far
+        header[2 * i + 1] = ld if _TABLE[i, 0] > 0 else 0
+        if i < GAINS_FROM:
+            at += rows[_TABLE[i, 0]] * ld
+        else:
+            far += rows[_TABLE[i, 0]] * ld
+    return at, far
+
+
+@jitable
+def lay_out_all(sizes, groups, kept, plan, headers, far):
+    """`lay_out` for a pass and `lay_out_moved` for each group of directions that goes with it."""
+    at, far = lay_out(sizes, Saved(True, True), plan, far)
+    for i in range(len(groups)):
+        at, far = lay_out_moved(sizes, groups[i].k, kept, at, far, headers[i])
+    return at, far
 
 
 _moved = reader(Moved)

@@ -26,7 +26,7 @@ from helpers.kalman.fused.entry import (
 )
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import indices_in, look, room_for_indices, varies
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together
 from helpers.kalman.fused.one_pass import clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
@@ -65,7 +65,7 @@ def _filter_outputs(
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
     plan = np.empty(HEADER, np.int64)
-    memory = np.empty(lay_out(Sizes(n, p, m), Saved(False, False), plan) + 8)
+    memory = np.empty(lay_out_together(Sizes(n, p, m), Saved(False, False), plan) + 8)
     w = memory.ctypes.data + 8 * begin(memory, plan)
     clean(w)
     room = np.empty(room_for_indices(n, p, m), np.int64)

@@ -37,7 +37,7 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
+from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import linked_pull, linked_start
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
@@ -124,7 +124,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     covariances, l, ones = zeros_like(model), np.empty(n), np.ones(n)
     saved = Saved(True, backwards and (wanted.T or wanted.Z))
     plan = np.empty(HEADER, np.int64)
-    at = padded(lay_out(Sizes(n, p, m), saved, plan))
+    at = padded(lay_out_together(Sizes(n, p, m), saved, plan))
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
     start = begin(memory, plan)

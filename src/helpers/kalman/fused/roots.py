@@ -31,7 +31,7 @@ from helpers.kalman.fused.inputs import (
     model_later,
     room_for_indices,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import GAINS_FROM, HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
@@ -115,7 +115,7 @@ def start_in_roots(
         if small != 0:
             how = run_at(small, (), rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         else:
-            lay_out(Sizes(n - k, p, m), saved, header)
+            lay_out(Sizes(n - k, p, m), saved, header, header[2 * GAINS_FROM])
             room = w, header, entries, indices
             whole = address_of_pass(m, p)
             how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)

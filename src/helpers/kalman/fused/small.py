@@ -28,6 +28,7 @@ from helpers.kalman.fused.forward import (
     is_time_to_look,
 )
 from helpers.kalman.fused.inputs import Arrays, Observed, Wanted, look_at
+from helpers.kalman.fused.layout import blocks
 from helpers.kalman.fused.registers import (
     diagonal,
     filled,
@@ -312,21 +313,20 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
     """`small_pass` on arrays, with memory of its own."""
     n, p, m, back = num[0], len(like.I_p), len(like.I_m), num[9] == GRADIENT
     of_mean, of_gain = sizes_of_kept(m, p)
-    means, gains = np.empty(n * of_mean if back else 0), np.empty(n * of_gain if back else 0)
-    gain_of = np.empty(n, np.int64)
+    memory, gains = blocks(n * (1 + of_mean) if back else n, n * of_gain if back else 1)
+    gain_of, kept = memory[:n].view(np.int64), Kept(memory.ctypes.data + 8 * n, gains.ctypes.data)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
     wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
     shares = np.zeros(m)
     if num[14] != 0:
         fill_shares(model.P0, model.T, model.W, shares)
-    kept = Kept(means.ctypes.data, gains.ctypes.data)
     how = small_pass(
         like, y.ctypes.data, all_in_time(model, p, m), back, wanted,
         shares.ctypes.data, tol, l_bar[0] if back else 1.0, l.ctypes.data, y_bar.ctypes.data, kept,
         gain_of, observed, all_in_time(out, p, m), report,
     )  # fmt: skip
-    shares[0], means[:1], gains[:1] = 0.0, 0.0, 0.0  # their addresses were good until here
+    shares[0], memory[0], gains[0] = 0.0, 0.0, 0.0  # their addresses were good until here
     return how
 
 

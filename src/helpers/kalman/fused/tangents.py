@@ -31,7 +31,7 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out
+from helpers.kalman.fused.layout import HEADER, LARGEST_BLOCK, Sizes, begin, blocks, distance
 from helpers.kalman.fused.moves import (
     FIRST_OF_STEPS,
     MOVED_HEADER,
@@ -39,7 +39,7 @@ from helpers.kalman.fused.moves import (
     Directions,
     Group,
     block_of,
-    lay_out_moved,
+    lay_out_all,
 )
 from helpers.kalman.fused.one_pass import all_equal, clean
 from helpers.kalman.fused.pull import pull
@@ -56,9 +56,7 @@ WIDE_ENOUGH = 32
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
 # stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
-# What they keep of all steps, in doubles: C's library gives larger blocks back to the system, and
-# the next call is then given new pages, which may take several times as long as the work.
-LARGEST_KEPT = 3_500_000
+IN_CACHE = 200_000  # doubles of what directions use of all steps
 
 
 @jitable
@@ -68,34 +66,41 @@ def in_registers(m, p):
 
 
 @jitable
-def kept_by(n, m, p, k):
-    """About as many doubles as k directions side by side keep of n steps."""
-    return n * (m + 2 * p + 6) * padded(m * k)
+def used_by(n, m, p, k, varying):
+    """As many doubles as k directions side by side use of n steps.
+
+    Without steady states those of the gains, too.
+    """
+    mk, pk = padded(m * k), padded(p * k)
+    return n * (3 * mk + 5 * pk + (((m + p) * mk + p * pk) if varying else 0))
 
 
 @jitable
-def enough(n, m, p):
+def enough(n, m, p, varying):
     """So many directions take less time side by side than one after the other.
 
-    Lanes that stay empty take memory as well.
+    Lanes that stay empty take memory as well: more of them have to be filled where what they use is
+    not in a cache, and most where it is too large for a block.
     """
-    if kept_by(n, m, p, LANES) > LARGEST_KEPT:
+    side_by_side = used_by(n, m, p, LANES, varying)
+    if side_by_side + used_by(n, m, p, 1, varying) > LARGEST_BLOCK:
         return LANES - 2
-    return min(LANES, (m + 8) // 4)
+    few = min(LANES, (m + 8) // 4)
+    return few if side_by_side < IN_CACHE else max(few, LANES // 2 + 1)
 
 
 @jitable
-def arranged(T, n, p, first):
+def arranged(T, n, p, varying, first):
     """As many groups of directions from the one called `first` on as go through one pass."""
     directions, _, m, _ = T.shape
     groups = [Group(first, first, first, block_of(T)) for _ in range(0)]
-    room, memory = LARGEST, LARGEST_KEPT - kept_by(n, m, p, 1)  # of the pass itself
+    room, memory = LARGEST, LARGEST_BLOCK - used_by(n, m, p, 1, varying)  # of the pass itself
     while first < directions:
         left = directions - first
-        side_by_side = m < WIDE_ENOUGH and left >= enough(n, m, p)
+        side_by_side = m < WIDE_ENOUGH and left >= enough(n, m, p, varying)
         k = np.int64(LANES if side_by_side else 1)
         room -= (2 if side_by_side else 1) * k * m * m
-        memory -= kept_by(n, m, p, k)
+        memory -= used_by(n, m, p, k, varying)
         if len(groups) > 0 and (room < 0 or (memory < 0 and m < WIDE_ENOUGH)):
             break
         count = min(left, k)
@@ -106,12 +111,13 @@ def arranged(T, n, p, first):
 
 @jitable
 def tangent_pass(
-    memory, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards, tol
+    memory, gains, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards,
+    tol,
 ):  # fmt: skip
     """The directions of all groups: fills their slopes and bars, and W_sum.
 
-    Returns how it ended, and the memory for the next pass: what was given or, if that was too
-    little, more.
+    Returns how it ended, and the memory for the next pass, `blocks`: what was given or, if that was
+    too little, more.
     """
     n, p = y.shape
     m = len(model.a0)
@@ -119,11 +125,10 @@ def tangent_pass(
     Z_moves = block_of(dots.Z).bottom > 0
     plan, headers = np.empty(HEADER, np.int64), np.empty((len(groups), MOVED_HEADER), np.int64)
     shape = Sizes(n, p, m)
-    at = padded(lay_out(shape, Saved(True, True), plan))
-    for i in range(len(groups)):
-        at = lay_out_moved(shape, groups[i].k, kept, at, headers[i])
-    if len(memory) < at + LANES:
-        memory = np.empty(at + LANES)
+    near, far = lay_out_all(shape, groups, kept, plan, headers, 0)
+    if len(memory) < near + LANES or len(gains) < far + LANES:
+        memory, gains = blocks(near + LANES, far + LANES)
+    lay_out_all(shape, groups, kept, plan, headers, distance(memory, gains))
     start = begin(memory, plan)
     w, x = memory.ctypes.data + 8 * start, headers.ctypes.data
     clean(w)
@@ -146,8 +151,8 @@ def tangent_pass(
             w, x, groups, model, dots, observed, pattern, l_bar, found.steady_from, varying, equal,
             Z_moves, T_wanted, want_Z, out, bars,
         )  # fmt: skip
-    memory[0], headers[0, 0] = 0.0, 0  # their addresses were good until here
-    return how, memory
+    memory[0], gains[0], headers[0, 0] = 0.0, 0.0, 0  # their addresses were good until here
+    return how, memory, gains
 
 
 @jitable
@@ -208,16 +213,17 @@ def hessian_vector(
         how = by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol)
     else:
         how = SETTLES_EARLY
-    # One memory for all passes: to be given pages costs as much as what is done in them.
-    first, memory = 0 if how == SETTLES_EARLY else directions, np.empty(0)
+    first = 0 if how == SETTLES_EARLY else directions
+    # The same memory for all passes: to be given pages costs as much as what is done in them.
+    memory, gains = blocks(0, 0)
     T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)
     if want_T and not everywhere:
         T_wanted = block_of(dots.T)
     while first < directions:
-        groups = arranged(dots.T, n, p, first)
-        how, memory = tangent_pass(
-            memory, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z, backwards,
-            tol,
+        groups = arranged(dots.T, n, p, varies(model), first)
+        how, memory, gains = tangent_pass(
+            memory, gains, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z,
+            backwards, tol,
         )  # fmt: skip
         if how != DONE:
             break

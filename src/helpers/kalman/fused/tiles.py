@@ -83,7 +83,7 @@ class Memory:
         self.data = np.full(size, np.nan)
         self.space, self.sizes = space, sizes
         starts = [mat.at for mat in space or [Mat(0, size, 1)]]
-        self._bounds = np.array([*starts, size])
+        self._bounds = np.sort([*starts, size])
 
     def _slice(self, start, stop):
         if not 0 <= start <= stop <= len(self.data):
