@@ -277,6 +277,7 @@ def test_a_long_series_is_not_given_new_pages_at_each_call(m, p, n):
     """What it needs for its gains is more than C's library keeps, and as good as untouched."""
     model = StateSpace(**random_model(m, p, 1, rng=1, radius=0.5))
     y = np.random.default_rng(1).standard_normal((n, p))
+    direction = {"T": np.ones((1, m, m))}
 
     def pages(call):
         for _ in range(3):
@@ -287,6 +288,7 @@ def test_a_long_series_is_not_given_new_pages_at_each_call(m, p, n):
 
     per_page = resource.getpagesize() // 8
     assert pages(lambda: fused.loglike_and_grad(y, model)) < n * (m + p) / per_page / 2
+    assert pages(lambda: hessian(y, model, direction)) < n * (m + p) / per_page / 2
 
 
 @pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "H = 0, singular P0 and Q"])

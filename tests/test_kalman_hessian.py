@@ -192,12 +192,28 @@ def test_directions_of_a_long_series(k):
             assert close(getattr(found, x)[i], X[0], 1e-10), x
 
 
-@pytest.mark.parametrize("k", [1, 9])
-def test_few_states_that_settle_early(k):
-    """They take the pass for any size, and those that do not, that in registers: one result."""
-    model = StateSpace(**random_model(3, 2, 2, rng=1, radius=0.5))
+def test_directions_of_a_long_series_of_few_states():
+    """What they need for gains has a block of its own; weights that differ take another pass."""
+    model = StateSpace(**random_model(4, 4, 4, rng=1, radius=0.5))
+    y = np.random.default_rng(1).standard_normal((24_000, 4))
+    directions = directions_for(y, model, 2)
+    slopes, dy, found = hessian_vector(y, model, directions)
+    weights, others = np.ones(len(y)), []
+    for first in (0.0, 2.0):
+        weights[0] = first
+        others.append(hessian_vector(y, model, directions, weights=weights))
+    assert relative_error(slopes, others[0][0]) < 1e-11
+    assert relative_error(dy, (others[0][1] + others[1][1]) / 2) < 1e-11
+    for x, X in found.asdict().items():
+        assert close(X, (getattr(others[0][2], x) + getattr(others[1][2], x)) / 2, 1e-10), x
+
+
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (3, 2), (4, 4)])
+def test_few_states_whose_tangents_settle(m, p):
+    model = StateSpace(**random_model(m, p, 1, rng=1, radius=0.9))
     y = simulate(400, 1, **model.asdict())[0]
-    directions = directions_for(y, model, k)
+    y[150, 0] = np.nan
+    directions = directions_for(y, model, 3)
     found, expected = (hessian_vector(y, model, directions, tol=x) for x in (1e-13, 0.0))
     assert not np.array_equal(found[2].H, expected[2].H)
     assert relative_error(found[0], expected[0]) < 1e-10

@@ -675,10 +675,10 @@ def test_models_in_lanes_are_steady_while_all_of_them_are():
             assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)
 
 
-def run_small_tangents(y, arrays, dots, bars, weights, tol):
+def run_small_tangents(y, arrays, dots, bars, weight, tol):
     """`run_tangents` by the pass in registers, one direction after the other.
 
-    Instead of the stretches, whether it would leave this model to the other pass.
+    Instead of the stretches, the steps whose N has settled with its tangents' gains.
     """
     (n, p), m, varying = y.shape, len(arrays.a0), varies(arrays)
     like, held_y = Like(np.eye(m), np.eye(p), np.zeros((p, m))), held(y)
@@ -687,36 +687,36 @@ def run_small_tangents(y, arrays, dots, bars, weights, tol):
     kept = Kept(*(Memory(n * size) for size in sizes_of_kept(m, p)))
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
-    gain_of, g, W_bar = np.empty(n, np.int64), held(weights), held(np.zeros(arrays.W.size))
-    adjoint = small_tangents.Adjoint(Memory(n * small_tangents.size_of_adjoint(m)))
-    how, _, first = filter_small(
+    gain_of, N_of, moved_of = (np.full(n, -1) for _ in range(3))
+    how, _, _ = filter_small(
         like, held_y, observed, model, varying, held(np.zeros(m)), tol, True, Memory(n), kept,
         gain_of,
     )  # fmt: skip
     assert how == DONE
-    early = small_tangents.settles_early(m, p, observed, n, first)
-    small_tangents.pull_small(
-        like, model, varying, g, kept, gain_of, adjoint,
-        InTime(W_bar, len(arrays.W), arrays.W[0].size),
+    smoothed = small_tangents.Smoothed(
+        *(Memory(n * size) for size in small_tangents.sizes_of_smoothed(m, p))
+    )
+    shared = small_tangents.Pass(
+        held_y, model, varying, tol, weight, kept, gain_of, smoothed, N_of
     )  # fmt: skip
-    slopes = np.empty((len(dots.y), n))
+    W_bar = held(np.zeros(arrays.W.size))
+    small_tangents.smooth_steps(like, shared, InTime(W_bar, len(arrays.W), arrays.W[0].size))
+    slopes, settled = np.empty((len(dots.y), n)), N_of != np.arange(n)
     for q in range(len(slopes)):
-        moved = small_tangents.Moved(Memory(n * small_tangents.size_of_moved(m, p)))
+        moved = small_tangents.Moved(
+            *(Memory(n * size) for size in small_tangents.sizes_of_moved(m, p))
+        )
         along, out = (
             moves.Directions(*(InTime(held(X[q]), X.shape[1], X[q, 0].size) for X in D))
             for D in (dots, bars)
         )
         slope = Memory(n)
-        small_tangents.push_direction(
-            like, held_y, model, varying, along, kept, gain_of, moved, slope
-        )
-        small_tangents.pull_direction(
-            like, held_y, model, varying, along, g, kept, gain_of, adjoint, moved, out
-        )
-        slopes[q] = slope.data
+        small_tangents.push_direction(like, shared, along, moved, moved_of, slope)
+        small_tangents.pull_direction(like, shared, along, moved, moved_of, out)
+        slopes[q], settled = slope.data, settled & (moved_of != np.arange(n))
         for X, bar in zip(out, bars, strict=True):
             bar[q] = X.w.data.reshape(bar[q].shape)
-    return slopes, W_bar.data.reshape(arrays.W.shape), bars, early
+    return slopes, W_bar.data.reshape(arrays.W.shape), bars, settled
 
 
 def run_tangents(y, model, dot, weights, groups, tol, everywhere):
@@ -729,7 +729,7 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
     bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
     if groups is FEW:
-        return run_small_tangents(y, arrays, dots, bars, weights, tol)
+        return run_small_tangents(y, arrays, dots, bars, weights[0], tol)
     groups = [moves.Group(i, n, k, moves.block_of(dots.T[i : i + n])) for i, n, k in groups]
     T_wanted = moves.Block(0, m, 0, m) if everywhere else moves.block_of(dots.T)
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
@@ -892,15 +892,36 @@ def test_a_direction_that_never_settles_keeps_the_tangents_from_it():
 def test_tangents_of_few_states_and_series(name, m, p):
     y, model = small_case(name, m, p)
     rtol = 1e-8 if name == "level" else 1e-10
-    assert_tangents(y, model, FEW, rtol=rtol)
-    assert_tangents(y, model, FEW, np.random.default_rng(4).random(len(y)), rtol=rtol)
+    assert_tangents(y, model, FEW, np.full(len(y), 0.7), rtol=rtol)
 
 
-@pytest.mark.parametrize(("m", "p"), [(2, 2), (3, 1), (1, 3)])
-def test_few_states_that_settle_early_are_left_to_the_other_pass(m, p):
-    """Unless there are two states and series at most, or gaps that begin it anew."""
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (2, 1), (3, 2), (1, 3)])
+def test_tangents_of_few_states_settle(m, p):
+    """Between gaps, where the steady state begins anew; N comes to its own from the other end."""
     model = StateSpace(**random_model(m, p, rng=5, radius=0.3))
     y = simulate(250, 5, **model.asdict())[0]
-    assert assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10) == (max(m, p) > 2)
-    y[::30] = np.nan
-    assert not assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)
+    y[[80, 140], 0] = np.nan
+    settled = assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)
+    assert settled[[45, 110, 200]].all() and not settled[[0, 80, 81, 140, 141, 249]].any()
+    assert not assert_tangents(y, model, FEW, rtol=1e-10).any()
+
+
+def test_tangents_of_few_states_do_not_settle_where_a_direction_does_not():
+    """A state that is known and stays as it is, with a little noise along the direction."""
+    one = np.eye(1)
+    model = StateSpace([0.3], 0 * one, [0.0], [0.0], T=one, Z=one, R=one, H=one, Q=0 * one)
+    y = np.random.default_rng(0).standard_normal((40, 1))
+    assert not assert_tangents(y, model, FEW, tol=1e-13, names=("Q",)).any()
+    assert_tangents(y, model, FEW, tol=1e-13, names=("a0", "H", "Z"))
+
+
+def test_tangents_of_few_states_settle_after_a_start_that_has_settled():
+    """The gain is the same from the first look on; along a direction of P0 it is not."""
+    one = np.eye(1)
+    T, H, Q = 0.9, 4.0, 0.1
+    b = Q - (1 - T**2) * H  # P^2 = b P + Q H
+    P = (b + np.sqrt(b**2 + 4 * Q * H)) / 2
+    model = StateSpace([0], P * one, [0], [0], T=T * one, Z=one, R=one, H=H * one, Q=Q * one)
+    y = np.random.default_rng(0).standard_normal((200, 1))
+    settled = assert_tangents(y, model, FEW, tol=1e-13, rtol=1e-10)
+    assert settled[80:110].all() and not settled[:40].any()

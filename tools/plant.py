@@ -203,10 +203,10 @@ FAULTS = {
         "            dc, dT = at_step(x, dots.c, t), at_step(I_m, dots.T, t)\n",
         "            dc, dT = at_step(x, dots.c, 0), at_step(I_m, dots.T, 0)\n",
     ),
-    "few states: tangents with the first step's weight for all": (
+    "few states: the weight left out of the tangents of P0's gradient": (
         "small_tangents.py",
-        "get(weights, t), w, u, C_inv, S, Kf, J, a_filt, P_filt, recursions.rows(Z",
-        "get(weights, 0), w, u, C_inv, S, Kf, J, a_filt, P_filt, recursions.rows(Z",
+        "write(bars.P0.w, 0, weight * (",
+        "write(bars.P0.w, 0, 1.0 * (",
     ),
     "few states: sums of tangents not begun anew where arrays vary": (
         "small_tangents.py",
@@ -224,10 +224,31 @@ FAULTS = {
         "            W_sum = 0.0 * I_m\n",
         "",
     ),
-    "few states: a gap that does not begin the way to a steady state anew": (
+    "few states: tangents settled before a gap stay so after it": (
         "small_tangents.py",
-        "beginnings += observed.same_until[t] == t + 1",
-        "beginnings += 0",
+        "            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)\n"
+        "            settled, since, before, looked = False, t, -1.0, t\n",
+        "            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)\n",
+    ),
+    "few states: tangents of N as they were when those of the gain had not settled": (
+        "small_tangents.py",
+        "if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:",
+        "if gain_of[t] != gain or N_of[t] != where_N:",
+    ),
+    "few states: tangents of N with an N that has not settled": (
+        "small_tangents.py",
+        "if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:",
+        "if gain_of[t] != gain or moved_of[t] != where_moved:",
+    ),
+    "few states: the tangents of r and N after the first step taken for those before it": (
+        "small_tangents.py",
+        "    _, _, r = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)  # before",
+        "    # before",
+    ),
+    "few states: a change of tangents where there is no variance overlooked": (
+        "small_tangents.py",
+        "            elif x != 0.0:\n                return 1.0\n",
+        "",
     ),
     "lanes: the last of four rows added to that before it": (
         "lanes.py",

@@ -228,10 +228,13 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
     for t in range(n):
         # What is missing does not move either.
         dd, dZ, dH = recursions.mask(o[t], at(dot["d"], t), at(dot["Z"], t), at(dot["H"], t))
-        dE, du, dKf, da_filt, dP_filt, dl = tangents.push_update(
-            dot["y"][t] * o[t], da, dP, dd, dZ, dH, filtered.u[t], filtered.C_inv[t],
-            filtered.Kf[t], out.a_pred[t], out.P_pred[t], filtered.Z[t],
-        )  # fmt: skip
+        C_inv, Kf, Z = filtered.C_inv[t], filtered.Kf[t], filtered.Z[t]
+        M, dM, dF, dE, dKf, dP_filt = tangents.push_covariance(
+            dP, dZ, dH, C_inv, Kf, out.P_pred[t], Z
+        )
+        du, da_filt, dl = tangents.push_mean(
+            dot["y"][t] * o[t], da, dd, dZ, M, dM, dF, dE, filtered.u[t], C_inv, out.a_pred[t], Z
+        )
         steps.append((dE, du, dKf, da_filt, dP_filt, dZ))
         slopes.append(dl)
         da, dP = tangents.push_predict(

@@ -12,22 +12,27 @@ gap is zero in the tangents of y, d, Z and H as well.
 from helpers.kalman.recursions import outer, symmetric
 
 
-def push_update(dy, da, dP, dd, dZ, dH, u, C_inv, Kf, a, P, Z):
-    """The tangent of the update: of ``factor`` and ``update``.
+def push_covariance(dP, dZ, dH, C_inv, Kf, P, Z):
+    """The tangent of ``factor``: what the update does to covariances.
 
-    Returns dE = C^-1 dF C'^-1 (p, p), du (p,), dKf (m, p), da_filt (m,), dP_filt (m, m) and dl.
+    Returns M = P Z' and dM (m, p), dF (p, p), dE = C^-1 dF C'^-1 (p, p), dKf (m, p) and
+    dP_filt (m, m).
     """
     M = P @ Z.T
-    dv = dy - dd - dZ @ a - Z @ da
     dM = dP @ Z.T + P @ dZ.T
     dF = symmetric(Z @ dM + dZ @ M + dH)
     dE = symmetric(C_inv @ dF @ C_inv.T)
-    moved = dM - Kf @ dF
-    du = (dv - dF @ u) @ C_inv.T @ C_inv
-    dKf = moved @ C_inv.T @ C_inv
+    dKf = (dM - Kf @ dF) @ C_inv.T @ C_inv
     dP_filt = dP + Kf @ dF @ Kf.T - 2 * symmetric(dM @ Kf.T)
+    return M, dM, dF, dE, dKf, dP_filt
+
+
+def push_mean(dy, da, dd, dZ, M, dM, dF, dE, u, C_inv, a, Z):
+    """The tangent of ``update``, from those of the covariances: du (p,), da_filt (m,) and dl."""
+    dv = dy - dd - dZ @ a - Z @ da
+    du = (dv - dF @ u) @ C_inv.T @ C_inv
     dl = -dE.trace() / 2 + (dF @ u / 2 - dv) @ u
-    return dE, du, dKf, da + dM @ u + M @ du, dP_filt, dl
+    return du, da + dM @ u + M @ du, dl
 
 
 def push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T):
@@ -68,3 +73,35 @@ def push_pull_update(
         - g * (dS.T @ S - S.T @ dE @ S / 2)
     )  # fmt: skip
     return de, dZ_bar, dH_bar, db + g * dz, dP_bar
+
+
+def push_smooth_mean(dr, dT, du, dKf, dJ, da_filt, dP_filt, dZ, r, T, u, Kf, J, P_filt, Z):
+    """The tangent of ``smooth_mean``: de (p,), that of the smoothed mean (m,), and dr before.
+
+    dJ is -d(Kf Z).
+    """
+    s, ds = r @ T, dr @ T + r @ dT
+    dr_before = ds @ J + s @ dJ + du @ Z + u @ dZ
+    return du - ds @ Kf - s @ dKf, da_filt + dP_filt @ s + P_filt @ ds, dr_before
+
+
+def push_smooth_covariance(dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt):
+    """The tangent of ``smooth_covariance``, in its order."""
+    X = T.T @ N @ T
+    dX = symmetric(2 * dT.T @ N @ T + T.T @ dN @ T)
+    of_T = dN @ T @ P_filt + N @ (dT @ P_filt + T @ dP_filt)
+    of_Z = (dKf.T @ X + Kf.T @ dX) @ P_filt + Kf.T @ X @ dP_filt - dKf.T
+    dD = symmetric(2 * dKf.T @ X @ Kf + Kf.T @ dX @ Kf) - C_inv.T @ dE @ C_inv
+    dS = C_inv @ dZ
+    dN_before = symmetric(2 * dJ.T @ X @ J + J.T @ dX @ J + 2 * dS.T @ S) - S.T @ dE @ S
+    return of_T, of_Z, dD, dN_before
+
+
+def push_smooth_gradient(dr, dN, de, da_smooth, of_T, of_Z, dD, r, e, a_smooth):
+    """The tangent of ``smooth_gradient``, from those of what it takes."""
+    return (
+        outer(dr, a_smooth) + outer(r, da_smooth) - of_T,
+        outer(de, a_smooth) + outer(e, da_smooth) + of_Z,
+        symmetric(outer(de, e)) - dD / 2,
+        symmetric(outer(dr, r)) - dN / 2,
+    )

@@ -37,7 +37,7 @@ from helpers.kalman.recursions import LOG_2PI
 from helpers.kalman.square_root import LOST, WATCHED, is_past, was_known
 
 # How a pass ended. Zero is what a pass that was cut off would leave, so it is none of them.
-DONE, NOT_POSITIVE_DEFINITE, VAGUE, SETTLES_EARLY = 1, 2, 3, 4
+DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
 
 # An update that leaves less than this share of a variance takes Joseph's form: three digits of a
 # difference are lost there, and more with every smaller share.

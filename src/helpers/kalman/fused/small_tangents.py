@@ -1,9 +1,10 @@
 """Tangents for a model with few states and few series: the readable text, in registers.
 
-It is to second derivatives what :mod:`helpers.kalman.fused.small` is to the gradient: after the
-filter, and r and Pi backwards, each direction goes forwards and backwards through the lines of
-:mod:`helpers.kalman.tangents`, step by step. Models that settle early are left to the pass for any
-size.
+It is to second derivatives what :mod:`helpers.kalman.fused.small` is to the gradient, and as that
+it takes the weights of all steps to be the same. After the filter, and the smoother's r and N, each
+direction goes forwards and backwards through the lines of :mod:`helpers.kalman.tangents`, step by
+step; where the gain has settled, its tangents settle too, and N with its own, and only those of the
+means are left to do.
 """
 
 from typing import NamedTuple
@@ -14,9 +15,11 @@ from numba import carray, cfunc, types
 from helpers.kalman import recursions, tangents
 from helpers.kalman.fused import building
 from helpers.kalman.fused.entry import INTEGERS, REALS, bundle, kept_on_disk
-from helpers.kalman.fused.forward import DONE, SETTLES_EARLY
-from helpers.kalman.fused.inputs import Observed, look_at, varies
+from helpers.kalman.fused.forward import DONE, is_steady, is_time_to_look
+from helpers.kalman.fused.inputs import Arrays, Observed, look_at, varies
+from helpers.kalman.fused.layout import blocks
 from helpers.kalman.fused.moves import Directions
+from helpers.kalman.fused.push import LATER
 from helpers.kalman.fused.registers import diagonal, identity, read, seen, write, zeros
 from helpers.kalman.fused.small import (
     InTime,
@@ -25,116 +28,167 @@ from helpers.kalman.fused.small import (
     add_to,
     all_in_time,
     at_step,
+    change,
     filter_small,
     gains_at,
     in_time,
     means_at,
     sizes_of_kept,
 )
-from helpers.kalman.fused.tiles import get, jitable, put
+from helpers.kalman.fused.tiles import jitable, put
 from helpers.kalman.recursions import symmetric
 
-# Where less than one in so many steps has a gain of its own, the pass for any size is done sooner:
-# it goes through settled stretches all at once. With two states and series at most it never is.
-FEW_UNSETTLED = 12
-# The numbers of `run`, tol, the weights, y, the model, directions, what comes of them, the slopes
+# The numbers of `run`, tol, the weight, y, the model, directions, what comes of them, the slopes
 # and W_sum.
-PASS = types.int64(INTEGERS, types.float64, *[REALS] * 30)
+_SIGNATURE = types.int64(INTEGERS, types.float64, types.float64, *[REALS] * 29)
 
 
-class Adjoint(NamedTuple):
-    """r, Pi, s and Pt of each step, by address, in Python a Memory: see `recursions.pull_predict`.
+class Smoothed(NamedTuple):
+    """What the smoother leaves of each step, by address, in Python a Memory."""
 
-    r and Pi are the cotangents of what follows the step, s and Pt those of a_filt and P_filt.
-    """
+    mean: int  # e, the smoothed mean, and r after the step
+    N: int  # after the step
 
-    w: int
+
+class Pass(NamedTuple):
+    """What all directions share, the arrays by address and in Python as Memory."""
+
+    y: int
+    model: Arrays
+    varying: bool
+    tol: float
+    weight: float  # of every step
+    kept: Kept
+    gain_of: np.ndarray  # (n,), the step whose gain each step has
+    smoothed: Smoothed
+    N_of: np.ndarray  # (n,), the step whose N each step has
 
 
 class Moved(NamedTuple):
-    """dE, du, dKf, da_filt and dP_filt of each step, by address, in Python a Memory."""
+    """The tangents of each step, by address, in Python a Memory."""
 
-    w: int
-
-
-@jitable
-def size_of_adjoint(m):
-    """Doubles of a step in `Adjoint`."""
-    return 2 * (m + m * m)
+    mean: int  # du, da_filt
+    gain: int  # dE, dKf, dP_filt
 
 
 @jitable
-def size_of_moved(m, p):
-    """Doubles of a step in `Moved`."""
-    return p * p + p + m * p + m + m * m
+def sizes_of_smoothed(m, p):
+    """Doubles of a step in each of `Smoothed`."""
+    return p + 2 * m, m * m
 
 
 @jitable
-def adjoint_at(like, adjoint, t):
-    """r, Pi, s and Pt of step t."""
-    x, m = diagonal(like.I_m), len(like.I_m)
-    place = t * size_of_adjoint(m)
-    return (
-        read(x, adjoint.w, place),
-        read(like.I_m, adjoint.w, place + m),
-        read(x, adjoint.w, place + m + m * m),
-        read(like.I_m, adjoint.w, place + 2 * m + m * m),
-    )
+def sizes_of_moved(m, p):
+    """Doubles of a step in each of `Moved`."""
+    return p + m, p * p + m * p + m * m
 
 
 @jitable
-def moved_at(like, moved, t):
-    """dE, du, dKf, da_filt and dP_filt of step t."""
+def smoothed_at(like, smoothed, t):
+    """e, the smoothed mean and r of step t."""
     x, z, m, p = diagonal(like.I_m), diagonal(like.I_p), len(like.I_m), len(like.I_p)
-    place = t * size_of_moved(m, p)
+    place = t * (p + 2 * m)
     return (
-        read(like.I_p, moved.w, place),
-        read(z, moved.w, place + p * p),
-        read(like.Z.T, moved.w, place + p * p + p),
-        read(x, moved.w, place + p * p + p + m * p),
-        read(like.I_m, moved.w, place + p * p + p + m * p + m),
+        read(z, smoothed.mean, place),
+        read(x, smoothed.mean, place + p),
+        read(x, smoothed.mean, place + p + m),
     )
 
 
 @jitable
-def pull_small(like, model, varying, weights, kept, gain_of, adjoint, W_bar):
-    """Backwards through the steps that `filter_small` took: fill `adjoint`, add to W_bar."""
-    I_m, n, m = like.I_m, len(gain_of), len(like.I_m)
-    r, Pi, T = 0.0 * diagonal(I_m), 0.0 * I_m, I_m
-    W_sum = Pi
+def moved_means_at(like, moved, t):
+    """du and da_filt of step t."""
+    x, z, m, p = diagonal(like.I_m), diagonal(like.I_p), len(like.I_m), len(like.I_p)
+    place = t * (p + m)
+    return read(z, moved.mean, place), read(x, moved.mean, place + p)
+
+
+@jitable
+def moved_gains_at(like, moved, gain):
+    """dE, dKf and dP_filt of the step `gain`."""
+    m, p = len(like.I_m), len(like.I_p)
+    _, of_gain = sizes_of_moved(m, p)
+    place = gain * of_gain
+    return (
+        read(like.I_p, moved.gain, place),
+        read(like.Z.T, moved.gain, place + p * p),
+        read(like.I_m, moved.gain, place + p * p + m * p),
+    )
+
+
+@jitable
+def moved_change(P, dP, dP_next):
+    """:func:`helpers.kalman.fused.push.moved_change`, of matrices in registers."""
+    moves, largest = 0.0, 0.0
+    for i in range(len(P)):
+        for j in range(i + 1):
+            scale = P[i, i] * P[j, j]
+            x, y = dP_next[i, j] - dP[i, j], dP_next[i, j]
+            if scale > 0.0:
+                moves, largest = max(moves, x * x / scale), max(largest, y * y / scale)
+            elif x != 0.0:
+                return 1.0
+    return np.sqrt(moves / largest) if moves < largest else min(moves, 1.0)
+
+
+@jitable
+def smooth_steps(like, shared, W_bar):
+    """Backwards through the steps of `filter_small`: fill what is smoothed, add to W_bar."""
+    _, model, varying, tol, weight, kept, gain_of, smoothed, N_of = shared
+    I_m, n, m, p = like.I_m, len(gain_of), len(like.I_m), len(like.I_p)
+    r, N, T = 0.0 * diagonal(I_m), 0.0 * I_m, I_m
+    C_inv, S, Kf, J, P_filt = like.I_p, like.Z, like.Z.T, I_m, I_m
+    of_mean, of_N = sizes_of_smoothed(m, p)
+    W_sum, N_before, gain, here = N, N, n, n
+    settled, since, before, looked = False, n, -1.0, n
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T = at_step(I_m, model.T, t)
-        C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain_of[t])
+        if gain_of[t] != gain:
+            gain = gain_of[t]
+            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
+            settled, since, before, looked = False, t, -1.0, t
         w, u, a_filt = means_at(like, kept, t)
-        _, s, Pt = recursions.pull_predict(r, Pi, T, a_filt, Pi)
-        place = t * size_of_adjoint(m)
-        write(adjoint.w, place, r)
-        write(adjoint.w, place + m, Pi)
-        write(adjoint.w, place + m + m * m, s)
-        write(adjoint.w, place + 2 * m + m * m, Pt)
-        W_sum = W_sum + Pi
+        e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
+        place = t * of_mean
+        write(smoothed.mean, place, e)
+        write(smoothed.mean, place + p, a_smooth)
+        write(smoothed.mean, place + p + m, r)
+        if not settled:
+            here = t
+            write(smoothed.N, t * of_N, N)
+            _, _, _, N_before = recursions.smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
+            if tol > 0.0 and is_time_to_look(looked - t, since - t):
+                now = change(N, N_before)
+                settled = is_steady(now, before, looked - t, tol)
+                before, looked = now, t
+        N_of[t] = here
+        W_sum = W_sum + (recursions.outer(r, r) - N) / 2
         if varying or t == 0:
-            add_to(W_bar, t, W_sum)
+            add_to(W_bar, t, weight * W_sum)
             W_sum = 0.0 * I_m
-        _, _, _, r, Pi = recursions.pull_update(
-            s, Pt, get(weights, t), w, u, C_inv, S, Kf, J, a_filt, P_filt @ s, Pt @ P_filt
-        )
+        r, N = r_before, N_before
 
 
 @jitable
-def push_direction(like, y, model, varying, dots, kept, gain_of, moved, slopes):
+def push_direction(like, shared, dots, moved, moved_of, slopes):
     """Forwards along one direction: fill `moved` and the slopes.
 
-    Of what is missing C^-1 and Kf are zero, whatever moves there.
+    moved_of receives the step whose tangents of the gain each step has. Of what is missing C^-1 and
+    Kf are zero, whatever moves there.
     """
+    y, model, varying, tol, _, kept, gain_of, _, _ = shared
     I_m, n, m, p = like.I_m, len(gain_of), len(like.I_m), len(like.I_p)
     x, z = diagonal(I_m), diagonal(like.I_p)
     a, P = at_step(x, model.a0, 0), symmetric(at_step(I_m, model.P0, 0))
     da, dP = at_step(x, dots.a0, 0), symmetric(at_step(I_m, dots.P0, 0))
     c = dc = x
-    T = W = dT = dW = I_m
-    dd, Z, dZ, dH = z, like.Z, like.Z, like.I_p
+    T = W = dT = dW = P_filt = dP_filt = I_m
+    dd, Z, dZ, dH, Z_t = z, like.Z, like.Z, like.I_p, like.Z
+    C_inv = dF = dE = like.I_p
+    Kf = M = dM = dKf = like.Z.T
+    of_mean, of_gain = sizes_of_moved(m, p)
+    gain, here, settled, since, before, looked = n, n, False, 0, -1.0, 0
     for t in range(n):
         if t == 0 or varying:
             c, T, W = at_step(x, model.c, t), at_step(I_m, model.T, t), at_step(I_m, model.W, t)
@@ -143,75 +197,94 @@ def push_direction(like, y, model, varying, dots, kept, gain_of, moved, slopes):
             Z, dZ = at_step(like.Z, model.Z, t), at_step(like.Z, dots.Z, t)
             dd, dH = at_step(z, dots.d, t), symmetric(at_step(like.I_p, dots.H, t))
         o = seen(read(z, y, t * p))
-        dy_t = recursions.rows(at_step(z, dots.y, t), o)
-        C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain_of[t])
+        if gain_of[t] != gain:
+            gain, Z_t = gain_of[t], recursions.rows(Z, o)
+            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)
+            settled, since, before, looked = False, t, -1.0, t
         _, u, a_filt = means_at(like, kept, t)
-        dE, du, dKf, da_filt, dP_filt, dl = tangents.push_update(
-            dy_t, da, dP, dd, dZ, dH, u, C_inv, Kf, a, P, recursions.rows(Z, o)
-        )
+        if not settled:
+            M, dM, dF, dE, dKf, dP_filt = tangents.push_covariance(dP, dZ, dH, C_inv, Kf, P, Z_t)
+            here, place = t, t * of_gain
+            write(moved.gain, place, dE)
+            write(moved.gain, place + p * p, dKf)
+            write(moved.gain, place + p * p + m * p, dP_filt)
+        moved_of[t] = here
+        dy_t = recursions.rows(at_step(z, dots.y, t), o)
+        du, da_filt, dl = tangents.push_mean(dy_t, da, dd, dZ, M, dM, dF, dE, u, C_inv, a, Z_t)
         put(slopes, t, dl)
-        place = t * size_of_moved(m, p)
-        write(moved.w, place, dE)
-        write(moved.w, place + p * p, du)
-        write(moved.w, place + p * p + p, dKf)
-        write(moved.w, place + p * p + p + m * p, da_filt)
-        write(moved.w, place + p * p + p + m * p + m, dP_filt)
-        da, dP = tangents.push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T)
-        a, P = recursions.predict(a_filt, P_filt, c, T, W)
+        write(moved.mean, t * of_mean, du)
+        write(moved.mean, t * of_mean + p, da_filt)
+        da, _ = tangents.push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T)
+        a, _ = recursions.predict(a_filt, P_filt, c, T, W)
+        if not settled:
+            _, dP_next = tangents.push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T)
+            _, P = recursions.predict(a_filt, P_filt, c, T, W)
+            if tol > 0.0 and is_time_to_look(t - looked, t - since):
+                now = moved_change(P, dP, dP_next)
+                settled = is_steady(now, before, t - looked, LATER * tol)
+                before, looked = now, t
+            dP = dP_next
 
 
 @jitable
-def pull_direction(
-    like, y, model, varying, dots, weights, kept, gain_of, adjoint, moved, bars
-):  # fmt: skip
+def pull_direction(like, shared, dots, moved, moved_of, bars):
     """Backwards along one direction: write those of y, a0 and P0 in `bars`, add the others."""
-    I_m, n, p = like.I_m, len(gain_of), len(like.I_p)
+    y, model, varying, tol, weight, kept, gain_of, smoothed, N_of = shared
+    I_m, n, p, of_N = like.I_m, len(gain_of), len(like.I_p), len(like.I_m) ** 2
     x, z = diagonal(I_m), diagonal(like.I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * like.I_p
-    dr, dPi, T, dT, Z, dZ = no_x, no_m, I_m, I_m, like.Z, like.Z
+    r, dr, N, dN, T, dT, Z, dZ, Z_t = no_x, no_x, I_m, no_m, I_m, I_m, like.Z, like.Z, like.Z
+    C_inv, S, Kf, J, P_filt = like.I_p, like.Z, like.Z.T, I_m, I_m
+    dE, dKf, dJ, dP_filt = like.I_p, like.Z.T, I_m, I_m
+    of_T, of_Z, dD, dN_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
+    gain, where_moved, where_N = n, n, n
+    settled, since, before, looked = False, n, -1.0, n
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
             Z, dZ = at_step(like.Z, model.Z, t), at_step(like.Z, dots.Z, t)
-        o = seen(read(z, y, t * p))
-        C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain_of[t])
-        w, u, a_filt = means_at(like, kept, t)
-        r, Pi, s, Pt = adjoint_at(like, adjoint, t)
-        dE, du, dKf, da_filt, dP_filt = moved_at(like, moved, t)
-        dT_bar, ds, dPt = tangents.push_pull_predict(
-            dr, dPi, dT, da_filt, dP_filt, r, Pi, T, a_filt, P_filt
+        if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:
+            gain, where_moved, where_N = gain_of[t], moved_of[t], N_of[t]
+            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
+            dE, dKf, dP_filt = moved_gains_at(like, moved, where_moved)
+            N = read(I_m, smoothed.N, where_N * of_N)
+            Z_t = recursions.rows(Z, seen(read(z, y, t * p)))
+            dJ = -dKf @ Z_t - Kf @ dZ
+            settled, since, before, looked = False, t, -1.0, t
+        _, u, _ = means_at(like, kept, t)
+        du, da_filt = moved_means_at(like, moved, t)
+        e, a_smooth, r = smoothed_at(like, smoothed, t)
+        de, da_smooth, dr_before = tangents.push_smooth_mean(
+            dr, dT, du, dKf, dJ, da_filt, dP_filt, dZ, r, T, u, Kf, J, P_filt, Z_t
         )
-        c_sum, W_sum, T_sum = c_sum + dr, W_sum + dPi, T_sum + dT_bar
-        de, dZ_bar, dH_bar, dr, dPi = tangents.push_pull_update(
-            ds, dPt, dE, du, dKf, da_filt, dP_filt, dZ, s, Pt,
-            get(weights, t), w, u, C_inv, S, Kf, J, a_filt, P_filt, recursions.rows(Z, o),
-        )  # fmt: skip
-        write(bars.y.w, t * p, -de)
-        d_sum, Z_sum, H_sum = d_sum + de, Z_sum + dZ_bar, H_sum + dH_bar
+        if not settled:
+            of_T, of_Z, dD, dN_before = tangents.push_smooth_covariance(
+                dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt
+            )
+            if tol > 0.0 and is_time_to_look(looked - t, since - t):
+                now = moved_change(N, dN, dN_before)
+                settled = is_steady(now, before, looked - t, LATER * tol)
+                before, looked = now, t
+        T_bar, Z_bar, H_bar, W_bar = tangents.push_smooth_gradient(
+            dr, dN, de, da_smooth, of_T, of_Z, dD, r, e, a_smooth
+        )
+        write(bars.y.w, t * p, -weight * de)
+        c_sum, d_sum, T_sum = c_sum + dr, d_sum + de, T_sum + T_bar
+        Z_sum, H_sum, W_sum = Z_sum + Z_bar, H_sum + H_bar, W_sum + W_bar
+        dr, dN = dr_before, dN_before
         if varying or t == 0:
-            add_to(bars.c, t, c_sum)
-            add_to(bars.d, t, d_sum)
-            add_to(bars.T, t, T_sum)
-            add_to(bars.Z, t, Z_sum)
-            add_to(bars.H, t, H_sum)
-            add_to(bars.W, t, W_sum)
+            add_to(bars.c, t, weight * c_sum)
+            add_to(bars.d, t, weight * d_sum)
+            add_to(bars.T, t, weight * T_sum)
+            add_to(bars.Z, t, weight * Z_sum)
+            add_to(bars.H, t, weight * H_sum)
+            add_to(bars.W, t, weight * W_sum)
             c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
-    write(bars.a0.w, 0, dr)
-    write(bars.P0.w, 0, dPi)
-
-
-@jitable
-def settles_early(m, p, observed, trial, first):
-    """Whether the pass for any size is done sooner: see `FEW_UNSETTLED`.
-
-    Of the first `trial` steps, those before `first` had gains of their own; so have about as many
-    wherever something else is observed than before.
-    """
-    n, beginnings = len(observed.same_until), 1
-    for t in range(n - 1):
-        beginnings += observed.same_until[t] == t + 1
-    return max(m, p) > 2 and first < trial and FEW_UNSETTLED * first * beginnings < n
+    w, u, a_filt = means_at(like, kept, 0)
+    _, _, r = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)  # before the first step
+    write(bars.a0.w, 0, weight * dr)
+    write(bars.P0.w, 0, weight * (symmetric(recursions.outer(dr, r)) - dN / 2))
 
 
 @jitable
@@ -232,47 +305,38 @@ def in_direction(X, q):
 
 
 @jitable
-def run(like, num, tol, weights, y, model, dots, bars, slopes, W_bar):
+def run(like, num, tol, weight, y, model, dots, bars, slopes, W_bar):
     """The tangents along all directions, with memory of its own."""
     n, k, p, m = num[0], num[9], len(like.I_p), len(like.I_m)
     varying, backwards = varies(model), num[10] != 0
-    of_mean, of_gain = sizes_of_kept(m, p)
-    means, gains, gain_of = np.empty(n * of_mean), np.empty(n * of_gain), np.empty(n, np.int64)
-    kept = Kept(means.ctypes.data, gains.ctypes.data)
+    (kept_mean, kept_gain), (mean, N) = sizes_of_kept(m, p), sizes_of_smoothed(m, p)
+    moved_mean, moved_gain = sizes_of_moved(m, p)
+    memory, gains = blocks(
+        n * (4 + kept_mean + mean + moved_mean), n * (kept_gain + N + moved_gain)
+    )
+    indices, step = memory[: 3 * n].view(np.int64), 8 * n
+    gain_of, N_of, moved_of = indices[:n], indices[n : 2 * n], indices[2 * n :]
+    l, at, far = memory.ctypes.data + 3 * step, memory.ctypes.data + 4 * step, gains.ctypes.data
+    kept, at, far = Kept(at, far), at + step * kept_mean, far + step * kept_gain
+    smoothed, at, far = Smoothed(at, far), at + step * mean, far + step * N
+    moved = Moved(at, far)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
-    no_shares, l = np.zeros(m), np.empty(n)
-    at, g = all_in_time(model, p, m), weights.ctypes.data
-    how, steps = DONE, n if varying else n // FEW_UNSETTLED
-    while how == DONE:
-        how, _, first = filter_small(
-            like, y.ctypes.data, observed, at, varying, no_shares.ctypes.data, tol, True,
-            l.ctypes.data, kept, gain_of[:steps],
-        )  # fmt: skip
-        if steps == n:
-            break
-        if settles_early(m, p, observed, steps, first):
-            how = SETTLES_EARLY
-        steps = n
+    given, no_shares = all_in_time(model, p, m), np.zeros(m)
+    how, _, _ = filter_small(
+        like, y.ctypes.data, observed, given, varying, no_shares.ctypes.data, tol, True,
+        l, kept, gain_of,
+    )  # fmt: skip
     if how == DONE:
-        back, moves = np.empty(n * size_of_adjoint(m)), np.empty(n * size_of_moved(m, p))
-        adjoint, moved = Adjoint(back.ctypes.data), Moved(moves.ctypes.data)
+        shared = Pass(y.ctypes.data, given, varying, tol, weight, kept, gain_of, smoothed, N_of)
         if backwards:
-            pull_small(like, at, varying, g, kept, gain_of, adjoint, in_time(W_bar, m * m))
+            smooth_steps(like, shared, in_time(W_bar, m * m))
         for q in range(k):
             along = in_direction(dots, q)
-            push_direction(
-                like, y.ctypes.data, at, varying, along, kept, gain_of, moved,
-                slopes.ctypes.data + 8 * q * n,
-            )  # fmt: skip
+            push_direction(like, shared, along, moved, moved_of, slopes.ctypes.data + 8 * q * n)
             if backwards:
-                pull_direction(
-                    like, y.ctypes.data, at, varying, along, g, kept, gain_of, adjoint, moved,
-                    in_direction(bars, q),
-                )  # fmt: skip
-        back[:1], moves[:1] = 0.0, 0.0
-    # The addresses of all these were good until here.
-    no_shares[0], l[0], means[0], gains[0] = 0.0, 0.0, 0.0, 0.0
+                pull_direction(like, shared, along, moved, moved_of, in_direction(bars, q))
+    no_shares[0], memory[0], gains[0] = 0.0, 0.0, 0.0  # their addresses were good until here
     return how
 
 
@@ -297,7 +361,7 @@ def compiled(m: int, p: int):
     """The pass for m states and p series, as machine code."""
 
     def small_tangents(
-        sizes, tol, weights, y, a0, P0, c, d, T, Z, H, W, y_dot, a0_dot, P0_dot, c_dot, d_dot,
+        sizes, tol, weight, y, a0, P0, c, d, T, Z, H, W, y_dot, a0_dot, P0_dot, c_dot, d_dot,
         T_dot, Z_dot, H_dot, W_dot, y_bar, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
         slopes, W_sum,
     ):  # fmt: skip
@@ -307,9 +371,9 @@ def compiled(m: int, p: int):
         dots = directions_of(num, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
         bars = directions_of(num, y_bar, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
         return run(
-            like, num, tol, carray(weights, n), carray(y, (n, p)),
+            like, num, tol, weight, carray(y, (n, p)),
             bundle(num, a0, P0, c, d, T, Z, H, W), dots, bars, carray(slopes, (num[9], n)),
             carray(W_sum, (num[8], m, m)),
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(small_tangents)
+    return kept_on_disk(cfunc(_SIGNATURE, cache=True, error_model="numpy"))(small_tangents)

@@ -23,7 +23,7 @@ from helpers.kalman.fused.entry import (
     kept_on_disk,
     linked,
 )
-from helpers.kalman.fused.forward import DONE, SETTLES_EARLY
+from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import (
     Arrays,
     indices_in,
@@ -175,7 +175,7 @@ def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
         [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
          len(model.W), k, int(backwards)]
     )  # fmt: skip
-    arguments = (sizes.ctypes.data, np.float64(tol), l_bar.ctypes.data, y.ctypes.data)
+    arguments = (sizes.ctypes.data, np.float64(tol), l_bar[0], y.ctypes.data)
     results = (slopes.ctypes.data, W_sum.ctypes.data)
     how = call_at(
         address, arguments + addresses(model) + addresses_of(dots) + addresses_of(bars) + results
@@ -209,11 +209,10 @@ def hessian_vector(
     )  # fmt: skip
     directions, (n, p), m = len(y_dot), y.shape, len(model.a0)
     slopes, W_sum = np.empty((directions, n)), np.zeros(model.W.shape)
-    if in_registers(m, p):
+    how, first = DONE, 0
+    if in_registers(m, p) and all_equal(l_bar):
         how = by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol)
-    else:
-        how = SETTLES_EARLY
-    first = 0 if how == SETTLES_EARLY else directions
+        first = directions
     # The same memory for all passes: to be given pages costs as much as what is done in them.
     memory, gains = blocks(0, 0)
     T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)
