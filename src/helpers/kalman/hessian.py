@@ -237,10 +237,9 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
         )
         steps.append((dE, du, dKf, da_filt, dP_filt, dZ))
         slopes.append(dl)
-        da, dP = tangents.push_predict(
-            da_filt, dP_filt, at(dot["c"], t), at(dot["T"], t), at(dot["W"], t), out.a_filt[t],
-            out.P_filt[t], T[t],
-        )  # fmt: skip
+        dT = at(dot["T"], t)
+        da = tangents.push_predict_mean(da_filt, at(dot["c"], t), dT, out.a_filt[t], T[t])
+        dP = tangents.push_predict_covariance(dP_filt, dT, at(dot["W"], t), out.P_filt[t], T[t])
     r, Pi = np.zeros(model.m, T.dtype), np.zeros((model.m, model.m), T.dtype)
     dr, dPi, per_step, W_bars = r, Pi, [], []
     for t in reversed(range(n)):

@@ -35,10 +35,14 @@ def push_mean(dy, da, dd, dZ, M, dM, dF, dE, u, C_inv, a, Z):
     return du, da + dM @ u + M @ du, dl
 
 
-def push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T):
-    """The tangent of ``predict``: da (m,) and dP (m, m) of the next step."""
-    da = dT @ a_filt + T @ da_filt + dc
-    return da, symmetric(2 * dT @ P_filt @ T.T + T @ dP_filt @ T.T) + dW
+def push_predict_covariance(dP_filt, dT, dW, P_filt, T):
+    """The tangent of ``predict``: dP (m, m) of the next step."""
+    return symmetric(2 * dT @ P_filt @ T.T + T @ dP_filt @ T.T) + dW
+
+
+def push_predict_mean(da_filt, dc, dT, a_filt, T):
+    """The tangent of ``predict``: da (m,) of the next step."""
+    return dT @ a_filt + T @ da_filt + dc
 
 
 def push_pull_predict(dr, dPi, dT, da_filt, dP_filt, r, Pi, T, a_filt, P_filt):
@@ -86,7 +90,11 @@ def push_smooth_mean(dr, dT, du, dKf, dJ, da_filt, dP_filt, dZ, r, T, u, Kf, J, 
 
 
 def push_smooth_covariance(dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt):
-    """The tangent of ``smooth_covariance``, in its order."""
+    """The tangent of ``smooth_covariance``.
+
+    Returns those of what T_bar (m, m) loses and Z_bar (p, m) gains, of D (p, p), and of N (m, m)
+    before the step.
+    """
     X = T.T @ N @ T
     dX = symmetric(2 * dT.T @ N @ T + T.T @ dN @ T)
     of_T = dN @ T @ P_filt + N @ (dT @ P_filt + T @ dP_filt)
@@ -98,7 +106,10 @@ def push_smooth_covariance(dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf,
 
 
 def push_smooth_gradient(dr, dN, de, da_smooth, of_T, of_Z, dD, r, e, a_smooth):
-    """The tangent of ``smooth_gradient``, from those of what it takes."""
+    """The tangent of ``smooth_gradient``, from those of what it takes.
+
+    Returns those of T_bar (m, m), Z_bar (p, m), H_bar (p, p) and W_bar (m, m).
+    """
     return (
         outer(dr, a_smooth) + outer(r, da_smooth) - of_T,
         outer(de, a_smooth) + outer(e, da_smooth) + of_Z,

@@ -214,10 +214,10 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
         put(slopes, t, dl)
         write(moved.mean, t * of_mean, du)
         write(moved.mean, t * of_mean + p, da_filt)
-        da, _ = tangents.push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T)
+        da = tangents.push_predict_mean(da_filt, dc, dT, a_filt, T)
         a, _ = recursions.predict(a_filt, P_filt, c, T, W)
         if not settled:
-            _, dP_next = tangents.push_predict(da_filt, dP_filt, dc, dT, dW, a_filt, P_filt, T)
+            dP_next = tangents.push_predict_covariance(dP_filt, dT, dW, P_filt, T)
             _, P = recursions.predict(a_filt, P_filt, c, T, W)
             if tol > 0.0 and is_time_to_look(t - looked, t - since):
                 now = moved_change(P, dP, dP_next)
