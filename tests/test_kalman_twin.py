@@ -887,6 +887,15 @@ def test_a_direction_that_never_settles_keeps_the_tangents_from_it():
     assert not assert_tangents(y, model, ALONE, tol=1e-13, names=("Q",))
 
 
+@pytest.mark.parametrize("groups", [ALONE, BOTH, FEW], ids=["alone", "several", "few states"])
+def test_tangents_along_a_start_settle_though_they_fade(groups):
+    """They shrink by the same factor at every step: never little of what they have become."""
+    model = StateSpace(**random_model(3, 2, rng=2, radius=0.6))
+    y = simulate(150, 5, **model.asdict())[0]
+    settled = assert_tangents(y, model, groups, tol=1e-13, names=("P0",), rtol=1e-12)
+    assert np.count_nonzero(settled) > (50 if groups is FEW else 0)
+
+
 @pytest.mark.parametrize(("m", "p"), [(1, 1), (2, 1), (3, 2), (1, 4), (4, 4)])
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_tangents_of_few_states_and_series(name, m, p):

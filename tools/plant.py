@@ -27,6 +27,16 @@ FAULTS = {
         "            steady = is_steady(d_now, d_before, waited, LATER * tol) and steady\n",
         "",
     ),
+    "tangents: those that fade have to settle to a part of what they have become": (
+        "push.py",
+        "scale = max(largest, most / float(n) ** 2)",
+        "scale = largest",
+    ),
+    "tangents: those that fade settle while n steps of them would count": (
+        "push.py",
+        "scale = max(largest, most / float(n) ** 2)",
+        "scale = max(largest, most)",
+    ),
     "tangents: a direction along which a known state becomes unknown settles": (
         "push.py",
         "                    return 1.0\n",
@@ -247,7 +257,7 @@ FAULTS = {
     ),
     "few states: a change of tangents where there is no variance overlooked": (
         "small_tangents.py",
-        "            elif x != 0.0:\n                return 1.0\n",
+        "            elif x != 0.0:\n                return 1.0, most\n",
         "",
     ),
     "lanes: the last of four rows added to that before it": (

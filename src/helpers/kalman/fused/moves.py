@@ -75,6 +75,7 @@ MOVED = {
     "s": ("1", "k m"),  # of T'r
     "q": ("1", "k m"),  # of P_filt T'r
     "trace": ("1", "k 1"),  # of F^-1 dF
+    "most": ("1", "k 1"),  # the largest that a square of P's was, in units of the variances
     # matrices of every step; "kept" if the gradients of T or Z are asked for
     "a": ("steps + 1", "k m"),  # from the step's update on that of a_filt
     "ahat": ("steps", "k m"),

@@ -307,11 +307,13 @@ def push_means(w, x, gain, end, dots, observed, slopes, Z_moves, pattern, group)
 def moved_change(w, x, P, swapped, k):
     """The largest change of the tangents of P, relative to the largest of their direction.
 
-    In units of the standard deviations. Where a variance is zero any change is a large one.
+    In units of the standard deviations. Where a variance is zero any change is a large one. Along a
+    direction of P0 the tangents fade: below what they were, divided by the number of steps, all
+    that is still to come of them is too small to count.
     """
     s, d = space(w), moved(x)
     dP, dP_next = in_turn(d, swapped)
-    m = sizes(w).m
+    n, _, m = sizes(w)
     for i in range(m):
         variance = entry(w, P, i, i)
         put(w, s.row.at + i, 1.0 / variance if variance > 0.0 else 0.0)
@@ -328,9 +330,21 @@ def moved_change(w, x, P, swapped, k):
                     moves, largest = max(moves, x * x * share), max(largest, y * y * share)
                 elif x != 0.0:
                     return 1.0
+        most = max(largest, get(w, d.most.at + q))
+        put(w, d.most.at + q, most)
         if moves > 0.0:
-            worst = max(worst, moves / largest if largest > 0.0 else 1.0)
+            worst = max(worst, relative_move(moves, largest, most, n))
     return np.sqrt(worst)
+
+
+@jitable
+def relative_move(moves, largest, most, n):
+    """A square of a change relative to the largest square now, or to that over n steps.
+
+    All of that direction; `most` is the largest that there was.
+    """
+    scale = max(largest, most / float(n) ** 2)
+    return moves / scale if scale > 0.0 else 1.0
 
 
 @jitable

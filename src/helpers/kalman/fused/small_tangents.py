@@ -19,7 +19,7 @@ from helpers.kalman.fused.forward import DONE, is_steady, is_time_to_look
 from helpers.kalman.fused.inputs import Arrays, Observed, look_at, varies
 from helpers.kalman.fused.layout import blocks
 from helpers.kalman.fused.moves import Directions
-from helpers.kalman.fused.push import LATER
+from helpers.kalman.fused.push import LATER, relative_move
 from helpers.kalman.fused.registers import diagonal, identity, read, seen, write, zeros
 from helpers.kalman.fused.small import (
     InTime,
@@ -117,8 +117,11 @@ def moved_gains_at(like, moved, gain):
 
 
 @jitable
-def moved_change(P, dP, dP_next):
-    """:func:`helpers.kalman.fused.push.moved_change`, of matrices in registers."""
+def moved_change(P, dP, dP_next, most, n):
+    """:func:`helpers.kalman.fused.push.moved_change`, of matrices in registers.
+
+    Returns the largest square that there was as well, `most` before.
+    """
     moves, largest = 0.0, 0.0
     for i in range(len(P)):
         for j in range(i + 1):
@@ -127,8 +130,9 @@ def moved_change(P, dP, dP_next):
             if scale > 0.0:
                 moves, largest = max(moves, x * x / scale), max(largest, y * y / scale)
             elif x != 0.0:
-                return 1.0
-    return np.sqrt(moves / largest) if moves < largest else min(moves, 1.0)
+                return 1.0, most
+    most = max(most, largest)
+    return np.sqrt(relative_move(moves, largest, most, n) if moves > 0.0 else 0.0), most
 
 
 @jitable
@@ -188,7 +192,7 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
     C_inv = dF = dE = like.I_p
     Kf = M = dM = dKf = like.Z.T
     of_mean, of_gain = sizes_of_moved(m, p)
-    gain, here, settled, since, before, looked = n, n, False, 0, -1.0, 0
+    gain, here, settled, since, before, looked, most = n, n, False, 0, -1.0, 0, 0.0
     for t in range(n):
         if t == 0 or varying:
             c, T, W = at_step(x, model.c, t), at_step(I_m, model.T, t), at_step(I_m, model.W, t)
@@ -220,7 +224,7 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
             dP_next = tangents.push_predict_covariance(dP_filt, dT, dW, P_filt, T)
             _, P = recursions.predict(a_filt, P_filt, c, T, W)
             if tol > 0.0 and is_time_to_look(t - looked, t - since):
-                now = moved_change(P, dP, dP_next)
+                now, most = moved_change(P, dP, dP_next, most, n)
                 settled = is_steady(now, before, t - looked, LATER * tol)
                 before, looked = now, t
             dP = dP_next
@@ -239,7 +243,7 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
     of_T, of_Z, dD, dN_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
     gain, where_moved, where_N = n, n, n
-    settled, since, before, looked = False, n, -1.0, n
+    settled, since, before, looked, most = False, n, -1.0, n, 0.0
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
@@ -263,7 +267,7 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
                 dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt
             )
             if tol > 0.0 and is_time_to_look(looked - t, since - t):
-                now = moved_change(N, dN, dN_before)
+                now, most = moved_change(N, dN, dN_before, most, n)
                 settled = is_steady(now, before, looked - t, LATER * tol)
                 before, looked = now, t
         T_bar, Z_bar, H_bar, W_bar = tangents.push_smooth_gradient(

@@ -79,14 +79,13 @@ def used_by(n, m, p, k, varying):
 def enough(n, m, p, varying):
     """So many directions take less time side by side than one after the other.
 
-    Lanes that stay empty take memory as well: more of them have to be filled where what they use is
-    not in a cache, and most where it is too large for a block.
+    Lanes that stay empty take memory as well: one more has to be filled where what they use is not
+    in a cache, and most where it is too large for a block.
     """
     side_by_side = used_by(n, m, p, LANES, varying)
     if side_by_side + used_by(n, m, p, 1, varying) > LARGEST_BLOCK:
         return LANES - 2
-    few = min(LANES, (m + 8) // 4)
-    return few if side_by_side < IN_CACHE else max(few, LANES // 2 + 1)
+    return min(LANES, (m + 8) // 4 + int(side_by_side > IN_CACHE))
 
 
 @jitable
