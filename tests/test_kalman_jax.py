@@ -585,6 +585,85 @@ def test_second_derivatives(total):
         assert relative_error(np.asarray(jax.jit(hessian)(theta)), expected) < 1e-11
 
 
+def squashed(l):
+    """A loss that weighs the steps as their likelihoods want it."""
+    return (l / (1 + l * l)).sum()
+
+
+def slope_of_squashed(l):
+    return (1 - l * l) / (1 + l * l) ** 2
+
+
+def parts(f, t, v):
+    """The Hessian of f at t in each way in which JAX can be asked for it, times v at last."""
+    many, unit = jnp.stack([t, 2 * t]), jnp.eye(len(t))
+    gradient = jax.grad(f)
+
+    def along(v):
+        return jax.jvp(gradient, (t,), (v,))[1]
+
+    def of_sum(T):  # noqa: N803
+        return (jax.grad(lambda X: jax.vmap(f)(X).sum())(T) * v).sum()
+
+    return {
+        "forwards over backwards": jax.hessian(f)(t) @ v,
+        "backwards twice": jax.jacrev(gradient)(t) @ v,
+        "one direction": along(v),
+        "several": jax.vmap(along)(unit) @ v,
+        "transposed": jax.vjp(along, v)[1](v)[0],
+        "of two models": jax.vmap(jax.hessian(f))(many)[0] @ v,
+        "of two models, backwards": jax.vmap(jax.jacrev(gradient))(many)[0] @ v,
+        "of the sum of two": jax.grad(of_sum)(many)[0],
+    }
+
+
+@pytest.mark.parametrize("loss", [jnp.sum, squashed])
+def test_second_derivatives_in_every_way_are_those_of_the_pass(loss, monkeypatch):
+    """Against complex steps in NumPy; JAX is not let near the scans."""
+    y, model = make("gaps")
+    rng = np.random.default_rng(0)
+    directions = {x: rng.standard_normal(getattr(model, x).shape) for x in ("T", "Z", "H", "a0")}
+    directions["H"] = directions["H"] @ directions["H"].T
+
+    def moved(theta):
+        changed = zip(theta, directions.items(), strict=True)
+        return model.asdict() | {x: getattr(model, x) + t * D for t, (x, D) in changed}
+
+    def slope(theta):
+        shifted = StateSpace(**moved(theta))
+        weights = np.ones(len(y))
+        if loss is squashed:
+            weights = slope_of_squashed(kalman_filter(y, shifted).out.l)
+        G = reference.loglike_and_grad(y, shifted, weights)[2]
+        return np.array([(getattr(G, x) * D).sum() for x, D in directions.items()])
+
+    t, v = np.array([0.01, 0.02, 0.03, 0.01]), np.array([1.0, -2.0, 0.5, 3.0])
+    expected = slope(t + 1e-30j * v).imag / 1e-30
+    for name in ("gradient", "tangents", "filter_scan", "reverse_scan"):
+        monkeypatch.setattr(jax_scans, name, None)
+
+    def f(theta):
+        return loss(loglike(jnp.asarray(y), **moved(theta)))
+
+    for name, found in jax.jit(partial(parts, f))(t, v).items():
+        assert relative_error(np.asarray(found), expected) < 1e-10, name
+
+
+@pytest.mark.thorough
+def test_third_derivatives_are_those_of_the_scans():
+    y, model = make("gaps")
+    T, Z = (jnp.asarray(X) for X in (model.T, model.Z))  # noqa: N806
+
+    def third(method):
+        def f(t):
+            arrays = model.asdict() | {"T": T * (1 + t), "Z": Z * (1 - t)}
+            return loglike(jnp.asarray(y), **arrays, method=method).sum()
+
+        return jax.jit(jax.grad(jax.grad(jax.grad(f))))(0.01)
+
+    assert relative_error(np.asarray(third("fused")), np.asarray(third("scan"))) < 1e-9
+
+
 def tangents_of_two(dtype):
     """Two models that differ in W, as arrays, and the tangents of both along three directions."""
     y, model = make("only Z varies")  # and has gaps

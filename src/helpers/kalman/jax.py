@@ -6,9 +6,10 @@ chapter "All ten gradients" instead of JAX's own derivative of a scan.  Forward 
 function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
 
 There are two engines.  On a CPU a program of JAX calls the compiled pass of
-:mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.jax_calls`).
-Everywhere else, and where JAX differentiates the gradient, there are two scans
-(:mod:`helpers.kalman.jax_scans`); ``jax.shard_map`` and ``jax.export`` want these too.  PyTensor's
+:mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.jax_calls`), and for
+second derivatives that of the tangents (:mod:`helpers.kalman.jax_second`).  Everywhere else, and
+for third derivatives, there are two scans (:mod:`helpers.kalman.jax_scans`); ``jax.shard_map`` and
+``jax.export`` want these too.  PyTensor's
 JAX mode runs the same functions (:func:`register_ops`), and its second derivatives the compiled
 tangents (``helpers.kalman.fused.tangents``).
 """
@@ -79,7 +80,8 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     The compiled pass is :func:`helpers.kalman.loglike_and_grad`, square-root start and steady state
     included; it computes in float64 whatever the type of the arrays.  Where JAX differentiates the
     function, value and gradient come from one call, and gradients that nobody asks for are left
-    out.  Its second derivatives, as of ``jax.hessian``, come from the scans: correct, and slow.
+    out.  Second derivatives, as of ``jax.hessian``, come from the compiled pass too, third ones
+    from the scans.
 
     ``jax.vmap`` makes the compiled pass a loop over models, or over series, with a copy of all
     arrays for each.  The scans take all of

@@ -2,8 +2,9 @@
 
 XLA, JAX's compiler, calls machine code by its address (:mod:`helpers.kalman.fused.xla`). The
 derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call.
-Where JAX differentiates that, too, it takes the scans, since it cannot transpose machine code. A
-program that asks for the second derivative itself (``tangents``, for PyTensor's Ops) calls it.
+Where JAX differentiates that, too, it takes the pass for second derivatives
+(:mod:`helpers.kalman.jax_second`); of many series, and with numbers integrated out, it takes the
+scans, since it cannot transpose machine code.
 """
 
 from __future__ import annotations
@@ -100,18 +101,25 @@ def gradient(names, tol, inputs, l_bar, ready):
     return l, found
 
 
-@gradient.defjvp
-def _(names, tol, primals, tangents):
+@partial(gradient.defjvp, symbolic_zeros=True)
+def _(names, tol, primals, dots):
+    from helpers.kalman.jax_second import moved_gradient
+
     inputs, l_bar, ready = primals
-
-    def scanned(inputs, l_bar):
-        l, found = jax_scans.gradient(names, inputs, l_bar)
-        arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
-        return (l if ready is None else l[:0]), _only((), arrays) | found
-
+    moves = {
+        x: dX[jnp.newaxis]
+        for x, dX in zip(INPUTS, dots[0], strict=True)
+        if not isinstance(dX, SymbolicZero)
+    }
     # What is ready is a function of the inputs, whose tangents are all here already.
-    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
-    return gradient(names, tol, inputs, l_bar, ready), dots
+    g = None if isinstance(dots[1], SymbolicZero) else dots[1][jnp.newaxis]
+    slopes, found = moved_gradient(names, tol, inputs, l_bar, moves, g)
+    arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
+    moved = _only((), arrays) | {x: X[0] for x, X in found.items()}
+    return gradient(names, tol, inputs, l_bar, ready), (
+        slopes[0, : len(l_bar) * (ready is None)],
+        moved,
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
