@@ -852,6 +852,25 @@ def test_scoring_learns_what_the_information_misses():
     assert steps[0] < steps[1]
 
 
+@pytest.mark.parametrize("method", ["lbfgs", "bfgs", "newton"])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_start_on_the_edge_of_an_interval_is_moved_inside(method, given):
+    """Of the damping of a cycle, which statsmodels starts at zero and then cannot move."""
+    inflation = sm.datasets.macrodata.load_pandas().data["infl"].to_numpy(float)[:120]
+    mod = structural.UnobservedComponents(
+        inflation, "rwdrift", cycle=True, damped_cycle=True, autoregressive=1
+    )
+    start = mod.start_params
+    assert start[mod.param_names.index("damping.cycle")] == 0.0
+    with pytest.warns(ConvergenceWarning):
+        stuck = mod.fit(disp=False)
+        with ours.using(mod):  # whose fit is statsmodels' own: no further, and no less far
+            assert mod.fit(disp=False).llf >= stuck.llf
+    found = ours.fit(mod, start if given else None, method=method, disp=False)
+    assert found.llf > stuck.llf + 20
+    assert found.mle_retvals["converged"]
+
+
 def test_arguments_of_a_climb():
     mod = FITTED["local level"]()
     with pytest.raises(TypeError, match="pgtol"):

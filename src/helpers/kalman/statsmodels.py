@@ -85,6 +85,10 @@ EXACTLY_SEEN = 1e-4
 # by orders of magnitude, and scores are cheap.
 APPROACH = 15
 
+# What an optimiser is given for an infinite parameter of its own: less than a hundredth of the way
+# from the edge of an interval that statsmodels maps by a logistic function.
+FARTHEST = 5.0
+
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
 # Our names and statsmodels', whose last axis is time.
@@ -315,7 +319,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         try:
             return at(full)[0]
         except (np.linalg.LinAlgError, _NoLikelihoodError):  # an optimiser turns round there
-            return -np.inf
+            return np.nan if np.isnan(full).any() else -np.inf
 
     def slope(params, *args, **kwargs):
         names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
@@ -328,7 +332,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         try:
             return _score_as_given(mod, params, transformed, includes_fixed, of_all)
         except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
-            return np.zeros(np.shape(params))
+            return 0.0 * np.asarray(params)
 
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
     mod.loglike, mod.score = value, slope
@@ -352,7 +356,9 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     ----------
     mod : statsmodels.tsa.statespace.mlemodel.MLEModel
     start_params : array (k,), optional
-        As in ``mod.fit``; ``mod.start_params`` if None.
+        As in ``mod.fit``; ``mod.start_params`` if None.  One on the edge of an interval, such as a
+        cycle's damping of zero, is infinite to an optimiser, which could not move it: that one is
+        moved inside.
     method : str
         One of ``mod.fit``, or a climb with second derivatives (:mod:`helpers.kalman.climbing`):
 
@@ -381,6 +387,7 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     statsmodels.tools.sm_exceptions.ConvergenceWarning
         If a climb has not converged, as ``mod.fit`` does.
     """
+    start_params, kwargs = _inside(mod, start_params, kwargs)
     with using(mod):
         climbs = method in ("newton", "scoring")
         if climbs and _names(mod):
@@ -394,6 +401,22 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         own = {name: given.pop(name) for name in own & given.keys()}
         bundle = own.pop("method_kwargs", None) or {}
         return mod.fit(start_params, method="statespace", method_kwargs=given | bundle, **own)
+
+
+def _inside(mod: MLEModel, start, given: dict) -> tuple:
+    """The start and the other arguments of a fit, without edges: only cycles have any."""
+    if not getattr(mod, "cycle", False) or not given.get("transformed", True):
+        return start, given
+    includes_fixed = start is None or given.get("includes_fixed", False)
+    full = mod.start_params if start is None else start
+    full = mod.handle_params(full, transformed=True, includes_fixed=includes_fixed)
+    with np.errstate(divide="ignore"):
+        free = np.asarray(mod.untransform_params(full), float)
+    edge = np.isinf(free)
+    if not edge.any():
+        return start, given
+    full = np.where(edge, mod.transform_params(np.clip(free, -FARTHEST, FARTHEST)), full)
+    return full, given | {"includes_fixed": True}
 
 
 def _climbed(
@@ -1253,7 +1276,7 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
         return model.transform_params(free)
 
     exact, rough = updates.complex_step(function), updates.difference(function)
-    along = np.sin(np.arange(len(free)) + 1)
+    free, along = _near(free), np.sin(np.arange(len(free)) + 1)
     with np.errstate(all="ignore"):
         try:
             found = exact(free, along)
@@ -1265,6 +1288,7 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
     if (np.abs(found - expected) <= missed).all():
 
         def along(free, direction):
+            free = _near(free)
             with np.errstate(all="ignore"):
                 found = exact(free, direction)
             # A logistic curve far out is flat, and overflows for complex numbers.
@@ -1272,6 +1296,11 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
 
         return Colored(along, free)
     return Colored(rough, free, updates.MISSED_BY_DIFFERENCES)
+
+
+def _near(free: np.ndarray) -> np.ndarray:
+    """Parameters of an optimiser, infinite ones so far out that nothing tells them from these."""
+    return np.where(np.isinf(free), np.copysign(500.0, free), free)
 
 
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
