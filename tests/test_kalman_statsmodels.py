@@ -871,6 +871,18 @@ def test_a_start_on_the_edge_of_an_interval_is_moved_inside(method, given):
     assert found.mle_retvals["converged"]
 
 
+def test_a_fit_goes_on_where_that_of_statsmodels_ends():
+    """It is at no maximum after 50 iterations, and whose likelihood is larger by then is chance."""
+    mod = dynamic_factor.DynamicFactor(macro_growth(3)[:80], k_factors=2, factor_order=1)
+    with pytest.warns(ConvergenceWarning):
+        theirs = mod.fit(disp=False, cov_type="none")
+    found = ours.fit(mod, disp=False, cov_type="none")
+    assert found.mle_retvals["iterations"] > theirs.mle_retvals["iterations"] == 50
+    assert found.llf > theirs.llf + 1
+    few = ours.fit(mod, disp=False, cov_type="none", maxiter=7)
+    assert few.mle_retvals["iterations"] == 7
+
+
 def test_arguments_of_a_climb():
     mod = FITTED["local level"]()
     with pytest.raises(TypeError, match="pgtol"):
