@@ -116,10 +116,8 @@ def _(names, tol, primals, dots):
     slopes, found = moved_gradient(names, tol, inputs, l_bar, moves, g)
     arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
     moved = _only((), arrays) | {x: X[0] for x, X in found.items()}
-    return gradient(names, tol, inputs, l_bar, ready), (
-        slopes[0, : len(l_bar) * (ready is None)],
-        moved,
-    )
+    l_moved = slopes[0] if ready is None else slopes[0, :0]
+    return gradient(names, tol, inputs, l_bar, ready), (l_moved, moved)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

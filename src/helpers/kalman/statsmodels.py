@@ -336,7 +336,7 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
         try:
             return _score_as_given(mod, params, transformed, includes_fixed, of_all)
         except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
-            return 0.0 * np.asarray(params)
+            return np.zeros(np.shape(params))
 
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
     mod.loglike, mod.score = value, slope
@@ -1281,7 +1281,7 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
         return model.transform_params(free)
 
     exact, rough = updates.complex_step(function), updates.difference(function)
-    free, along = _near(free), np.sin(np.arange(len(free)) + 1)
+    along = np.sin(np.arange(len(free)) + 1)
     with np.errstate(all="ignore"):
         try:
             found = exact(free, along)
@@ -1293,7 +1293,6 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
     if (np.abs(found - expected) <= missed).all():
 
         def along(free, direction):
-            free = _near(free)
             with np.errstate(all="ignore"):
                 found = exact(free, direction)
             # A logistic curve far out is flat, and overflows for complex numbers.
@@ -1301,11 +1300,6 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
 
         return Colored(along, free)
     return Colored(rough, free, updates.MISSED_BY_DIFFERENCES)
-
-
-def _near(free: np.ndarray) -> np.ndarray:
-    """Parameters of an optimiser, infinite ones so far out that nothing tells them from these."""
-    return np.where(np.isinf(free), np.copysign(500.0, free), free)
 
 
 def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:

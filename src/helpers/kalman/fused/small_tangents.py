@@ -143,8 +143,8 @@ def smooth_steps(like, shared, W_bar):
     r, N, T = 0.0 * diagonal(I_m), 0.0 * I_m, I_m
     C_inv, S, Kf, J, P_filt = like.I_p, like.Z, like.Z.T, I_m, I_m
     of_mean, of_N = sizes_of_smoothed(m, p)
-    W_sum, N_before, gain, here = N, N, n, n
-    settled, since, before, looked = False, n, -1.0, n
+    of_T, of_Z, D, N_before = N, like.Z, like.I_p, N
+    W_sum, gain, here, settled, since, before, looked = N, n, n, False, n, -1.0, n
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T = at_step(I_m, model.T, t)
@@ -161,13 +161,14 @@ def smooth_steps(like, shared, W_bar):
         if not settled:
             here = t
             write(smoothed.N, t * of_N, N)
-            _, _, _, N_before = recursions.smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
+            of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
             if tol > 0.0 and is_time_to_look(looked - t, since - t):
                 now = change(N, N_before)
                 settled = is_steady(now, before, looked - t, tol)
                 before, looked = now, t
         N_of[t] = here
-        W_sum = W_sum + (recursions.outer(r, r) - N) / 2
+        _, _, _, W_bar_t = recursions.smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D)
+        W_sum = W_sum + W_bar_t
         if varying or t == 0:
             add_to(W_bar, t, weight * W_sum)
             W_sum = 0.0 * I_m

@@ -66,40 +66,40 @@ def in_registers(m, p):
 
 
 @jitable
-def used_by(n, m, p, k, varying):
+def used_by(n, m, p, k, settles):
     """As many doubles as k directions side by side use of n steps.
 
-    Without steady states those of the gains, too.
+    Where no steady state is looked for those of the gains, too.
     """
     mk, pk = padded(m * k), padded(p * k)
-    return n * (3 * mk + 5 * pk + (((m + p) * mk + p * pk) if varying else 0))
+    return n * (3 * mk + 5 * pk + (0 if settles else (m + p) * mk + p * pk))
 
 
 @jitable
-def enough(n, m, p, varying):
+def enough(n, m, p, settles):
     """So many directions take less time side by side than one after the other.
 
     Lanes that stay empty take memory as well: one more has to be filled where what they use is not
     in a cache, and most where it is too large for a block.
     """
-    side_by_side = used_by(n, m, p, LANES, varying)
-    if side_by_side + used_by(n, m, p, 1, varying) > LARGEST_BLOCK:
+    side_by_side = used_by(n, m, p, LANES, settles)
+    if side_by_side + used_by(n, m, p, 1, settles) > LARGEST_BLOCK:
         return LANES - 2
     return min(LANES, (m + 8) // 4 + int(side_by_side > IN_CACHE))
 
 
 @jitable
-def arranged(T, n, p, varying, first):
+def arranged(T, n, p, settles, first):
     """As many groups of directions from the one called `first` on as go through one pass."""
     directions, _, m, _ = T.shape
     groups = [Group(first, first, first, block_of(T)) for _ in range(0)]
-    room, memory = LARGEST, LARGEST_BLOCK - used_by(n, m, p, 1, varying)  # of the pass itself
+    room, memory = LARGEST, LARGEST_BLOCK - used_by(n, m, p, 1, settles)  # of the pass itself
     while first < directions:
         left = directions - first
-        side_by_side = m < WIDE_ENOUGH and left >= enough(n, m, p, varying)
+        side_by_side = m < WIDE_ENOUGH and left >= enough(n, m, p, settles)
         k = np.int64(LANES if side_by_side else 1)
         room -= (2 if side_by_side else 1) * k * m * m
-        memory -= used_by(n, m, p, k, varying)
+        memory -= used_by(n, m, p, k, settles)
         if len(groups) > 0 and (room < 0 or (memory < 0 and m < WIDE_ENOUGH)):
             break
         count = min(left, k)
@@ -208,17 +208,18 @@ def hessian_vector(
     )  # fmt: skip
     directions, (n, p), m = len(y_dot), y.shape, len(model.a0)
     slopes, W_sum = np.empty((directions, n)), np.zeros(model.W.shape)
-    how, first = DONE, 0
-    if in_registers(m, p) and all_equal(l_bar):
+    how, first, equal = DONE, 0, all_equal(l_bar)
+    if in_registers(m, p) and equal:
         how = by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol)
         first = directions
     # The same memory for all passes: to be given pages costs as much as what is done in them.
     memory, gains = blocks(0, 0)
+    settles = tol > 0.0 and equal and not varies(model)
     T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)
     if want_T and not everywhere:
         T_wanted = block_of(dots.T)
     while first < directions:
-        groups = arranged(dots.T, n, p, varies(model), first)
+        groups = arranged(dots.T, n, p, settles, first)
         how, memory, gains = tangent_pass(
             memory, gains, y, model, l_bar, dots, bars, slopes, W_sum, groups, T_wanted, want_Z,
             backwards, tol,
