@@ -28,6 +28,7 @@ CASES = {
     "all time-varying": (8, {"m": 2, "p": 2, "n": 8, "time_varying": VARYING}, 0),
     "time-varying with gaps": (8, {"m": 2, "p": 3, "n": 8, "time_varying": VARYING}, 0.4),
     "only Z varies": (10, {"m": 3, "p": 1, "n": 10, "time_varying": ("Z",)}, 0.2),
+    "only c and d vary": (40, {"m": 3, "p": 2, "n": 40, "time_varying": VARYING[:2]}, 0.02),
     "H = 0 with gaps": (12, {"m": 3, "p": 3, "H_zero": True}, 0.4),
     "long": (200, {"m": 2, "p": 1, "radius": 0.99}, 0),
     "near a unit root": (60, {"m": 3, "p": 1, "radius": 1.0}, 0),
@@ -67,6 +68,18 @@ def exponential_smoothing(period: int) -> tuple[np.ndarray, StateSpace]:
     Z[0, [0, 1, -1]] = 1
     model = StateSpace(np.zeros(m), R @ R.T, np.zeros(m), [0.0], T=T, Z=Z, R=R, H=0 * one, Q=one)
     return np.random.default_rng(0).normal(size=(60, 1)).cumsum(axis=0), model
+
+
+VECTORS = [("c",), ("d",), ("c", "d")]
+
+
+def moving_vectors(m: int, p: int, names: tuple[str, ...]) -> tuple[np.ndarray, StateSpace]:
+    """c and d, or one of them, vary, which no covariance sees: it settles between the gaps."""
+    n = 200
+    model = StateSpace(**random_model(m, p, rng=5, radius=0.3, time_varying=names, n=n))
+    y = simulate(n, 5, **model.asdict())[0]
+    y[[80, 140], 0] = np.nan
+    return y, model
 
 
 REPEATING = ("AR(3)", "VAR(2)", "VAR(3)")

@@ -1,12 +1,13 @@
 """Second derivatives in closed form: against complex steps of the gradient, in every engine."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from kalman_models import NAMES_OF_CASES, make, season
+from kalman_models import NAMES_OF_CASES, VECTORS, make, moving_vectors, season
 from kalman_oracle import true_hessian
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import vectorize_graph
@@ -206,6 +207,30 @@ def test_directions_of_a_long_series_of_few_states():
     assert relative_error(dy, (others[0][1] + others[1][1]) / 2) < 1e-11
     for x, X in found.asdict().items():
         assert close(X, (getattr(others[0][2], x) + getattr(others[1][2], x)) / 2, 1e-10), x
+
+
+@pytest.mark.parametrize("names", VECTORS)
+@pytest.mark.parametrize("of", ["few states", "a dense model", "a model of lags"])
+def test_vectors_that_vary_leave_the_steady_state(of, names):
+    """Gradient and tangents as without one, but for the steps that it spares."""
+    y, model = moving_vectors(*((3, 2) if of == "few states" else (6, 1)), names)
+    if of == "a model of lags":  # whose transition is followed by its non-zeros
+        T = np.eye(6, k=-1)
+        T[0] = 0.3, -0.2, 0.1, 0.1, -0.1, 0.1
+        model = replace(model, T=T)
+    for k in (1, 4):
+        directions = directions_for(y, model, k)
+        found, expected = (hessian_vector(y, model, directions, tol=x) for x in (1e-13, 0.0))
+        assert not np.array_equal(found[2].H, expected[2].H)
+        assert relative_error(found[0], expected[0]) < 1e-10
+        assert relative_error(found[1], expected[1]) < 1e-10
+        for x, X in expected[2].asdict().items():
+            assert close(getattr(found[2], x), X, 1e-10), x
+    found, expected = (fused.loglike_and_grad(y, model, tol=x) for x in (1e-13, 0.0))
+    assert not np.array_equal(found[2].H, expected[2].H)
+    assert relative_error(found[1], expected[1]) < 1e-11
+    for x, X in expected[2].asdict().items():
+        assert close(getattr(found[2], x), X, 1e-10), x
 
 
 @pytest.mark.parametrize(("m", "p"), [(1, 1), (3, 2), (4, 4)])

@@ -12,9 +12,11 @@ import pytest
 from kalman_models import (
     CASES,
     REPEATING,
+    VECTORS,
     arrays_of,
     exponential_smoothing,
     make,
+    moving_vectors,
     repeating,
     season,
 )
@@ -192,6 +194,20 @@ def test_few_states_settle(m, p):
     assert 0 < first < 60
     assert run(y, model, small=True)[1].steady_from[2] == len(y)
     assert run(y, model, tol=1e-13)[1].steady_from[first + 1 :].max() >= first
+
+
+@pytest.mark.parametrize("names", VECTORS)
+@pytest.mark.parametrize(("m", "p", "small"), [(1, 1, True), (3, 2, True), (3, 2, False)])
+def test_vectors_that_vary_leave_the_steady_state(m, p, small, names):
+    y, model = moving_vectors(m, p, names)
+    how = {"small": small, "tol": 1e-13, "rtol": 1e-11}
+    steps = assert_is_the_reference(y, model, **how)
+    weights = np.full(len(y), -2.5)
+    assert_is_the_reference(y, model, weights=weights, **how)
+    if small:
+        assert 0 < steps.steady_from[2] < 60
+    else:
+        assert list(np.flatnonzero(steps.steady_from >= 0)) == [79, 139, 199]
 
 
 def test_the_gain_of_a_steady_state_is_not_used_after_a_gap():
@@ -854,6 +870,17 @@ def test_tangents_settle(p):
         assert [end for _, end in stretches] == [69, 129, 169]
         assert all(end - start > 8 for start, end in stretches)
     assert not assert_tangents(y, model, ALONE)
+
+
+@pytest.mark.parametrize("names", VECTORS)
+@pytest.mark.parametrize("groups", [ALONE, BOTH, FEW], ids=["alone", "several", "few states"])
+def test_tangents_settle_where_vectors_vary(groups, names):
+    y, model = moving_vectors(3, 2, names)
+    settled = assert_tangents(y, model, groups, tol=1e-13, rtol=1e-10)
+    if groups is FEW:
+        assert settled[[45, 110, 170]].all()
+    else:
+        assert [end for _, end in settled] == [79, 139, 199]
 
 
 def test_tangents_of_a_stretch_too_short_for_n_to_settle():

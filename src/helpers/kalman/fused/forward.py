@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.inputs import load, load_step, load_symmetric
+from helpers.kalman.fused.inputs import load, load_step, load_symmetric, load_vectors
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     LANES,
@@ -339,8 +339,8 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
     """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
 
     Returns how it ended and at which step: DONE at n, NOT_POSITIVE_DEFINITE at the step whose F is
-    not, or, if `watch`, VAGUE at a step that shows that P0 was vague. With tol = 0 or where an
-    array varies no steady state is looked for.
+    not, or, if `watch`, VAGUE at a step that shows that P0 was vague. With tol = 0 or a `varying`
+    matrix no steady state is looked for.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -351,6 +351,8 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
             since, before, looked = t, -1.0, t
+        else:
+            load_vectors(w, t, model)
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         gain = t if saved.gains else 0
         Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
@@ -375,7 +377,7 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
         predict(w, t, P, F_inv, P_next, TP, pattern.T)
         if steady:
             end = observed.same_until[t]
-            steady_forward(w, y, t, end, const, saved, steps)
+            steady_forward(w, y, t, end, model, const, saved, steps)
             t, steady, since, before, looked = end, False, end, -1.0, end
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
@@ -397,7 +399,7 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
 
 
 @jitable
-def steady_forward(w, y, k, end, const, saved, steps):
+def steady_forward(w, y, k, end, model, const, saved, steps):
     """Steps k to end - 1 with the gain of step k: a_{t+1} = L a_t + K (y_t - d) + c."""
     s = space(w)
     _, p, m = sizes(w)
@@ -405,13 +407,18 @@ def steady_forward(w, y, k, end, const, saved, steps):
     Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
     v, u, L_t = below(s.v, k), below(s.u, k), s.L
     for t in range(k, end):
-        row = s.v.at + t * s.v.ld
+        row, step = s.v.at + t * s.v.ld, t if len(model.d) > 1 else 0
         for i in range(p):
-            x = y[t, i] - get(w, s.d.at + i)
+            x = y[t, i] - model.d[step, i]
             put(w, row + i, 0.0 if np.isnan(x) else x)
     product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
     product(w, L_t, -1.0, transposed(s.Z), s.K, s.T_t, m, p, m)
-    product(w, below(s.a, k + 1), 1.0, v, s.K, Mat(s.c.at, 0, 1), end - k, p, m)
+    c, a_next = Mat(s.c.at, 0, 1), below(s.a, k + 1)
+    if len(model.c) > 1:
+        c = a_next
+        clear(w, c, end - k)
+        load(w, c, model.c[k:end], end - k, m)
+    product(w, a_next, 1.0, v, s.K, c, end - k, p, m)
     for t in range(k, end):
         a_next = below(s.a, t + 1)
         row_product(w, a_next.at, 1.0, below(s.a, t).at, L_t, a_next.at, m, m)

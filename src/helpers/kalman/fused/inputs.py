@@ -173,9 +173,8 @@ def look(y, model, entries, found):
 
 @jitable
 def varies(model):
-    """Whether any array of the model varies over time."""
-    longest = max(len(model.c), len(model.d), len(model.T), len(model.Z))
-    return max(longest, len(model.H), len(model.W)) > 1
+    """Whether any matrix of the model varies over time; c and d move no covariance."""
+    return max(len(model.T), len(model.Z), len(model.H), len(model.W)) > 1
 
 
 @jitable
@@ -195,6 +194,17 @@ def load_symmetric(w, out, A, rows):
 
 
 @jitable
+def load_vectors(w, t, model):
+    """c and d of step t."""
+    s = space(w)
+    c, d = at_step(model.c, t), at_step(model.d, t)
+    for j in range(len(c)):
+        put(w, s.c.at + j, c[j])
+    for i in range(len(d)):
+        put(w, s.d.at + i, d[i])
+
+
+@jitable
 def load_step(w, t, model, observed):
     """The model's arrays of step t; a row that y misses has no Z and a one on the diagonal of H."""
     s = space(w)
@@ -204,11 +214,8 @@ def load_step(w, t, model, observed):
     load(w, s.Z, at_step(model.Z, t), p, m)
     load_symmetric(w, s.H, at_step(model.H, t), p)
     load_symmetric(w, s.W, at_step(model.W, t), m)
-    c, d = at_step(model.c, t), at_step(model.d, t)
-    for j in range(m):
-        put(w, s.c.at + j, c[j])
+    load_vectors(w, t, model)
     for i in range(p):
-        put(w, s.d.at + i, d[i])
         if not observed.entries[t, i]:
             clear(w, below(s.Z, i), 1)
             for j in range(p):

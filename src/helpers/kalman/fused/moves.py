@@ -44,7 +44,6 @@ MOVED = {
     "H": ("p", "k p"),
     "W": ("m", "k m"),
     "c": ("1", "k m"),
-    "d": ("1", "k p"),
     # matrices that a step works on
     "P": ("m", "k m"),
     "P_next": ("m", "k m"),

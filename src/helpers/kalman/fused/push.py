@@ -19,9 +19,7 @@ from helpers.kalman.fused.forward import (
     steady_forward,
     updated,
 )
-from helpers.kalman.fused.inputs import (
-    load_step,
-)
+from helpers.kalman.fused.inputs import load_step, load_vectors
 from helpers.kalman.fused.layout import Saved, sizes, space
 from helpers.kalman.fused.moves import (
     add_outer_from_left,
@@ -65,7 +63,7 @@ LATER = 100.0
 
 @jitable
 def load_directions(w, x, t, dots, observed, group):
-    """Those of the model's arrays at step t; what y misses does not move."""
+    """Those of the model's matrices at step t; what y misses does not move."""
     d, k = moved(x), group.k
     _, p, m = sizes(w)
     load_moves(w, d.T, dots.T, t, group, False)
@@ -73,14 +71,11 @@ def load_directions(w, x, t, dots, observed, group):
     load_moves(w, d.Z, dots.Z, t, group, False)
     load_moves(w, d.H, dots.H, t, group, True)
     load_moves(w, d.W, dots.W, t, group, True)
-    load_row(w, d.c, dots.c, t, group)
-    load_row(w, d.d, dots.d, t, group)
     for i in range(p):
         if not observed.entries[t, i]:
             clear(w, below(d.Z, i), 1)
             clear(w, below(d.H, i), 1)
             for q in range(k):
-                put(w, d.d.at + i * k + q, 0.0)
                 for j in range(p):
                     put(w, d.H.at + j * d.H.ld + i * k + q, 0.0)
     turn(w, d.Z_t, d.Z, p, m, k)
@@ -211,13 +206,14 @@ def push_data(w, x, first, end, dots, observed, Z_moves, group):
     _, p, m = sizes(w)
     k, dv = group.k, below(d.v, first)
     for t in range(first, end):
-        row = below(d.v, t).at
-        axpy(w, row, -1.0, d.d.at, d.zero.at, p * k)
+        row, step = below(d.v, t), t if dots.d.shape[1] > 1 else 0
+        clear(w, row, 1)
         for i in range(p):
             if observed.entries[t, i]:
                 for q in range(group.count):
-                    place = row + i * k + q
-                    put(w, place, get(w, place) + dots.y[group.first + q, t, i, 0])
+                    here = group.first + q
+                    change_of_v = dots.y[here, t, i, 0] - dots.d[here, step, i, 0]
+                    put(w, row.at + i * k + q, change_of_v)
     if Z_moves:
         product(w, dv, -1.0, below(s.a, first), d.Z_t, dv, end - first, m, p * k)
 
@@ -270,6 +266,7 @@ def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
     push_update(w, x, t, t + 1, gain, slopes, group)
     if t == n - 1:
         return
+    load_row(w, d.c, dots.c, t, group)
     from_right_listed(w, da_next, da, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
     if group.T.bottom > 0:
         add_moved_by_T(w, da_next, below(s.a_filt, t), d.T_t, 1, m, group)
@@ -292,7 +289,13 @@ def push_means(w, x, gain, end, dots, observed, slopes, Z_moves, pattern, group)
     push_data(w, x, first, end, dots, observed, Z_moves, group)
     move_gain(w, x, gain, pattern.T, group)
     dv, da, da_next = below(d.v, first), below(d.a, first), below(d.a, first + 1)
-    product(w, da_next, 1.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)
+    dc = Mat(d.c.at, 0, 1)
+    if dots.c.shape[1] > 1:
+        dc = da_next
+        clear(w, dc, steps)
+        for t in range(first, end):
+            load_row(w, below(d.a, t + 1), dots.c, t, group)
+    product(w, da_next, 1.0, below(s.v, first), d.K, dc, steps, p, m * k)
     from_right(w, da_next, 1.0, dv, s.K, da_next, steps, p, m, k)
     if group.T.bottom > 0:
         add_moved_by_T(w, da_next, below(s.a, first), d.T_t, steps, m, group)
@@ -374,6 +377,8 @@ def push(
             for i in range(len(groups)):
                 load_directions(w, group_of(x, i), t, dots, observed, groups[i])
             since, before, d_before, looked = t, -1.0, -1.0, t
+        else:
+            load_vectors(w, t, model)
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
         a_filt, TP = below(s.a_filt, t), below(s.TP, t * m)
@@ -391,7 +396,7 @@ def push(
             break
         if steady:
             end = observed.same_until[t]
-            steady_forward(w, y, t, end, const, saved, steps)
+            steady_forward(w, y, t, end, model, const, saved, steps)
             product(w, a_filt, 1.0, v, Kf, a, end - t, p, m)
             for i in range(len(groups)):
                 here, group = group_of(x, i), groups[i]

@@ -87,6 +87,18 @@ def add_to(X, t, A):
 
 
 @jitable
+def matrices_vary(model):
+    """:func:`helpers.kalman.fused.inputs.varies`, of a model by its addresses."""
+    return max(model.T.steps, model.Z.steps, model.H.steps, model.W.steps) > 1
+
+
+@jitable
+def vectors_vary(model):
+    """Whether c or d varies over time."""
+    return max(model.c.steps, model.d.steps) > 1
+
+
+@jitable
 def gains_at(like, kept, gain):
     """C^-1, S, Kf, J and P_filt of the step `gain`."""
     m, p = len(like.I_m), len(like.I_p)
@@ -140,6 +152,7 @@ def fell(P, share, most):
 def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, gain_of):
     """Forwards: write l, what is `kept` if `back`, and the step whose gain each step has.
 
+    `varying` where a matrix of the model is: there is no steady state then.
     shares (m,) are those of `fill_shares`, zeros if a vague P0 is not watched for.
     Returns how it ended, at which step, and the first step of the first steady state, n if there
     is none.
@@ -152,22 +165,23 @@ def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, 
     P_next = P_filt = J = T = W = I_m
     C_inv = H = I_p
     c, d, Z, S, G, Kf = x, z, like.Z, like.Z, like.Z, like.Z.T
-    d_t, Z_t, logdet = d, Z, 0.0
+    Z_t, logdet, moving = Z, 0.0, vectors_vary(model)
     share, most = read(x, shares, 0), 0.0 * x
     watch = share.sum() > 0.0
     first, until, gain, steady, taken = n, 0, 0, False, 0.0
     since, before, looked = 0, -1.0, 0
     for t in range(n):
+        if t == 0 or moving:
+            c, d = at_step(x, model.c, t), at_step(z, model.d, t)
         if t == 0 or varying:
-            c, d, T = at_step(x, model.c, t), at_step(z, model.d, t), at_step(I_m, model.T, t)
-            Z, H = at_step(like.Z, model.Z, t), at_step(I_p, model.H, t)
-            W = at_step(I_m, model.W, t)
+            T, Z = at_step(I_m, model.T, t), at_step(like.Z, model.Z, t)
+            H, W = at_step(I_p, model.H, t), at_step(I_m, model.W, t)
         if t > 0 and (varying or t == until or observed.same_until[t - 1] == t):
             since, before, looked = t, -1.0, t
         y_t = read(z, y, t * p)
         o = seen(y_t)
         if t >= until:
-            d_t, Z_t, H_t = recursions.mask(o, d, Z, H)
+            _, Z_t, H_t = recursions.mask(o, d, Z, H)
             _, logdet, C_inv, S, Kf, J, P_filt, G = recursions.factor(o, P, Z_t, H_t, I_p, I_m)
             if np.isnan(logdet):
                 return NOT_POSITIVE_DEFINITE, t, n
@@ -180,7 +194,9 @@ def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, 
                 write(kept.gain, place + p * p + 2 * p * m, J)
                 write(kept.gain, place + p * p + 2 * p * m + m * m, P_filt)
         gain_of[t] = gain
-        _, w, u, a_filt, l_t = recursions.update(filled(y_t), o, a, d_t, Z_t, logdet, C_inv, G)
+        _, w, u, a_filt, l_t = recursions.update(
+            filled(y_t), o, a, recursions.rows(d, o), Z_t, logdet, C_inv, G
+        )
         put(l, t, l_t)
         if back:
             place = t * of_mean
@@ -228,6 +244,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     of_T, of_Z, D, N_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
     gain, settled, since, before, looked = n, False, n, -1.0, n
+    moving = vectors_vary(model)
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T = at_step(I_m, model.T, t)
@@ -254,9 +271,11 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             T_sum, Z_sum, H_sum, W_sum = T_sum + T_bar, Z_sum + Z_bar, H_sum + H_bar, W_sum + W_bar
             N = N_before
         r = r_before
-        if varying or t == 0:
+        if moving or t == 0:
             add_to(out.c, t, weight * c_sum)
             add_to(out.d, t, weight * d_sum)
+            c_sum, d_sum = no_x, no_z
+        if varying or t == 0:
             if wanted.T:
                 add_to(out.T, t, weight * T_sum)
             if wanted.Z:
@@ -265,7 +284,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
                 add_to(out.H, t, weight * H_sum)
             if wanted.W:
                 add_to(out.W, t, weight * W_sum)
-            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
+            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m
     write(out.a0.w, 0, weight * r)
     if wanted.matrices:
         write(out.P0.w, 0, weight * ((recursions.outer(r, r) - N) / 2))
@@ -281,14 +300,13 @@ def small_pass(
     The arrays of `model` and `out` are `InTime`. ``report`` as that of `whole_pass`. Returns how it
     ended.
     """
-    X = model
-    steps = max(X.c.steps, X.d.steps, X.T.steps, X.Z.steps, X.H.steps, X.W.steps)
+    varying = matrices_vary(model)
     how, t, first = filter_small(
-        like, y, observed, model, steps > 1, shares, tol, backwards, l, kept, gain_of
+        like, y, observed, model, varying, shares, tol, backwards, l, kept, gain_of
     )
     report[0], report[1], report[2] = t, 0, first
     if how == DONE and backwards:
-        smooth_small(like, model, steps > 1, wanted, tol, weight, y_bar, kept, gain_of, out)
+        smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of, out)
     return how
 
 

@@ -34,6 +34,7 @@ from helpers.kalman.fused.small import (
     in_time,
     means_at,
     sizes_of_kept,
+    vectors_vary,
 )
 from helpers.kalman.fused.tiles import jitable, put
 from helpers.kalman.recursions import symmetric
@@ -194,13 +195,15 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
     Kf = M = dM = dKf = like.Z.T
     of_mean, of_gain = sizes_of_moved(m, p)
     gain, here, settled, since, before, looked, most = n, n, False, 0, -1.0, 0, 0.0
+    moving = vectors_vary(model)
     for t in range(n):
+        if t == 0 or moving:
+            c, dc, dd = at_step(x, model.c, t), at_step(x, dots.c, t), at_step(z, dots.d, t)
         if t == 0 or varying:
-            c, T, W = at_step(x, model.c, t), at_step(I_m, model.T, t), at_step(I_m, model.W, t)
-            dc, dT = at_step(x, dots.c, t), at_step(I_m, dots.T, t)
-            dW = symmetric(at_step(I_m, dots.W, t))
+            T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
             Z, dZ = at_step(like.Z, model.Z, t), at_step(like.Z, dots.Z, t)
-            dd, dH = at_step(z, dots.d, t), symmetric(at_step(like.I_p, dots.H, t))
+            W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, t))
+            dH = symmetric(at_step(like.I_p, dots.H, t))
         o = seen(read(z, y, t * p))
         if gain_of[t] != gain:
             gain, Z_t = gain_of[t], recursions.rows(Z, o)
@@ -245,6 +248,7 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
     gain, where_moved, where_N = n, n, n
     settled, since, before, looked, most = False, n, -1.0, n, 0.0
+    moving = vectors_vary(model)
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
@@ -278,14 +282,16 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
         c_sum, d_sum, T_sum = c_sum + dr, d_sum + de, T_sum + T_bar
         Z_sum, H_sum, W_sum = Z_sum + Z_bar, H_sum + H_bar, W_sum + W_bar
         dr, dN = dr_before, dN_before
-        if varying or t == 0:
+        if moving or t == 0:
             add_to(bars.c, t, weight * c_sum)
             add_to(bars.d, t, weight * d_sum)
+            c_sum, d_sum = no_x, no_z
+        if varying or t == 0:
             add_to(bars.T, t, weight * T_sum)
             add_to(bars.Z, t, weight * Z_sum)
             add_to(bars.H, t, weight * H_sum)
             add_to(bars.W, t, weight * W_sum)
-            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
+            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m
     w, u, a_filt = means_at(like, kept, 0)
     _, _, r = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)  # before the first step
     write(bars.a0.w, 0, weight * dr)
