@@ -68,7 +68,7 @@ MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covarian
 # Series with models of their own fill the lanes of vectors, LANES_FROM to LANES_UP_TO states. The
 # products of larger matrices fill vectors by themselves, and those of few states are made in
 # registers (:mod:`helpers.kalman.fused.small`), which takes no longer: up to LARGEST states where
-# vectors have four lanes, or arrays vary over time and nothing is ever steady, and the lanes end
+# vectors have four lanes, or matrices vary over time and nothing is ever steady, and the lanes end
 # at OTHERS_UP_TO.
 LANES_FROM, LANES_UP_TO, OTHERS_UP_TO = 3, 12, 8
 # States times steps beyond which the pass for one series takes less time than four lanes, which are
@@ -552,7 +552,7 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     dY = np.zeros(y.shape)  # noqa: N806
     wanted = np.arange(J)
     threads = threads or config.NUMBA_NUM_THREADS
-    settles, wide = tol > 0 and not given.varying, code.LANES == 8
+    settles, wide = tol > 0 and MEANS >= {*given.varying}, code.LANES == 8
     in_registers = max(m, y.shape[2]) <= fused.building.load("entry").LARGEST
     if wide and settles:
         lanes = LANES_FROM <= m <= LANES_UP_TO
