@@ -19,7 +19,7 @@ from scipy.optimize import minimize_scalar
 from test_kalman_information import stacked
 
 from helpers.checks import relative_error
-from helpers.kalman import StateSpace, diffuse, reference
+from helpers.kalman import StateSpace, diffuse, reference, updates
 from helpers.kalman import statsmodels as ours
 from helpers.kalman.climbing import climb
 from helpers.kalman.stationary import Stationary
@@ -700,6 +700,55 @@ def test_few_steps_for_many_parameters():
     assert len(set(colors[:21])) == 1
 
 
+def test_derivatives_that_change_are_found_anew():
+    """The step in which all parameters move says whether they are those of the last point."""
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        return np.array([x[0] * x[1], x[2], x[2] ** 2, x[0]])
+
+    found = updates.Colored(updates.complex_step(function), np.ones(3))
+    here, elsewhere, with_one_that_stays = np.array([[2.0, 3, 4], [5, 2, 7], [5, 2, 8]])
+    for x in (here, elsewhere, here, with_one_that_stays, elsewhere):
+        expected = [[x[1], x[0], 0], [0, 0, 1], [0, 0, 2 * x[2]], [1, 0, 0]]
+        np.testing.assert_allclose(found.dense(x), expected, rtol=1e-14)
+    calls.clear()
+    np.testing.assert_array_equal(found.dense(elsewhere), found.dense(elsewhere))
+    assert len(calls) == 2
+
+
+def test_derivatives_are_those_that_are_known_only_for_the_same_entries():
+    """A parameter that moves one more entry from 2 on: there, and back again."""
+
+    def function(x):
+        return np.array([x[0] + (x[1] if x[1].real > 2 else 0), x[1], x[2]])
+
+    found = updates.Colored(updates.complex_step(function), np.ones(3))
+    for x in (1.0, 1.0, 3.0, 1.0, 3.0):
+        expected = np.eye(3)
+        expected[0, 1] = x > 2
+        np.testing.assert_array_equal(found.dense(np.array([1.0, x, 1.0])).round(14), expected)
+
+
+def test_a_score_updates_a_linear_model_twice(monkeypatch):
+    """Once for all parameters, as the derivatives are those of the last time; once for arrays."""
+    mod, params = build("VAR")
+    ours.score(mod, params)
+    update, steps = mod.update, []
+
+    def counted(*args, **kwargs):
+        steps.append(kwargs.get("complex_step", False))
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(mod, "update", counted)
+    found = ours.score(mod, 1.1 * params)
+    assert steps == [True, False]
+    assert not np.iscomplexobj(mod.ssm["transition"])
+    monkeypatch.undo()
+    np.testing.assert_allclose(found, ours.score(build("VAR")[0], 1.1 * params), rtol=1e-12)
+
+
 class Changing(MLEModel):
     """Whose second parameter moves an entry of the first only from 2 on."""
 
@@ -1197,6 +1246,8 @@ def test_no_parameter(fixed):
         assert np.isfinite(ours.loglike(mod, []))
         for transformed in (True, False):
             assert ours.score(mod, [], transformed=transformed).shape == (0,)
+            with ours.using(mod):
+                assert mod.score([], transformed=transformed).shape == (0,)
             assert ours.hessian(mod, [], transformed=transformed).shape == (0, 0)
         for kind in ("observed", "expected", "opg", "sandwich"):
             assert ours.information(mod, [], kind).shape == (0, 0)

@@ -600,8 +600,8 @@ def _parts(start, states: np.ndarray) -> Iterator:
 class _Start:
     """a0 and P0 for the parameters that the model was updated with, and A (m, q) where diffuse.
 
-    `stationary` are the parts whose distribution solves equations of T, c, R and Q: for each, its
-    states and its solution.
+    `stationary` are the parts whose distribution solves equations of T, c, R and Q: for each, where
+    its states are in a vector and in a matrix, and its solution.
     """
 
     def __init__(self, mod: MLEModel, arrays: dict):
@@ -615,8 +615,9 @@ class _Start:
         diffuse_states, covered = [], 0
         here = _first(arrays)
         for part, states in _parts(mod.ssm.initialization, np.arange(m)):
-            block, kind = np.ix_(states, states), part.initialization_type
-            covered += len(states)
+            covered, kind = covered + len(states), part.initialization_type
+            whole = np.array_equal(states, np.arange(m))  # by slices: no copies
+            block = (slice(None),) * 2 if whole else np.ix_(states, states)
             if kind == "stationary":
                 R = here["R"][states]
                 solved = Stationary(here["T"][block], here["c"][states], R @ here["Q"] @ R.T)
@@ -629,7 +630,7 @@ class _Start:
                         "by 1e-13 or more"
                     )
                 self.a0[states], self.P0[block] = solved.mean, solved.covariance
-                self.stationary.append((states, solved))
+                self.stationary.append((block[0] if whole else states, block, solved))
                 continue
             self.a0[states] = part.constant
             if kind == "known":
@@ -666,8 +667,7 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
     if not start.stationary:
         return
     here, bar = _first(arrays), _first(gradient._asdict())
-    for states, solved in start.stationary:
-        block = np.ix_(states, states)
+    for states, block, solved in start.stationary:
         R, Q = here["R"][states], here["Q"]
         s, S = solved.adjoints(bar["a0"][states], bar["P0"][block])
         bar["T"][block] += 2 * S @ here["T"][block] @ solved.covariance + np.outer(s, solved.mean)
@@ -777,8 +777,7 @@ class _Point:
         found = _updates(self.mod, self.params).moves(self.params)
         _arrays(self.mod, self.params)  # leaves the model real
         here = _first(self.arrays)
-        for states, solved in self.start.stationary:
-            block = np.ix_(states, states)
+        for states, block, solved in self.start.stationary:
             R, Q = here["R"][states], here["Q"]
             first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
             for j in range(len(self.params)):
@@ -855,8 +854,7 @@ class _Point:
         to E is in the gradients of those arrays already.
         """
         here, bar, total = _first(self.arrays), self.raw, 0.0
-        for states, solved in self.start.stationary:
-            block = np.ix_(states, states)
+        for states, block, solved in self.start.stationary:
             T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
             s, S = solved.adjoints(bar.a0[states], self.scale * bar.P0[block])
             dT, dR, dQ = (
@@ -1105,9 +1103,9 @@ class _Updates:
             )
         return found
 
-    def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
+    def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
         """The inner products of a gradient, as one vector, with the derivatives (k,)."""
-        return self.colored.pull(params, bar)
+        return self.colored.pull(params, bar, jacobian)
 
     def dense(self, params: np.ndarray) -> np.ndarray:
         """The derivatives in each parameter (k, N)."""
@@ -1151,8 +1149,9 @@ class _VarmaxUpdates(_Updates):
         others[self.where] = 0
         return super()._along(params, others)
 
-    def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
-        found, (L, rows) = super().pull(params, bar), _root_of_shocks(self.mod, params)
+    def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
+        found = super().pull(params, bar, jacobian)
+        L, rows = _root_of_shocks(self.mod, params)
         Q_bar = bar[self.at["Q"]].reshape(L.shape)
         found[self.where] = ((Q_bar + Q_bar.T) @ L)[rows]
         return found
@@ -1248,8 +1247,10 @@ _KNOWN = WeakKeyDictionary()
 
 
 def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
-    key = tuple(mod.ssm.shapes.values())
     known = _KNOWN.setdefault(mod, {})
+    if "shapes" not in known:  # an update may be what gives the arrays their shapes
+        mod.update(params, transformed=True, includes_fixed=True)
+    key = tuple(mod.ssm.shapes.values())
     if known.get("shapes") != key:
         correlated = getattr(mod, "error_cov_type", "") == "unstructured"
         written_out = type(mod).update is VARMAX.update and correlated
@@ -1302,12 +1303,14 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
     return Colored(rough, free, updates.MISSED_BY_DIFFERENCES)
 
 
-def _score(mod: MLEModel, params: np.ndarray, gradient=None) -> np.ndarray:
+def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
-    gradient = _value_and_gradient(mod, params)[1] if gradient is None else gradient
-    found = _pulled(mod, params, gradient)
-    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
-    return found
+    if not params.size:
+        _value_and_gradient(mod, params)  # for what it raises
+        return np.zeros(0)
+    moved = _updates(mod, params)
+    jacobian = moved.colored.jacobian(params)  # first, so that the likelihood leaves the model real
+    return moved.pull(params, moved.pack(_value_and_gradient(mod, params)[1]), jacobian)
 
 
 def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:

@@ -7,7 +7,8 @@ painted, and not one for each parameter: Curtis, Powell and Reid (1974, On the e
 Jacobian matrices, IMA Journal of Applied Mathematics 13, 117-119).  Which entries those are is
 found once, at a point of general position, and every later use is checked by one step along a
 direction in which all parameters move at rates of their own; where the check fails, each parameter
-gets its own step again.
+gets its own step again.  That step comes first: where all arrays are linear in the parameters, it
+says to the last bit what it said before, and the derivatives are those that are known.
 
 The transformation in which optimisers see parameters is differentiated in the same way.  That of a
 vector autoregression takes Cholesky factors, which for complex numbers are none; its derivatives
@@ -63,12 +64,18 @@ class Colored:
 
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
-        steps = [self.along(params, color) for color in self.masks]
+        told, in_all = self.told, None
         if len(self.masks) < self.k:
+            in_all = self.along(params, self.rates)
+            if told is not None and np.array_equal(in_all, told[0]):
+                return self.rows, self.columns, told[1]
+        steps = [self.along(params, color) for color in self.masks]
+        if in_all is not None:
             values = np.concatenate(
                 [step[rows] for step, (rows, _) in zip(steps, self.at, strict=True)]
             )
-            if self._complete(params, steps, values):
+            if self._complete(in_all, steps, values):
+                self.told = in_all, values
                 return self.rows, self.columns, values
             full = self._one_by_one(params)
         else:  # each has had a step of its own
@@ -86,9 +93,12 @@ class Colored:
         found[rows, columns] = values
         return found
 
-    def pull(self, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
-        """The transposed derivatives times a cotangent (N,): an array (k,)."""
-        rows, columns, values = self.jacobian(params)
+    def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
+        """The transposed derivatives times a cotangent (N,): an array (k,).
+
+        `jacobian` are those of :meth:`jacobian` there, if they are known.
+        """
+        rows, columns, values = self.jacobian(params) if jacobian is None else jacobian
         return np.bincount(columns, bar[rows] * values, minlength=self.k)
 
     def _one_by_one(self, params: np.ndarray) -> np.ndarray:
@@ -96,7 +106,7 @@ class Colored:
 
     def _paint(self, pattern: np.ndarray) -> None:
         """Colours for a pattern (k, N), greedily, the parameters with most entries first."""
-        self.pattern, taken = pattern, []
+        self.pattern, self.told, taken = pattern, None, []
         self.colors = np.empty(self.k, int)
         for j in np.argsort(-pattern.sum(axis=1), kind="stable"):
             free = [c for c, entries in enumerate(taken) if not (entries & pattern[j]).any()]
@@ -112,11 +122,10 @@ class Colored:
             self.at.append((rows, columns))
         self.rows, self.columns = (np.concatenate(X) for X in zip(*self.at, strict=True))
 
-    def _complete(self, params: np.ndarray, steps: list, values: np.ndarray) -> bool:
+    def _complete(self, found: np.ndarray, steps: list, values: np.ndarray) -> bool:
         """Whether the derivatives add up to the one along a direction in which all move."""
         if len(steps[0]) != self.pattern.shape[1]:
             return False
-        found = self.along(params, self.rates)
         expected = np.bincount(self.rows, self.rates[self.columns] * values, minlength=len(found))
         size = np.abs(found)
         floor = size.max(initial=0) if self.missed > MISSED else size
