@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.inputs import load, load_step, load_symmetric, load_vectors
+from helpers.kalman.fused.inputs import load, load_step, load_symmetric, load_vectors, vectors_vary
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
     LANES,
@@ -347,12 +347,13 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
     load_start(w, y, model)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
+    moving = vectors_vary(model)
     while t < n:
+        if moving:
+            load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
             since, before, looked = t, -1.0, t
-        else:
-            load_vectors(w, t, model)
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         gain = t if saved.gains else 0
         Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)

@@ -178,6 +178,12 @@ def varies(model):
 
 
 @jitable
+def vectors_vary(model):
+    """Whether c or d varies over time."""
+    return max(len(model.c), len(model.d)) > 1
+
+
+@jitable
 def load(w, out, A, rows, cols):
     """Copy the array A (rows, cols) to `out`."""
     for i in range(rows):
@@ -197,11 +203,11 @@ def load_symmetric(w, out, A, rows):
 def load_vectors(w, t, model):
     """c and d of step t."""
     s = space(w)
-    c, d = at_step(model.c, t), at_step(model.d, t)
-    for j in range(len(c)):
-        put(w, s.c.at + j, c[j])
-    for i in range(len(d)):
-        put(w, s.d.at + i, d[i])
+    of_c, of_d = t if len(model.c) > 1 else 0, t if len(model.d) > 1 else 0
+    for j in range(model.c.shape[1]):
+        put(w, s.c.at + j, model.c[of_c, j])
+    for i in range(model.d.shape[1]):
+        put(w, s.d.at + i, model.d[of_d, i])
 
 
 @jitable

@@ -19,7 +19,7 @@ from helpers.kalman.fused.forward import (
     steady_forward,
     updated,
 )
-from helpers.kalman.fused.inputs import load_step, load_vectors
+from helpers.kalman.fused.inputs import load_step, load_vectors, vectors_vary
 from helpers.kalman.fused.layout import Saved, sizes, space
 from helpers.kalman.fused.moves import (
     add_outer_from_left,
@@ -63,7 +63,7 @@ LATER = 100.0
 
 @jitable
 def load_directions(w, x, t, dots, observed, group):
-    """Those of the model's matrices at step t; what y misses does not move."""
+    """Those of the model's matrices and of c at step t; what y misses does not move."""
     d, k = moved(x), group.k
     _, p, m = sizes(w)
     load_moves(w, d.T, dots.T, t, group, False)
@@ -71,6 +71,7 @@ def load_directions(w, x, t, dots, observed, group):
     load_moves(w, d.Z, dots.Z, t, group, False)
     load_moves(w, d.H, dots.H, t, group, True)
     load_moves(w, d.W, dots.W, t, group, True)
+    load_row(w, d.c, dots.c, t, group)
     for i in range(p):
         if not observed.entries[t, i]:
             clear(w, below(d.Z, i), 1)
@@ -266,7 +267,8 @@ def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
     push_update(w, x, t, t + 1, gain, slopes, group)
     if t == n - 1:
         return
-    load_row(w, d.c, dots.c, t, group)
+    if dots.c.shape[1] > 1:
+        load_row(w, d.c, dots.c, t, group)
     from_right_listed(w, da_next, da, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
     if group.T.bottom > 0:
         add_moved_by_T(w, da_next, below(s.a_filt, t), d.T_t, 1, m, group)
@@ -371,14 +373,15 @@ def push(
         load_row(w, d.a, dots.a0, 0, group)
     P, P_next, swapped = s.P, s.P_next, False
     steady, before, d_before, looked, since, t = False, -1.0, -1.0, 0, 0, 0
+    moving = vectors_vary(model)
     while t < n:
+        if moving:
+            load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
             for i in range(len(groups)):
                 load_directions(w, group_of(x, i), t, dots, observed, groups[i])
             since, before, d_before, looked = t, -1.0, -1.0, t
-        else:
-            load_vectors(w, t, model)
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
         a_filt, TP = below(s.a_filt, t), below(s.TP, t * m)

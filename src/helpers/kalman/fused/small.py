@@ -94,7 +94,7 @@ def matrices_vary(model):
 
 @jitable
 def vectors_vary(model):
-    """Whether c or d varies over time."""
+    """:func:`helpers.kalman.fused.inputs.vectors_vary`, of a model by its addresses."""
     return max(model.c.steps, model.d.steps) > 1
 
 

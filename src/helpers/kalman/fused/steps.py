@@ -6,7 +6,7 @@ from helpers.kalman.fused import (
     forward,
     text,  # noqa: F401 (lets compiled code call the readable text)
 )
-from helpers.kalman.fused.inputs import load_step, load_vectors
+from helpers.kalman.fused.inputs import load_step, load_vectors, vectors_vary
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import below, dot, entry, get, jitable, row_product
 from helpers.kalman.recursions import at_step, factor, mask, predict, symmetric, update
@@ -80,12 +80,12 @@ def filter_steps(w, y, observed, model, varying, pattern, out):
     s = space(w)
     n, p, m = sizes(w)
     forward.load_start(w, y, model)
-    P, P_next = s.P, s.P_next
+    P, P_next, moving = s.P, s.P_next, vectors_vary(model)
     for t in range(n):
+        if moving:
+            load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
-        else:
-            load_vectors(w, t, model)
         a = below(s.a, t)
         store_row(w, a.at, out.a_pred[t])
         store_symmetric(w, P, out.P_pred[t])
