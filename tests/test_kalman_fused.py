@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +35,21 @@ from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.datasets import local_level_arrays, nile, random_model, simulate
-from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
+from helpers.kalman import (
+    StateSpace,
+    diffuse,
+    fused,
+    loglike,
+    loglike_and_grad,
+    panel,
+    reference,
+)
 from helpers.kalman.fused import entry, outputs, tiles
 from helpers.kalman.fused.inputs import NonZeros, listed
 from helpers.kalman.hessian import hessian
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
+from helpers.kalman.smoothing import means
 from helpers.statespace import STATIC
 
 ALL = (True, True, True, True)
@@ -402,8 +411,21 @@ def test_bad_input_in_the_users_terms():
     with pytest.raises(ValueError, match="method is 'fast', expected 'fused' or 'reference'"):
         loglike_and_grad(y, model, method="fast")
     for tol in (-1, None, "small", [1e-9], 1j):
-        with pytest.raises(ValueError, match=re.escape(f"tol is {tol!r}, expected")):
-            loglike_and_grad(y, model, tol=tol)
+        for call in (loglike, loglike_and_grad, fused.loglike, fused.loglike_and_grad):
+            with pytest.raises(ValueError, match=re.escape(f"tol is {tol!r}, expected")):
+                call(y, model, tol=tol)
+    directions = {"H": np.eye(model.p)[None]}
+    for method in ("fused", "reference"):
+        for call in (
+            partial(loglike, y), partial(loglike_and_grad, y), partial(means, y),
+            partial(panel.loglike, y[None]), partial(panel.loglike_and_grad, y[None]),
+            partial(panel.loglike, y[None], R=model.R[None]),
+            partial(diffuse.loglike, y, A=np.eye(model.m)),
+            partial(diffuse.loglike_and_grad, y, A=np.eye(model.m)),
+            partial(hessian, y, directions=directions),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="tol is -1, expected a finite number that is not"):
+                call(model=model, method=method, tol=-1)
     for call in (loglike, loglike_and_grad, kalman_filter, hessian):
         with pytest.raises(TypeError, match=r"of type dict, expected a StateSpace: StateSpace\("):
             call(y, model.asdict(), *[{}] * (call is hessian))

@@ -118,6 +118,12 @@ def test_what_is_refused(arrays, start, message):
         fit(levels(4), WALK, arrays, start)
 
 
+@pytest.mark.parametrize("most", [-1, 2.5, None])
+def test_a_number_of_rounds_that_is_none(most):
+    with pytest.raises(ValueError, match=f"most is {most}, expected a number of rounds"):
+        fit(np.zeros((1, 5, 1)), WALK, local_level, [0.0, 0.0], most=most)
+
+
 def test_a_model_of_another_length_is_refused():
     """Before compiled code reads and writes what is not there."""
     model = replace(WALK, c=np.zeros((5, 1)))

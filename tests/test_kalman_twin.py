@@ -301,16 +301,23 @@ def test_what_a_made_pass_knows_holds_for_any_number_of_steps(m):
                 assert all(header[k] == x for k, x in known.items())
 
 
+@pytest.mark.parametrize("apart", [0, 10**6], ids=["one block", "two blocks"])
 @pytest.mark.parametrize("saved", [Saved(False, False), Saved(True, False), Saved(True, True)])
-def test_no_two_matrices_overlap_and_each_has_its_room(saved):
+def test_no_two_matrices_overlap_and_each_has_its_room(saved, apart):
     letters = {"any": 1, "1": 1, "2p": None, "widest": None}
-    for m in SIZES:
-        for p in SIZES:
+    sizes = (1, 4, 9, 17) if apart else SIZES
+    for m in sizes:
+        for p in sizes:
             n = 3
             header = np.zeros(layout.HEADER, np.int64)
             total = layout.lay_out_together(Sizes(n, p, m), saved, header)
+            near = header[2 * layout.GAINS_FROM]
+            if apart:
+                near, total = layout.lay_out(Sizes(n, p, m), saved, header, apart)
+                assert near < apart == header[2 * layout.GAINS_FROM]
             places = list(header[: 2 * len(LAYOUT) : 2])
             ends = [*places[1:], total]
+            ends[layout.GAINS_FROM - 1] = near
             for k, (name, (rows, cols)) in enumerate(LAYOUT.items()):
                 # What the matrix must hold, counted here from the words of the layout.
                 needed = letters.get(rows) or {"m": m, "p": p, "2p": 2 * p}.get(rows)

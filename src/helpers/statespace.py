@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
     "StateSpace",
     "check_data",
     "check_model",
+    "check_tolerance",
     "check_weights",
 ]
 
@@ -273,6 +275,13 @@ def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
         raise ValueError("weights are complex, expected real numbers")
     _check_finite("weights", weights)
     return weights
+
+
+def check_tolerance(tol) -> float:
+    """What a covariance in its steady state may miss, as a number; ValueError if it is none."""
+    if not isinstance(tol, Real) or not 0 <= tol < np.inf:
+        raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
+    return float(tol)
 
 
 def _check_finite(name: str, X: np.ndarray) -> None:

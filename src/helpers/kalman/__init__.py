@@ -30,7 +30,7 @@ import numpy as np
 
 from helpers.kalman import reference
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import Gradients, StateSpace, check_model
+from helpers.statespace import Gradients, StateSpace, check_model, check_tolerance
 
 __all__ = [
     "Gradients",
@@ -63,7 +63,7 @@ def loglike(y, model: StateSpace, method: str = "fused", tol: float = TOLERANCE)
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
         As :func:`loglike_and_grad`.
     """
-    if _takes_reference(y, model, method):
+    if _takes_reference(y, model, method, tol):
         return reference.loglike(y, model)
     return _fused().loglike(y, model, tol)
 
@@ -105,15 +105,16 @@ def loglike_and_grad(
     ImportError
         If the compiled pass is asked for where Numba is missing.
     """
-    if _takes_reference(y, model, method):
+    if _takes_reference(y, model, method, tol):
         return reference.loglike_and_grad(y, model)
     return _fused().loglike_and_grad(y, model, tol)
 
 
-def _takes_reference(y, model: StateSpace, method: str) -> bool:
+def _takes_reference(y, model: StateSpace, method: str, tol) -> bool:
     if method not in ("fused", "reference"):
         raise ValueError(f"method is {method!r}, expected 'fused' or 'reference'")
     check_model(model)
+    check_tolerance(tol)
     return method == "reference" or np.iscomplexobj(model.a0) or np.iscomplexobj(y)
 
 

@@ -340,13 +340,13 @@ class _Columns:
         c = self.model.c
         return (self.y - self.model.d)[np.newaxis], c.reshape(1, -1, self.model.m)
 
-    def _loop(self, method: str) -> bool:
+    def _loop(self, method: str, tol) -> bool:
         complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
-        return _takes_reference(self.y, self.model, method) or complex_columns
+        return _takes_reference(self.y, self.model, method, tol) or complex_columns
 
     def value(self, method: str, tol: float):
         """The log-likelihood."""
-        if self._loop(method):
+        if self._loop(method, tol):
             return _Loop(self).value
         _, value, _, _, S, *_ = self._compiled(False, tol)
         return self._value(value, S)
@@ -360,7 +360,7 @@ class _Columns:
                     f"{name} is complex, expected real numbers: there is a complex step of "
                     "loglike, but none of its gradient"
                 )
-        if self._loop(method):
+        if self._loop(method, tol):
             loop = _Loop(self)
             return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
         _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
@@ -382,7 +382,7 @@ class _Columns:
         # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
         arrays = [np.array(M, dtype=float, order="C") for M in (y, starts, c, P0, T, Z, H, W)]
         found = fused.building.load("integrated").integrated(
-            *arrays, np.array(precision), backwards, *[backwards] * 4, fused._tolerance(tol)
+            *arrays, np.array(precision), backwards, *[backwards] * 4, float(tol)
         )
         if found[-1][0] < len(self.y):
             raise reference._not_positive_definite(int(found[-1][0]))

@@ -88,7 +88,8 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
     With ``along_alone`` those may be missing of arrays that do not move.
     """
     weights = check_weights(weights, len(y))
-    if _takes_reference(y, model, method) or any(map(np.iscomplexobj, (weights, *given.values()))):
+    loop = _takes_reference(y, model, method, tol)
+    if loop or any(map(np.iscomplexobj, (weights, *given.values()))):
         W_bar, slopes, dy, bars = _one_by_one(y, model, in_time(y, model, given), weights)
         bars |= _of_R_and_Q(model, given, W_bar, bars.pop("W"))
         return slopes, dy, _over_time(model, bars)
@@ -290,7 +291,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
     try:
         W_bar, slopes, bars = compiled(
             *arrays, np.asarray(weights, float), *dots, "T" in names, "Z" in names, not along_alone,
-            True, fused._tolerance(tol),
+            True, float(tol),
         )  # fmt: skip
     except MemoryError:
         raise MemoryError(

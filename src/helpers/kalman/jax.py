@@ -19,10 +19,9 @@ from __future__ import annotations
 from functools import cache, partial
 
 from helpers.kalman import _needing
-from helpers.kalman.fused import _tolerance
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
-from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC
+from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC, check_tolerance
 
 with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page)", "[jax]"):
     import jax
@@ -222,7 +221,7 @@ def _check_panel(*inputs) -> None:
 def _checked(method: str, tol: float) -> str:
     if method not in ("fused", "scan"):
         raise ValueError(f'method is {method!r}, expected "fused" or "scan"')
-    _tolerance(tol)
+    check_tolerance(tol)
     return method
 
 

@@ -34,7 +34,6 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import register_specialize
 
-from helpers.kalman.fused import _tolerance
 from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.linear import merge, one_map_around
@@ -42,7 +41,7 @@ from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
-from helpers.statespace import DIMENSIONS, SHAPES, STATIC
+from helpers.statespace import DIMENSIONS, SHAPES, STATIC, check_tolerance
 
 INPUTS = tuple(DIMENSIONS)
 OUTPUTS = {
@@ -157,7 +156,7 @@ def tolerance(tol) -> float:
     """A tolerance for an Op, which is compiled for this one number."""
     if isinstance(tol, Variable):
         raise TypeError(f"tol is symbolic ({tol}), expected a number that is not negative")
-    return _tolerance(tol)
+    return check_tolerance(tol)
 
 
 def real_tensors(arrays: dict) -> dict:

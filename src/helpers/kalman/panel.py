@@ -103,7 +103,7 @@ def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=
     if not isinstance(model, StateSpace) or own.keys() - MEANS:
         return _own_models(Y, model, method, tol, threads, own, gradient=False)[0]
     given = _checked(Y, model, *map(own.get, MEANS))
-    return _engine(given, method)(given, tol, gradient=False).l.sum(axis=1)
+    return _engine(given, method, tol)(given, tol, gradient=False).l.sum(axis=1)
 
 
 def loglike_and_grad(
@@ -164,7 +164,7 @@ def loglike_and_grad(
         return _own_models(Y, model, method, tol, threads, own, gradient=True)
     means = {x: own.get(x) for x in MEANS}
     given = _checked(Y, model, *means.values())
-    found = _engine(given, method)(given, tol, gradient=True)
+    found = _engine(given, method, tol)(given, tol, gradient=True)
     bars = found.gradients.asdict() | {
         "a0": found.a0_bar, "c": found.c_bar, "d": -found.dY,
     }  # fmt: skip
@@ -202,9 +202,9 @@ class _Found(NamedTuple):
     gradients: Gradients | None = None  # those of a0, c and d are zeros
 
 
-def _engine(given: _Given, method: str):
+def _engine(given: _Given, method: str, tol):
     complex_mean = np.iscomplexobj(given.a0) or np.iscomplexobj(given.c)
-    loop = _takes_reference(given.y, given.model, method) or complex_mean
+    loop = _takes_reference(given.y, given.model, method, tol) or complex_mean
     return _by_loop if loop else _compiled
 
 
@@ -415,7 +415,7 @@ def _compiled(given: _Given, tol, gradient: bool) -> _Found:
     arrays = [np.array(M, dtype=float, order="C") for M in (a0, P0, c, T, Z, H, W)]
     weights, flags = np.ones((len(y), 1)), [gradient] * 5
     l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
-        np.require(y, float, "CW"), *arrays, weights, *flags, fused._tolerance(tol)
+        np.require(y, float, "CW"), *arrays, weights, *flags, float(tol)
     )
     if report[0] < y.shape[1]:
         raise np.linalg.LinAlgError(
@@ -466,8 +466,8 @@ def _own_models(Y, models, method, tol, threads, own, gradient: bool):  # noqa: 
     _refuse(y, observed)
     _refuse_lengths(n, template, lengths)
     given = _Own(y, _ends(observed), arrays, varying)
-    loop = _takes_reference(y, template, method) or any(map(np.iscomplexobj, arrays.values()))
-    if loop:
+    loop = _takes_reference(y, template, method, tol)
+    if loop or any(map(np.iscomplexobj, arrays.values())):
         l, dY, bars = _own_by_loop(given, gradient)  # noqa: N806
     else:
         l, failed, dY, bars = _own_compiled(given, tol, gradient, threads)  # noqa: N806
@@ -533,7 +533,7 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     from helpers.kalman.fused.inputs import Arrays
 
     fused = _fused()
-    tol = fused._tolerance(tol)
+    tol = float(tol)
     code, y, ends = fused.building.load("own"), given.y, given.ends
     J, m = len(y), given.arrays["a0"].shape[1]
     kept = (*STATIC, *given.varying)

@@ -130,13 +130,16 @@ def fit(
     Raises
     ------
     ValueError
-        If Y and the model, the start or what `arrays` returns do not fit each other.
+        If Y and the model, the start or what `arrays` returns do not fit each other, or `most` is
+        no number of rounds.
     MemoryError, ImportError
         As :func:`helpers.kalman.panel.loglike_and_grad`.
     """
     y, lengths = panel._stacked(Y, model)
     panel._refuse_lengths(y.shape[1], model, lengths)
     panel._check_threads(threads)
+    if not isinstance(most, int | np.integer) or most < 0:
+        raise ValueError(f"most is {most!r}, expected a number of rounds")
     J = len(y)
     x = _checked_start(start, J)
     likelihood = _Likelihood(y, model, arrays, tol, threads)

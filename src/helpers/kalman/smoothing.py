@@ -380,7 +380,7 @@ class _Smoother:
             A = _checked("A", A, ((model.m,),), model.m)  # noqa: N806
         self.A = A
         complex_A = np.iscomplexobj(A) or np.iscomplexobj(y)
-        self.loop = _takes_reference(y, model, method) or complex_A
+        self.loop = _takes_reference(y, model, method, tol) or complex_A
         X = model.asdict()
         X = {x: M if x in ("a0", "P0", *model.time_varying) else M[None] for x, M in X.items()}
         self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
@@ -455,7 +455,7 @@ class _Smoother:
             fused = _fused()
             _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806
                 *(np.array(X, dtype=float, order="C") for X in given), *ONLY_VECTORS,
-                fused._tolerance(self.tol),
+                float(self.tol),
             )  # fmt: skip
             if report[0] < n:
                 raise reference._not_positive_definite(int(report[0]))

@@ -25,14 +25,20 @@ import itertools
 import operator
 import os
 import time
-from numbers import Real
 
 import numpy as np
 
 from helpers.kalman.fused import building
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import _not_positive_definite
-from helpers.statespace import STATIC, Gradients, StateSpace, check_data, check_weights
+from helpers.statespace import (
+    STATIC,
+    Gradients,
+    StateSpace,
+    check_data,
+    check_tolerance,
+    check_weights,
+)
 
 __all__ = ["loglike", "loglike_and_grad", "warmup"]
 
@@ -64,7 +70,7 @@ def loglike(y, model: StateSpace, tol: float = TOLERANCE) -> float:
         If F is not positive definite at some step, which the message names.
     MemoryError
     """
-    l = _entry().loglike(*arrays_of(y, model), _tolerance(tol))
+    l = _entry().loglike(*arrays_of(y, model), check_tolerance(tol))
     if np.isnan(l).any():
         loglike_and_grad(y, model, tol)  # raises, and names the step
     return float(l.sum())
@@ -100,7 +106,7 @@ def loglike_and_grad(
     n = len(arrays[0])
     plain, weights = weights is None, check_weights(weights, n, real=True)
     l, out, dy, report = _entry().loglike_and_grad(
-        *arrays, weights.astype(float), True, True, True, True, _tolerance(tol)
+        *arrays, weights.astype(float), True, True, True, True, check_tolerance(tol)
     )
     if report[0] < n and np.isnan(l).all():
         raise _not_positive_definite(report[0])
@@ -205,12 +211,6 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
     X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
     W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
     return [y, *(X[x] for x in _FILTERED), W]
-
-
-def _tolerance(tol) -> float:
-    if not isinstance(tol, Real) or not 0 <= tol < np.inf:
-        raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
-    return float(tol)
 
 
 def _entry(announce: bool | None = None):
