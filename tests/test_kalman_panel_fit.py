@@ -124,6 +124,12 @@ def test_a_number_of_rounds_that_is_none(most):
         fit(np.zeros((1, 5, 1)), WALK, local_level, [0.0, 0.0], most=most)
 
 
+@pytest.mark.parametrize("tol", [-1, np.inf, "small"])
+def test_a_tolerance_that_is_none(tol):
+    with pytest.raises(ValueError, match=f"tol is {tol!r}, expected a finite number"):
+        fit(np.zeros((1, 5, 1)), WALK, local_level, [0.0, 0.0], tol=tol)
+
+
 def test_a_model_of_another_length_is_refused():
     """Before compiled code reads and writes what is not there."""
     model = replace(WALK, c=np.zeros((5, 1)))

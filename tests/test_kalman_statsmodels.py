@@ -734,7 +734,8 @@ def test_derivatives_are_those_that_are_known_only_for_the_same_entries():
 def test_a_score_updates_a_linear_model_twice(monkeypatch):
     """Once for all parameters, as the derivatives are those of the last time; once for arrays."""
     mod, params = build("VAR")
-    ours.score(mod, params)
+    for _ in range(2):
+        ours.score(mod, params)
     update, steps = mod.update, []
 
     def counted(*args, **kwargs):
@@ -747,6 +748,60 @@ def test_a_score_updates_a_linear_model_twice(monkeypatch):
     assert not np.iscomplexobj(mod.ssm["transition"])
     monkeypatch.undo()
     np.testing.assert_allclose(found, ours.score(build("VAR")[0], 1.1 * params), rtol=1e-12)
+
+
+def test_derivatives_are_not_told_by_a_sum_that_hides_some_of_them():
+    """The change of a small derivative is lost beside a large one of the same entry."""
+    found = updates.Colored(
+        updates.complex_step(lambda x: np.array([1e9 * x[0] + np.log(x[1]), x[2]])), np.ones(3)
+    )
+    for x in (1e9, 1e8, 1e7):
+        np.testing.assert_allclose(found.dense(np.array([1, x, 1]))[0, 1], 1 / x, rtol=1e-14)
+
+
+class Reshaping(MLEModel):
+    """Whose update writes its intercept for one step or for all, as it is told."""
+
+    param_names, start_params = ["H", "Q", "d"], np.array([1.0, 1.0, 9.0])  # noqa: RUF012
+    steps, bound = 1, np.inf
+
+    def __init__(self):
+        super().__init__(nile() / 100, k_states=1, initialization="approximate_diffuse")
+        self.ssm["design"], self.ssm["selection"] = [[1.0]], [[1.0]]
+        self.ssm["transition"] = [[0.5]]
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params[:2]
+        if params[2].real > self.bound:
+            raise ValueError("out of bounds")
+        self.ssm["obs_intercept"] = np.full((1, self.steps), params[2])
+
+
+@pytest.mark.parametrize("steps", [(1, 100), (100, 1)])
+def test_a_score_of_arrays_that_have_changed_their_shape(steps):
+    mod, fresh = Reshaping(), Reshaping()
+    params = mod.start_params
+    for mod.steps in (steps[0], steps[0], steps[0], steps[1]):  # noqa: B020
+        found = ours.score(mod, params)
+    fresh.steps = steps[1]
+    np.testing.assert_allclose(found, ours.score(fresh, params), rtol=1e-12)
+    assert not np.imag(mod.ssm["obs_intercept"]).any()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_score_that_fails_leaves_the_model_as_it_was_differentiated(known):
+    """Out of bounds nothing is to be learnt of how to differentiate it."""
+    mod = Reshaping()
+    mod.bound = 10
+    out = np.array([1.0, 1.0, 11.0])
+    for _ in range(3 * known):
+        ours.score(mod, mod.start_params)
+    with pytest.raises(ValueError, match="out of bounds"):
+        ours.score(mod, out)
+    assert not np.imag(mod.ssm["obs_cov"]).any()
+    ours.score(mod, mod.start_params)
+    assert ours._updates(mod, mod.start_params).exact
 
 
 class Changing(MLEModel):

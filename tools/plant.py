@@ -139,8 +139,23 @@ FAULTS = {
     ),
     "tangents: what the gain moves by left out where gains have settled": (
         "push.py",
-        "product(w, da_next, 1.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)",
-        "product(w, da_next, 0.0, below(s.v, first), d.K, Mat(d.c.at, 0, 1), steps, p, m * k)",
+        "product(w, da_next, 1.0, below(s.v, first), d.K, dc, steps, p, m * k)",
+        "product(w, da_next, 0.0, below(s.v, first), d.K, dc, steps, p, m * k)",
+    ),
+    "intercepts that vary: those of the first step at every step": (
+        "forward.py",
+        "        if t == 0 or moving:\n",
+        "        if t == 0:\n",
+    ),
+    "intercepts that vary: a step late where the covariance is steady": (
+        "forward.py",
+        "load(w, c, model.c[k:end], end - k, m)",
+        "load(w, c, model.c[k - 1 : end - 1], end - k, m)",
+    ),
+    "tangents: c's of the first step at every step": (
+        "push.py",
+        "    if dots.c.shape[1] > 1:\n        load_row(w, d.c, dots.c, t, group)\n",
+        "",
     ),
     "tangents: of dv what da makes of it left out where gains have settled": (
         "push.py",
@@ -197,11 +212,15 @@ FAULTS = {
         "fell(P_filt if t == n - 1 else P_next, share, most)",
         "fell(P_next, share, most)",
     ),
+    "few states: sums of intercepts not begun anew where they vary": (
+        "small.py",
+        "            c_sum, d_sum = no_x, no_z\n",
+        "",
+    ),
     "few states: sums not begun anew where arrays vary": (
         "small.py",
-        "            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z"
-        ", no_p, no_m\n",
-        "            c_sum = no_x\n",
+        "            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m\n",
+        "",
     ),
     "few states: tangents with half of H's direction": (
         "small_tangents.py",
@@ -210,8 +229,8 @@ FAULTS = {
     ),
     "few states: tangents of the model as it is at the first step": (
         "small_tangents.py",
-        "            dc, dT = at_step(x, dots.c, t), at_step(I_m, dots.T, t)\n",
-        "            dc, dT = at_step(x, dots.c, 0), at_step(I_m, dots.T, 0)\n",
+        "            W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, t))\n",
+        "            W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, 0))\n",
     ),
     "few states: the weight left out of the tangents of P0's gradient": (
         "small_tangents.py",
@@ -220,9 +239,8 @@ FAULTS = {
     ),
     "few states: sums of tangents not begun anew where arrays vary": (
         "small_tangents.py",
-        "            c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z"
-        ", no_p, no_m\n",
-        "            c_sum = no_x\n",
+        "            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m\n",
+        "",
     ),
     "few states: tangents with P0 itself for its direction": (
         "small_tangents.py",

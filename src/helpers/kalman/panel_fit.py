@@ -43,7 +43,7 @@ import numpy as np
 
 from helpers.kalman import panel
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import StateSpace, _as_numbers
+from helpers.statespace import StateSpace, _as_numbers, check_tolerance
 
 __all__ = ["Fits", "fit"]
 
@@ -131,13 +131,14 @@ def fit(
     ------
     ValueError
         If Y and the model, the start or what `arrays` returns do not fit each other, or `most` is
-        no number of rounds.
+        no number of rounds, or `tol` none that :func:`helpers.kalman.panel.loglike` takes.
     MemoryError, ImportError
         As :func:`helpers.kalman.panel.loglike_and_grad`.
     """
     y, lengths = panel._stacked(Y, model)
     panel._refuse_lengths(y.shape[1], model, lengths)
     panel._check_threads(threads)
+    tol = check_tolerance(tol)
     if not isinstance(most, int | np.integer) or most < 0:
         raise ValueError(f"most is {most!r}, expected a number of rounds")
     J = len(y)

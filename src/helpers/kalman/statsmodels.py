@@ -1031,15 +1031,18 @@ class _Updates:
         self.size, self.exact, self.colored, self.seen = stop, True, None, set()
         self.look_at(params)
 
+    def knows(self, params: np.ndarray) -> bool:
+        """Whether it was looked at where the signs are these."""
+        return np.sign(params).tobytes() in self.seen
+
     def look_at(self, params: np.ndarray) -> None:
         """Go over to differences where complex steps miss something.
 
         Looked at wherever signs are new: a parameter may enter by its absolute value.
         """
-        signs = np.sign(params).tobytes()
-        if not self.exact or signs in self.seen:
+        if not self.exact or self.knows(params):
             return
-        self.seen.add(signs)
+        self.seen.add(np.sign(params).tobytes())
         try:
             self.colored = self.colored or Colored(self._along, params)
             self.exact = self._is_analytic(params)
@@ -1246,11 +1249,14 @@ def _number_of_params(mod: MLEModel) -> int:
 _KNOWN = WeakKeyDictionary()
 
 
+def _shapes(mod: MLEModel) -> tuple:
+    """Those of the arrays as the last update has left them."""
+    return tuple(mod.ssm.shapes.values())
+
+
 def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
     known = _KNOWN.setdefault(mod, {})
-    if "shapes" not in known:  # an update may be what gives the arrays their shapes
-        mod.update(params, transformed=True, includes_fixed=True)
-    key = tuple(mod.ssm.shapes.values())
+    key = _shapes(mod)
     if known.get("shapes") != key:
         correlated = getattr(mod, "error_cov_type", "") == "unstructured"
         written_out = type(mod).update is VARMAX.update and correlated
@@ -1305,12 +1311,28 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
 
 def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
-    if not params.size:
-        _value_and_gradient(mod, params)  # for what it raises
-        return np.zeros(0)
-    moved = _updates(mod, params)
-    jacobian = moved.colored.jacobian(params)  # first, so that the likelihood leaves the model real
-    return moved.pull(params, moved.pack(_value_and_gradient(mod, params)[1]), jacobian)
+    known = _known_updates(mod, params)  # first, as the likelihood leaves the model real
+    gradient = _value_and_gradient(mod, params)[1]
+    if known is not None and _shapes(mod) == _KNOWN[mod]["shapes"]:
+        moved = _KNOWN[mod]["updates"]
+        return moved.pull(params, moved.pack(gradient), known)
+    found = _pulled(mod, params, gradient)
+    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
+    return found
+
+
+def _known_updates(mod: MLEModel, params: np.ndarray):
+    """The derivatives of the arrays, if one step says that they are those of the last point.
+
+    Otherwise None; also where an update fails, which it will do again.
+    """
+    found = _KNOWN.get(mod, {}).get("updates")
+    if found is None or not found.knows(params):
+        return None
+    try:
+        return found.colored.known(params)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:

@@ -8,7 +8,9 @@ Jacobian matrices, IMA Journal of Applied Mathematics 13, 117-119).  Which entri
 found once, at a point of general position, and every later use is checked by one step along a
 direction in which all parameters move at rates of their own; where the check fails, each parameter
 gets its own step again.  That step comes first: where all arrays are linear in the parameters, it
-says to the last bit what it said before, and the derivatives are those that are known.
+says to the last bit what it said before, and the derivatives are those that are known.  (Not where
+an entry has several parameters of which one moves it by far more than another: the sum would hide
+what the other does.)
 
 The transformation in which optimisers see parameters is differentiated in the same way.  That of a
 vector autoregression takes Cholesky factors, which for complex numbers are none; its derivatives
@@ -39,6 +41,10 @@ MISSED = 1e-9
 # The same for differences, which leave 1e-11 or so of the largest entry.
 MISSED_BY_DIFFERENCES = 1e-6
 
+# The least that a parameter may do to an entry, relative to the one that does most: of less, a sum
+# would not hold enough digits to tell whether it has changed.
+ALIKE = 1e-5
+
 
 class Colored:
     """The derivatives of a function of k parameters, those that share no entry taken together.
@@ -64,18 +70,18 @@ class Colored:
 
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
-        told, in_all = self.told, None
-        if len(self.masks) < self.k:
-            in_all = self.along(params, self.rates)
-            if told is not None and np.array_equal(in_all, told[0]):
-                return self.rows, self.columns, told[1]
+        in_all = self.along(params, self.rates) if len(self.masks) < self.k else None
+        if self._is_known(in_all):
+            self.same = True
+            return self.rows, self.columns, self.told[1]
+        self.same = False
         steps = [self.along(params, color) for color in self.masks]
         if in_all is not None:
             values = np.concatenate(
                 [step[rows] for step, (rows, _) in zip(steps, self.at, strict=True)]
             )
             if self._complete(in_all, steps, values):
-                self.told = in_all, values
+                self.told = (in_all, values) if self._tells_all(values) else None
                 return self.rows, self.columns, values
             full = self._one_by_one(params)
         else:  # each has had a step of its own
@@ -85,6 +91,15 @@ class Colored:
         elif (full[~self.pattern] != 0).any():
             self._paint(self.pattern | (full != 0))
         return self.rows, self.columns, full[self.columns, self.rows]
+
+    def known(self, params: np.ndarray):
+        """What :meth:`jacobian` would return, if those of the last two points were the same.
+
+        None if they were not, or if these are others: then it takes more than one step.
+        """
+        if not self.same or not self._is_known(self.along(params, self.rates)):
+            return None
+        return self.rows, self.columns, self.told[1]
 
     def dense(self, params: np.ndarray) -> np.ndarray:
         """The same as a matrix (N, k)."""
@@ -106,7 +121,7 @@ class Colored:
 
     def _paint(self, pattern: np.ndarray) -> None:
         """Colours for a pattern (k, N), greedily, the parameters with most entries first."""
-        self.pattern, self.told, taken = pattern, None, []
+        self.pattern, self.told, self.same, taken = pattern, None, False, []
         self.colors = np.empty(self.k, int)
         for j in np.argsort(-pattern.sum(axis=1), kind="stable"):
             free = [c for c, entries in enumerate(taken) if not (entries & pattern[j]).any()]
@@ -121,6 +136,16 @@ class Colored:
             columns, rows = np.nonzero(pattern & (mask > 0)[:, np.newaxis])
             self.at.append((rows, columns))
         self.rows, self.columns = (np.concatenate(X) for X in zip(*self.at, strict=True))
+
+    def _is_known(self, in_all: np.ndarray | None) -> bool:
+        """Whether the step in which all parameters move says what it said at the last point."""
+        return self.told is not None and np.array_equal(in_all, self.told[0])
+
+    def _tells_all(self, values: np.ndarray) -> bool:
+        """Whether no change of a derivative would be lost in the sum over its entry."""
+        most = np.zeros(self.pattern.shape[1])
+        np.maximum.at(most, self.rows, np.abs(values))
+        return bool((np.abs(values) >= ALIKE * most[self.rows]).all())
 
     def _complete(self, found: np.ndarray, steps: list, values: np.ndarray) -> bool:
         """Whether the derivatives add up to the one along a direction in which all move."""

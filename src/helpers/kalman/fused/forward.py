@@ -349,7 +349,7 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
     moving = vectors_vary(model)
     while t < n:
-        if moving:
+        if t == 0 or moving:
             load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)

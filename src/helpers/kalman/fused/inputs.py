@@ -212,7 +212,7 @@ def load_vectors(w, t, model):
 
 @jitable
 def load_step(w, t, model, observed):
-    """The model's arrays of step t; a row that y misses has no Z and a one on the diagonal of H."""
+    """The matrices of step t; a row that y misses has no Z and a one on the diagonal of H."""
     s = space(w)
     m, p = len(model.a0), model.d.shape[1]
     load(w, s.T, at_step(model.T, t), m, m)
@@ -220,7 +220,6 @@ def load_step(w, t, model, observed):
     load(w, s.Z, at_step(model.Z, t), p, m)
     load_symmetric(w, s.H, at_step(model.H, t), p)
     load_symmetric(w, s.W, at_step(model.W, t), m)
-    load_vectors(w, t, model)
     for i in range(p):
         if not observed.entries[t, i]:
             clear(w, below(s.Z, i), 1)

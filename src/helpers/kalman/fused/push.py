@@ -375,7 +375,7 @@ def push(
     steady, before, d_before, looked, since, t = False, -1.0, -1.0, 0, 0, 0
     moving = vectors_vary(model)
     while t < n:
-        if moving:
+        if t == 0 or moving:
             load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)

@@ -82,7 +82,7 @@ def filter_steps(w, y, observed, model, varying, pattern, out):
     forward.load_start(w, y, model)
     P, P_next, moving = s.P, s.P_next, vectors_vary(model)
     for t in range(n):
-        if moving:
+        if t == 0 or moving:
             load_vectors(w, t, model)
         if t == 0 or varying or observed.same_until[t - 1] == t:
             load_step(w, t, model, observed)
