@@ -714,8 +714,14 @@ def test_derivatives_that_change_are_found_anew():
         expected = [[x[1], x[0], 0], [0, 0, 1], [0, 0, 2 * x[2]], [1, 0, 0]]
         np.testing.assert_allclose(found.dense(x), expected, rtol=1e-14)
     calls.clear()
+    assert found.known(elsewhere) is None  # without a look: at the last two points they differed
+    assert not calls
     np.testing.assert_array_equal(found.dense(elsewhere), found.dense(elsewhere))
     assert len(calls) == 2
+    rows, columns, values = found.known(elsewhere)
+    assert len(calls) == 3
+    assert len(rows) == len(columns) == len(values) == 5
+    assert found.known(here) is None
 
 
 def test_derivatives_are_those_that_are_known_only_for_the_same_entries():
@@ -763,7 +769,7 @@ class Reshaping(MLEModel):
     """Whose update writes its intercept for one step or for all, as it is told."""
 
     param_names, start_params = ["H", "Q", "d"], np.array([1.0, 1.0, 9.0])  # noqa: RUF012
-    steps, bound = 1, np.inf
+    steps, bound, folds = 1, np.inf, False
 
     def __init__(self):
         super().__init__(nile() / 100, k_states=1, initialization="approximate_diffuse")
@@ -775,7 +781,8 @@ class Reshaping(MLEModel):
         self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params[:2]
         if params[2].real > self.bound:
             raise ValueError("out of bounds")
-        self.ssm["obs_intercept"] = np.full((1, self.steps), params[2])
+        d = params[2] + abs(params[2]) if self.folds and params[2].real < 0 else params[2]
+        self.ssm["obs_intercept"] = np.full((1, self.steps), d)
 
 
 @pytest.mark.parametrize("steps", [(1, 100), (100, 1)])
@@ -787,6 +794,15 @@ def test_a_score_of_arrays_that_have_changed_their_shape(steps):
     fresh.steps = steps[1]
     np.testing.assert_allclose(found, ours.score(fresh, params), rtol=1e-12)
     assert not np.imag(mod.ssm["obs_intercept"]).any()
+
+
+def test_a_score_is_not_taken_for_known_where_signs_are_new():
+    """By complex steps, through abs, the intercept moves below zero as above; there it is zero."""
+    mod = Reshaping()
+    mod.folds = True
+    for _ in range(3):
+        assert ours.score(mod, mod.start_params)[2] != 0
+    assert abs(ours.score(mod, [1.0, 1.0, -9.0])[2]) < 1e-9
 
 
 @pytest.mark.parametrize("known", [False, True])
