@@ -14,14 +14,15 @@ export PYTHON
 # The environment comes without bytecode; where Python may not write it, each of forty notebooks compiles it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help book kernels test thorough unit web pdf notebooks serve bench links lock clean
+.PHONY: help book kernels test thorough unit narrow web pdf notebooks serve bench links lock clean
 
 help:
 	@echo "make book        build the book, strictly, into _build/html"
 	@echo "make test        run the unit tests, the book's checks of itself and every notebook"
 	@echo "make unit        the same without the notebooks, to have an answer in minutes"
 	@echo "make thorough    run the tests that the two above leave out: more models and engines, installs"
-	@echo "make kernels     compile the Kalman passes, as the three above do first"
+	@echo "make narrow      run the Kalman chapters once more as on a processor without AVX-512"
+	@echo "make kernels     compile the Kalman passes, as the four above do first"
 	@echo "make web         test the built book in a browser (needs playwright and Chromium or Chrome)"
 	@echo "make pdf         print the built book as one PDF (needs playwright, pypdf and Chromium or Chrome)"
 	@echo "make notebooks   run the notebooks from their .md text, and write the pairs and the equation index"
@@ -56,6 +57,14 @@ unit: kernels
 # that their tests are shared out one by one.
 thorough: kernels
 	@$(PY) -m pytest tests -n 2 -m thorough
+
+# What a chapter prints is the same where vectors hold four numbers: with AVX-512 they hold eight, and
+# NUMBA_CPU_NAME makes them four. Elsewhere `make test` has shown it.
+narrow: kernels
+	@if $(PY) -c "from helpers.kalman.fused.tiles import LANES; raise SystemExit(LANES == 4)"; then \
+	  export NUMBA_CPU_NAME=haswell; $(MAKE) kernels && \
+	  $(PY) -m pytest --nbval notebooks/kalman -n 2 --dist loadscope --no-loadscope-reorder; \
+	fi
 
 # playwright is not pinned: it is needed for these tests alone, and they are skipped without it.
 web: $(ENV)

@@ -1,5 +1,6 @@
 """The rules that the book holds itself to: each takes what it judges and returns its complaints."""
 
+import ast
 import re
 import tomllib
 from collections import Counter
@@ -14,6 +15,11 @@ from packaging.utils import canonicalize_name
 from tools import book, symbols
 
 MOST_CELLS = 34
+# What the machine decides: its vectors, cores, clock, paths and environment.
+MACHINE = {
+    "LANES", "WIDEST", "cpu_count", "cwd", "environ", "getcwd", "getpid", "gettempdir", "lay_out",
+    "machine", "monotonic", "perf_counter", "platform", "process_time", "thread_time",
+}  # fmt: skip
 LABEL = re.compile(r"(eq|def|fig)(-[A-Za-z0-9]+){2,}")
 PREFIXES = {"equation": ("eq", "def"), "figure": ("fig",)}
 
@@ -32,6 +38,7 @@ def notebook(name: str, nb: nbformat.NotebookNode) -> list[str]:
         complaints.append(f"{name}: {len(nb.cells)} cells; a chapter has at most {MOST_CELLS}")
     for n, cell in code:
         complaints += [f"{name}: cell {n} {trouble}" for trouble in _code_cell(cell)]
+    complaints += [f"{name}: {trouble}" for trouble in _of_the_machine(nb)]
     return complaints
 
 
@@ -52,6 +59,73 @@ def _code_cell(cell: nbformat.NotebookNode) -> Iterator[str]:
         for block, field in (("image", "alt"), ("figure", "caption"), ("figure", "name")):
             if not mystnb.get(block, {}).get(field, "").strip():
                 yield f"shows a figure without mystnb: {block}: {field}"
+
+
+def _of_the_machine(nb: nbformat.NotebookNode) -> Iterator[str]:
+    """What a cell prints is compared, so it is the same on every machine and in every run.
+
+    A name is the machine's while what was last assigned to it is. A comparison may be printed.
+    """
+    of_machine = set(MACHINE)
+    for n, cell in enumerate(nb.cells, 1):
+        if cell.cell_type != "code":
+            continue
+        tree = ast.parse(cell.source)
+        for targets, value in map(_assigned, ast.walk(tree)):
+            if _names([value]) & of_machine:
+                of_machine |= _names(targets)
+            else:
+                of_machine -= _names(targets)
+        if "nbval-ignore-output" in cell.metadata.get("tags", []):
+            continue
+        shown = [tree.body[-1].value] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            shown += node.args if getattr(node.func, "id", "") == "print" else []
+        for name in sorted(_names(shown) & of_machine):
+            yield f"cell {n} prints {name}, the machine's; tag the cell nbval-ignore-output"
+        for value in _in_any_order(shown):
+            yield f"cell {n} prints {ast.unparse(value)[:60]}, a set, which has no order; sort it"
+
+
+def _assigned(node: ast.AST) -> tuple[list[ast.AST], ast.AST]:
+    """What a node gives a value to (names, a function, the object of a method), and what value."""
+    match node:
+        case ast.Assign(targets, value):
+            return targets, value
+        case ast.AugAssign(target, _, value) | ast.NamedExpr(target, value):
+            return [target], value
+        case ast.For(target, iter) | ast.comprehension(target, iter):
+            return [target], iter
+        case ast.FunctionDef(name):
+            return [ast.Name(name)], node
+        case ast.Expr(ast.Call(ast.Attribute(owner)) as call):
+            return [owner], call
+    return [], node
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names in these, but for what is only compared; an import gives names, but reads none."""
+    todo, names = [*nodes], set()
+    while todo:
+        node = todo.pop()
+        names |= {getattr(node, "id", getattr(node, "attr", ""))}
+        if not isinstance(node, ast.Compare):
+            todo += ast.iter_child_nodes(node)
+    return names - {""}
+
+
+def _in_any_order(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """Sets that are shown, or made a list or a string, as they come."""
+    for node in nodes:
+        match node:
+            case ast.Starred(value) | ast.FormattedValue(value):
+                yield from _in_any_order([value])
+            case ast.JoinedStr(values):
+                yield from _in_any_order(values)
+            case ast.Call(ast.Name("list" | "tuple") | ast.Attribute(attr="join"), args):
+                yield from _in_any_order(args)
+            case ast.Set() | ast.SetComp() | ast.Call(ast.Name("set" | "frozenset")):
+                yield node
 
 
 def pair(name: str, from_notebook: str, text: str) -> list[str]:

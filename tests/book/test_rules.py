@@ -52,6 +52,15 @@ def test_a_good_notebook():
     assert rules.notebook("page", new_notebook(cells=cells)) == []
 
 
+def test_what_of_the_machine_may_be_shown():
+    cells = [
+        code("n = LANES\nprint(n < 9, len({1, 2}), sorted({1, 2}), {1} == {1})"),
+        code("print(LANES)", count=2, tags=["nbval-ignore-output"]),
+        code("n = 3\nprint(n)", count=3),
+    ]
+    assert rules.notebook("page", new_notebook(cells=cells)) == []
+
+
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
@@ -74,6 +83,12 @@ def test_a_good_notebook():
             "figure: name",
         ),
         ([code(outputs=[picture("image/svg+xml")])], "SVG"),
+        ([code("print(tiles.LANES)")], "cell 1 prints LANES"),
+        ([code("start = perf_counter()"), code("start", 2)], "cell 2 prints start"),
+        ([code("def rows():\n    return LANES"), code("print(f'{rows()}')", 2)], "prints rows"),
+        ([code("for x in (LANES, 1):\n    kept.append(x)\nkept")], "prints kept"),
+        ([code("print(', '.join({'a', 'b'}))")], "cell 1 prints {'a', 'b'}, a set"),
+        ([code("f'{set(names)}'")], "prints set(names), a set"),
     ],
 )
 def test_a_bad_notebook(cells, words):
