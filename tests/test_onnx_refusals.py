@@ -28,7 +28,7 @@ LABELLED = "coefficients = [1.0, 2.0, 3.0], intercepts = [0.5]"
 REFUSALS = {
     ("AveragePool", "auto_pad"): (
         'Y = AveragePool<kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER">(Z)',
-        "auto_pad=SAME_UPPER with stride 2 needs a static image size",
+        "auto_pad=SAME_UPPER with stride 2 needs a static image size; declare",
     ),
     ("BatchNormalization", "training_mode"): (
         "Y, m1, v1, m2, v2 = BatchNormalization(X, s, s, s, s)",
@@ -39,7 +39,7 @@ REFUSALS = {
     ("Col2Im", "block_shape"): ("Y = Col2Im(T, end, S)", "its block_shape must be a constant"),
     ("Conv", "auto_pad"): (
         'Y = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(Z, k)',
-        "auto_pad=SAME_LOWER with stride 2 needs a static image size",
+        "auto_pad=SAME_LOWER with stride 2 needs a static image size; declare",
     ),
     ("Conv", "group"): ("Y = Conv<group = 3>(Z, w)", "groups need a static number of channels"),
     ("Conv", "kernel_shape"): ("Y = Conv(X, G)", "shape of its kernel is unknown"),
@@ -100,7 +100,7 @@ REFUSALS = {
     ("MatMul", "rank"): ("Y = MatMul(R, R)", "the rank of an operand is unknown; declare"),
     ("MaxPool", "auto_pad"): (
         'Y = MaxPool<kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER">(Z)',
-        "auto_pad=SAME_UPPER with stride 2 needs a static image size",
+        "auto_pad=SAME_UPPER with stride 2 needs a static image size; declare",
     ),
     ("MaxPool", "storage_order"): (
         "Y = MaxPool<kernel_shape = [2, 2], storage_order = 1>(X)",

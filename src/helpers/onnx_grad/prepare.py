@@ -8,6 +8,7 @@ from onnx.inliner import inline_local_functions, inline_selected_functions
 
 from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical
@@ -24,14 +25,16 @@ def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         named.domain = canonical(named.domain)
     _check_dictionaries(model)
     _check_opset(model)
+    state_lengths(model)
     _declare_outputs(model)
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
-    _correct_shapes(model)
     if model.functions:
         model = inline_local_functions(model)
+    state_lengths(model)
+    _correct_shapes(model)
     take_constant_branches(model)
     constants = constants_by_use(model)
     written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})

@@ -104,6 +104,9 @@ def fold_shapes(model: ModelProto) -> int:
     Outputs of the graph keep their nodes. What is real, like the scales of a Resize, becomes a
     Constant, and is not made of initializers: these may be weights.
     """
+    from helpers.onnx_grad.lengths import state_lengths  # it asks this module for shapes
+
+    state_lengths(model)
     graph, infos = model.graph, tensor_infos(model)
     constants, outputs = small_constants(graph), {value.name for value in graph.output}
     weights = {t.name for t in graph.initializer}

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helpers.onnx_grad.lengths import same_pads
 from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import is_static
 
+PADS = "write the attribute pads in its place"
 AUTO_PAD = {"auto_pad": "NOTSET or VALID, where the image's size is open and the stride not 1"}
 GROUPS = {"group": "1 where the number of channels is open"}
 KERNEL = {"kernel_shape": "known, as an attribute or from the shape of the weights"}
@@ -41,15 +43,21 @@ def windows(node, x, kernel) -> Windows:
     w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         return w
+    if max(dilations) > 1 and node.op_type != "Conv":
+        raise node.refuse(
+            f"auto_pad={auto} with dilations, which runtimes pad in their own ways; {PADS}"
+        )
     for i, extent in enumerate(w.extents):
         n = x.shape[2 + i]
         if strides[i] > 1 and not isinstance(n, int):
-            raise node.refuse(f"auto_pad={auto} with stride {strides[i]} needs a static image size")
+            raise node.refuse(
+                f"auto_pad={auto} with stride {strides[i]} needs a static image size; declare it, "
+                f"or {PADS}"
+            )
         total = extent - 1
         if strides[i] > 1:
             total = max((-(-n // strides[i]) - 1) * strides[i] + extent - n, 0)
-        small, large = total // 2, total - total // 2
-        w.before[i], w.after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+        w.before[i], w.after[i] = same_pads(total, auto)
     return w
 
 
@@ -148,11 +156,10 @@ def _transposed_windows(node, x, y, kernel) -> Windows:
     for i, extent in enumerate(w.extents):
         n = x.shape[2 + i]
         if not isinstance(n, int):
-            raise node.refuse("auto_pad and output_shape need a static image size")
+            raise node.refuse(f"auto_pad and output_shape need a static image size; {PADS}")
         wanted = shape[i] if shape else n * strides[i]
         total = max(strides[i] * (n - 1) + fill[i] + extent - wanted, 0)
-        small, large = total // 2, total - total // 2
-        w.before[i], w.after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+        w.before[i], w.after[i] = same_pads(total, auto)
     return w
 
 

@@ -5,8 +5,12 @@ from itertools import product
 
 import numpy as np
 
+from helpers.onnx_grad.lengths import resized_length
 from helpers.onnx_grad.rules.table import register_gradient, written_out
 from helpers.onnx_grad.tensor import same_dim
+
+TIE = 1e-6
+"""How near to the middle between two entries onnxruntime takes a place to be there."""
 
 
 @register_gradient(
@@ -62,18 +66,19 @@ def interpolations(attr, refuse, shape, scales, sizes):
     if not by_scale and (sizes is None or not sizes.size):
         raise refuse("its scales or sizes must be constants")
     axes = [a % len(shape) for a in attr("axes") or range(len(shape))]
+    found = []
     for axis, given in zip(axes, (scales if by_scale else sizes).tolist(), strict=True):
-        if by_scale and given == 1:
-            continue
         n = shape[axis]
-        if not by_scale and same_dim(given, n):
+        if given == 1 if by_scale else same_dim(given, n):
             continue
         if not isinstance(n, int) or given is None or isinstance(given, str):
             raise refuse(f"the length of axis {axis}, which is resized, is not static")
-        m = int(np.floor(n * given)) if by_scale else given
-        scale = given if by_scale else m / n
-        if n != m or scale != 1:
-            yield axis, _matrix(attr, n, m, scale)
+        m = resized_length(n, given) if by_scale else given
+        found.append((axis, n, m, given if by_scale else m / n))
+    if all(n == m for _, n, m, _ in found):
+        return  # the runtime hands X on, whatever the scale
+    for axis, n, m, scale in found:
+        yield axis, _matrix(attr, n, m, scale)
 
 
 def along(g, dy, matrix, axis, rank):
@@ -90,8 +95,8 @@ def along(g, dy, matrix, axis, rank):
 def _matrix(attr, n: int, m: int, scale: float) -> np.ndarray:
     """A (m, n): entry o of the result is a mean, with these weights, of entries round a place."""
     mode = attr("mode")
-    # onnxruntime looks for the nearest entry in single precision, and multiplies with the
-    # reciprocal of the scale in the asymmetric mode: that decides where two are about as near.
+    # onnxruntime looks for the nearest entry in single precision, which decides where two are about
+    # as near; tests measure it.
     kind = np.float32 if mode == "nearest" else np.float64
     place = _places(attr, n, m, kind(scale), np.arange(m, dtype=kind))
     if mode == "nearest":
@@ -99,8 +104,8 @@ def _matrix(attr, n: int, m: int, scale: float) -> np.ndarray:
         first = {
             "floor": low,
             "ceil": low + (part > 0),
-            "round_prefer_ceil": low + (part >= 0.5),
-            "round_prefer_floor": low + (part > 0.5),
+            "round_prefer_ceil": low + (part >= 0.5 - TIE),
+            "round_prefer_floor": low + (part > 0.5 + TIE),
         }[attr("nearest_mode")]
         weights = np.ones((1, m))
     else:
@@ -123,15 +128,17 @@ def _places(attr, n, m, scale, o):
     mode = attr("coordinate_transformation_mode")
     half = o.dtype.type(0.5)
     if mode == "align_corners":
-        return o * (o.dtype.type(n - 1) / (m - 1)) if m > 1 else o * 0
+        return o * o.dtype.type(n - 1) / o.dtype.type(m - 1) if m > 1 else o * 0
     if mode == "asymmetric":
-        return o * (o.dtype.type(1) / scale)
+        return o / scale
+    if mode == "tf_half_pixel_for_nn":
+        return (o + half) / scale
     if mode == "pytorch_half_pixel" and m == 1:
         return o * 0
-    offset = 0
-    if mode == "half_pixel_symmetric":
-        offset = o.dtype.type(n / 2) * (1 - m / (scale * n))
-    return offset + (o + half) / scale - half
+    if mode == "half_pixel_symmetric":  # the sum is in double precision
+        offset = o.dtype.type(n / 2) * (1 - o.dtype.type(m) / (scale * n))
+        return (offset + (o + 0.5) / np.float64(scale) - 0.5).astype(o.dtype)
+    return (o + half) / scale - half
 
 
 def _linear(t):

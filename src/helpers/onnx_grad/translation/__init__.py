@@ -25,6 +25,8 @@ from pytensor.compile.mode import Mode
 from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
+from helpers.onnx_grad.lengths import state_lengths
+
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
     elementwise,
@@ -103,7 +105,10 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     inputs = {x.name: _input(x, dtype) for x in graph.input if x.name not in symbols}
     symbols |= inputs
 
-    inferred = infer_shapes(model, data_prop=True).graph
+    stated = ModelProto()
+    stated.CopyFrom(model)
+    state_lengths(stated)
+    inferred = infer_shapes(stated, data_prop=True).graph
     infos = {x.name: x for x in (*inferred.value_info, *inferred.output)}
     for proto in graph.node:
         node = Node.read(proto, versions.get(proto.domain or "ai.onnx", 0), dtype)

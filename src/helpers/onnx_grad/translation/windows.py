@@ -17,6 +17,8 @@ import pytensor.tensor as pt
 from onnx.defs import get_schema
 from onnx.helper import get_attribute_value
 
+from helpers.onnx_grad.lengths import same_pads
+from helpers.onnx_grad.rules.conv import PADS
 from helpers.onnx_grad.rules.resize import interpolations
 from helpers.onnx_grad.translation.node import (
     known,
@@ -101,6 +103,10 @@ def _window(node, x, kernel) -> Window:
     strides = tuple(node.attribute("strides", (1,) * n_axes))
     dilations = tuple(node.attribute("dilations", (1,) * n_axes))
     auto_pad = node.attribute("auto_pad", "NOTSET")
+    if auto_pad.startswith("SAME") and max(dilations) > 1 and node.operator != "Conv":
+        raise node.refuse(
+            f"auto_pad={auto_pad} with dilations, which runtimes pad in their own ways; {PADS}"
+        )
     pads = (
         node.attribute("pads", (0,) * (2 * n_axes)) if auto_pad == "NOTSET" else (0,) * 2 * n_axes
     )
@@ -110,8 +116,7 @@ def _window(node, x, kernel) -> Window:
         if auto_pad.startswith("SAME"):
             count = -(-n // stride)
             total = _larger((count - 1) * stride + extent - n, 0)
-            less, more = total // 2, total - total // 2
-            before[i], after[i] = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
+            before[i], after[i] = same_pads(total, auto_pad)
         else:
             room = n + before[i] + after[i] - extent
             count = room // stride + 1

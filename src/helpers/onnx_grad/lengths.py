@@ -1,0 +1,192 @@
+"""Lengths that the runtime counts and ONNX's shape inference gets wrong, said so that both agree.
+
+onnxruntime computes a length n s after a Resize in single precision, where inference takes the
+whole part of the exact product: 26 and 25 for 20 entries and the scale 1.3.  Before opset 22
+inference counts a pool's last window with ``ceil_mode`` also where it begins in the padding behind,
+and the runtime does not; and the two differ in what ``auto_pad`` does beside dilations and
+``output_padding``.  The runtime trusts inference too where shapes meet, and a gradient has more
+such places than its model: these nodes get sizes for scales, and pads for ``auto_pad``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from helpers.onnx_grad.simplify import small_constants, tensor_infos
+from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
+
+POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+
+def resized_length(n: int, scale: float) -> int:
+    """The length of n entries after a Resize, as the runtime rounds it."""
+    return int(np.float32(n) * np.float32(scale))
+
+
+def same_pads(total: int, auto_pad: str) -> tuple[int, int]:
+    """A total padding before and after, the odd one after for SAME_UPPER."""
+    small, large = total // 2, total - total // 2
+    return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+
+
+def state_lengths(model: ModelProto) -> None:
+    """Change, in place, the nodes of the main graph whose lengths ONNX's inference gets wrong."""
+    changes = {**dict.fromkeys(POOLS, _of_pool), "Resize": _of_resize}
+    changes["ConvTranspose"] = _of_conv_transpose
+    opset = next((o.version for o in model.opset_import if not canonical(o.domain)), 0)
+    infos = None
+    for node in list(model.graph.node):
+        change = changes.get(node.op_type)
+        if change is None or canonical(node.domain):
+            continue
+        infos = tensor_infos(model) if infos is None else infos
+        shape = infos.get(node.input[0], Info(None, None)).shape
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if shape is not None and change(model, node, attributes, opset, shape):
+            infos = None  # what comes after has other lengths now
+
+
+def _set(node: NodeProto, **attributes) -> None:
+    """Set attributes; those that are None go."""
+    kept = [a for a in node.attribute if a.name not in attributes]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    for name, value in attributes.items():
+        if value is not None:
+            node.attribute.append(helper.make_attribute(name, value))
+
+
+def _constant(model: ModelProto, values, name: str) -> str:
+    """A new initializer; its name."""
+    name = _free(model, name)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(values), name))
+    return name
+
+
+def _computed(model: ModelProto, node: NodeProto, op_type: str, inputs, name: str) -> str:
+    """What a new node in front of another one makes; its name."""
+    name = _free(model, name)
+    place = next(i for i, n in enumerate(model.graph.node) if n is node)
+    model.graph.node.insert(place, helper.make_node(op_type, inputs, [name], name))
+    return name
+
+
+def _free(model: ModelProto, name: str) -> str:
+    graph = model.graph
+    taken = {x for n in graph.node for x in (*n.input, *n.output)}
+    taken |= {x.name for x in (*graph.initializer, *graph.input)}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _of_resize(model, node, attributes, opset: int, shape) -> bool:
+    """Sizes in place of scales, where inference rounds a length to another whole number."""
+    scales = node.input[2] if len(node.input) > 2 else ""
+    scales = small_constants(model.graph, real=True).get(scales)
+    if scales is None or not scales.size:
+        return False
+    axes = [a % len(shape) for a in attributes.get("axes") or range(len(shape))]
+    scale = {a: s for a, s in zip(axes, scales.ravel(), strict=True) if s != 1}
+    if not all(isinstance(shape[a], int) for a in scale):
+        return False
+    lengths = {a: resized_length(shape[a], s) for a, s in scale.items()}
+    if all(lengths[a] == int(shape[a] * float(s)) for a, s in scale.items()):
+        return False
+    for a, s in scale.items():
+        # Given sizes, a runtime divides the lengths in single precision to have the scale.
+        near = np.float32(lengths[a]) / np.float32(shape[a])
+        if near != s and attributes.get("mode", b"nearest") == b"nearest":
+            raise NoGradientError(
+                f"no gradient: the scale {s} in Resize (node {node.name!r}, which makes "
+                f"{node.output[0]!r}) makes {shape[a]} entries {lengths[a]} in the runtime and "
+                f"{int(shape[a] * float(s))} by ONNX's rules; write sizes, or the scale {near}"
+            )
+    out = [lengths.get(a, n) for a, n in enumerate(shape)]
+    name = f"{node.output[0]}_sizes"
+    if opset >= 18:
+        _set(node, axes=list(lengths))
+        sizes = _constant(model, list(lengths.values()), name)
+    elif is_static(shape):
+        sizes = _constant(model, out, name)
+    else:
+        of_input = _computed(model, node, "Shape", [node.input[0]], f"{name}_before")
+        fixed = _constant(model, [a in lengths for a in range(len(shape))], f"{name}_fixed")
+        given = _constant(model, [lengths.get(a, 0) for a in range(len(shape))], f"{name}_given")
+        sizes = _computed(model, node, "Where", [fixed, given, of_input], name)
+    inputs = [*node.input[:2], "", sizes]
+    del node.input[:]
+    node.input.extend(inputs)
+    _declare(model, node.output[0], out)
+    return True
+
+
+def _declare(model: ModelProto, name: str, shape) -> None:
+    """Inference finds the lengths of open shapes no more than it did."""
+    graph = model.graph
+    values = [v for v in (*graph.value_info, *graph.output) if v.name == name]
+    dtype = tensor_infos(model).get(name, Info(None, None)).dtype
+    for value in values or [graph.value_info.add(name=name)]:
+        value.type.CopyFrom(Info(dtype, tuple(shape)).proto())
+
+
+def _of_pool(model, node, attributes, opset: int, shape) -> bool:
+    """Pads that give the runtime's number of windows."""
+    kernel, spatial = attributes["kernel_shape"], shape[2:]
+    ones = [1] * len(kernel)
+    strides = attributes.get("strides") or ones
+    dilations = attributes.get("dilations") or ones
+    ceil, auto = attributes.get("ceil_mode", 0), attributes.get("auto_pad", b"NOTSET").decode()
+    same = auto.startswith("SAME") and any(d > 1 for d in dilations)
+    if not is_static(spatial) or not (same or (ceil and opset < 22)):
+        return False
+    pads = attributes.get("pads") if auto == "NOTSET" else None
+    before, after = np.reshape(pads or [0] * 2 * len(kernel), (2, -1)).tolist()
+    short, whole = list(after), list(spatial)
+    dropped = kept = False
+    for i, (n, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
+        if auto.startswith("SAME"):
+            total = (-(-n // s) - 1) * s + k - n  # the runtime forgets the dilations here
+            if same and total < 0:
+                return False
+            before[i], after[i] = same_pads(max(total, 0), auto)
+        room = n + before[i] + after[i] - (k - 1) * d - 1
+        if ceil and room % s and (room // s + 1) * s < n + before[i]:
+            kept, short[i] = True, after[i]
+            continue
+        dropped |= bool(room % s)
+        # As far as the last window goes, which need not reach the end.
+        end = after[i] - room % s
+        short[i], whole[i] = max(end, 0), n + min(end, 0)
+    if not (same or (ceil and dropped)):
+        return False
+    if not kept:
+        _set(node, ceil_mode=None, auto_pad=None, pads=[*before, *after])
+        return True
+    _set(node, auto_pad=None, pads=[*before, *short])
+    if whole != list(spatial):
+        name = f"{node.output[0]}_reached"
+        axes = range(2, len(shape))
+        bounds = [[0] * len(axes), whole, list(axes)]
+        given = [_constant(model, b, f"{name}_{k}") for k, b in enumerate(bounds)]
+        node.input[0] = _computed(model, node, "Slice", [node.input[0], *given], name)
+    return True
+
+
+def _of_conv_transpose(model, node, attributes, opset: int, shape) -> bool:
+    """Pads in place of auto_pad: the runtime's result is as long as the image times the stride."""
+    auto, fill = attributes.get("auto_pad", b"").decode(), attributes.get("output_padding")
+    weight = tensor_infos(model).get(node.input[1], Info(None, None)).shape
+    kernel = attributes.get("kernel_shape") or (weight and weight[2:])
+    known = kernel and is_static((*kernel, *shape[2:]))
+    if not auto.startswith("SAME") or not fill or "output_shape" in attributes or not known:
+        return False
+    ones = [1] * len(kernel)
+    strides, dilations = (attributes.get(k) or ones for k in ("strides", "dilations"))
+    pairs = [
+        same_pads(max((k - 1) * d + 1 + f - s, 0), auto)
+        for k, s, d, f in zip(kernel, strides, dilations, fill, strict=True)
+    ]
+    _set(node, auto_pad=None, pads=[p for pair in zip(*pairs, strict=True) for p in pair])
+    return True
