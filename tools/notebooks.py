@@ -15,7 +15,15 @@ from jupytext.config import load_jupytext_config
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from tools import book, equation_index, onnx_operators, pytensor_coverage, rules
+from tools import (
+    book,
+    equation_index,
+    onnx_operators,
+    pytensor_coverage,
+    reading,
+    records,
+    rules,
+)
 
 TEXT = "md:myst"
 SECONDS_PER_CELL = 1200
@@ -98,6 +106,7 @@ def run(name: str, root: Path = book.ROOT) -> str | None:
         return str(error)
     except (CellTimeoutError, DeadKernelError) as error:
         return f"{type(error).__name__}: {error}"
+    reading.say(notebook)
     notebook = normalised(notebook)
     text = to_text(notebook, path)
     nbformat.write(notebook, path.with_suffix(".ipynb"))
@@ -134,6 +143,7 @@ def main(wanted: list[str]) -> int:
     equation_index.write()
     pytensor_coverage.write()
     onnx_operators.write()
+    records.write()
     if failed:
         print(f"{failed} of {len(names)} notebooks failed.")
     return 1 if failed else 0

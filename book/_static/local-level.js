@@ -38,5 +38,5 @@ function localLevel(y, { a0, P0, H, Q }) {
     adjoint[t] = aBar;
     smoothed[t] = a[t] + P[t] * aBar; /* the smoother: the adjoint of the mean, weighted */
   }
-  return { loglik, score, predicted: a, filtered, variance, adjoint, smoothed };
+  return { loglik, score, predicted: a, spread: P, filtered, variance, adjoint, smoothed };
 }

@@ -7,8 +7,8 @@
   const RANGE = { H: [2, 6], Q: [0, 5] }; /* powers of ten of the two variances */
   const NAMES = { H: "measurement variance", Q: "level variance" };
   const SYMBOLS = { H: "σ²<sub>ε</sub>", Q: "σ²<sub>η</sub>" };
-  const start = { H: 5000, Q: 6000 }; /* off the maximum, so that there is a score to climb */
-  const state = { H: start.H, Q: start.Q, gaps: new Set(), at: 28, climb: 0 };
+  const start = { H: NILE.model.H, Q: NILE.model.Q, at: 28 }; /* the estimates, and 1899 */
+  const state = { ...start, gaps: new Set(), climb: 0 };
   const n = NILE.y.length;
   const year = (t) => NILE.first + t;
 
@@ -27,6 +27,7 @@
           <input type="range" min="${RANGE[name][0]}" max="${RANGE[name][1]}" step="0.01"
             data-knob="${name}" aria-label="${NAMES[name]}, logarithmic"></label>`).join("")}
       </div>
+      <p class="live-sum" aria-live="polite"></p>
       <div class="live-series" tabindex="0" role="slider" aria-label="Year; Enter removes or restores its observation"
         aria-valuemin="${year(0)}" aria-valuemax="${year(n - 1)}"></div>
       <div class="live-below">
@@ -36,7 +37,8 @@
         <div class="live-says">
           <p>Log-likelihood <output data-value="loglik"></output></p>
           <p>Its score, for log ${SYMBOLS.H} and log ${SYMBOLS.Q}: <output data-value="score"></output></p>
-          <p><button type="button" data-do="climb">Climb along the score</button>
+          <p><button type="button" data-do="toggle"></button>
+          <button type="button" data-do="climb">Climb along the score</button>
           <button type="button" data-do="reset">Reset</button></p>
         </div>
       </div>
@@ -45,6 +47,7 @@
   host.classList.add("is-live");
   const part = (selector) => host.querySelector(selector);
   const series = part(".live-series"), below = part(".live-adjoint"), map = part(".live-map");
+  const sum = part(".live-sum");
 
   /* --- drawing ------------------------------------------------------------------------------- */
 
@@ -64,32 +67,47 @@
   }
 
   function drawSeries(result) {
-    const width = series.clientWidth, height = 270;
+    const width = series.clientWidth, height = 230;
     const x = across(width), y = (value) => 24 + ((1500 - value) * (height - 50)) / 1150;
     const line = (values) => path(values.map((value, t) => [x(t), y(value)]));
     const edge = (sign) => result.filtered.map((value, t) => [x(t), y(value + sign * 2 * Math.sqrt(result.variance[t]))]);
     const dots = NILE.y.map((value, t) =>
       `<circle cx="${x(t)}" cy="${y(value)}" r="${t === state.at ? 5 : 3}" class="${state.gaps.has(t) ? "gap" : "seen"}"/>`);
+    const from = y(result.predicted[state.at]), to = y(result.smoothed[state.at]), step = to > from ? -7 : 7;
+    const arrow = `<path class="sum" d="M${x(state.at)} ${from}V${to}m-5 ${step}l5 ${-step}l5 ${step}"/>
+      <circle class="sum" cx="${x(state.at)}" cy="${from}" r="4"/>`;
     series.innerHTML = `<svg width="${width}" height="${height}" aria-hidden="true">
       ${axis(width, height, y, [400, 800, 1200], width > 480 ? "flow of the Nile, 10⁸ m³ a year" : "10⁸ m³ a year")}
       <clipPath id="live-clip"><rect x="${LEFT}" y="18" width="${width - LEFT}" height="${height - 38}"/></clipPath>
       <g clip-path="url(#live-clip)"><path class="band" d="${path([...edge(1), ...edge(-1).reverse()])}Z"/>
       <path class="filtered" d="${line(result.filtered)}"/><path class="smoothed" d="${line(result.smoothed)}"/></g>
-      <line class="cursor" x1="${x(state.at)}" x2="${x(state.at)}" y1="20" y2="${height - 20}"/>${dots.join("")}
+      <line class="cursor" x1="${x(state.at)}" x2="${x(state.at)}" y1="20" y2="${height - 20}"/>${dots.join("")}${arrow}
       <g class="legend" transform="translate(${width - RIGHT},13)"><text text-anchor="end"><tspan class="filtered">filter, ± 2 sd</tspan>
       <tspan class="smoothed" dx="8">smoother</tspan></text></g></svg>`;
-    const gap = state.gaps.has(state.at);
+    const gap = state.gaps.has(state.at), says = whatItAdds(result);
+    sum.innerHTML = `<b>${year(state.at)}</b>: ${says.map(([word, value]) => `<span>${word} <output>${value}</output></span>`).join(" ")}`;
+    part("[data-do=toggle]").textContent = `${gap ? "Restore" : "Remove"} the observation of ${year(state.at)}`;
     series.setAttribute("aria-valuenow", year(state.at));
     series.setAttribute("aria-valuetext", `${year(state.at)}: ${NILE.y[state.at]}, ${gap ? "removed" : "observed"}`);
   }
 
+  /* The sum of the marked year, rounded as one would write it. */
+  function whatItAdds({ predicted, spread, adjoint, smoothed }) {
+    const t = state.at, whole = (value) => minus(value.toFixed(0));
+    const slope = minus(adjoint[t].toFixed(Math.abs(adjoint[t]) < 0.001 ? 6 : 4));
+    return [
+      ["predicted", whole(predicted[t])], ["+ variance", whole(spread[t])],
+      ["× derivative", adjoint[t] < 0 ? `(${slope})` : slope], ["= smoothed", whole(smoothed[t])],
+    ];
+  }
+
   function drawAdjoint(result) {
-    const width = below.clientWidth, height = 150, x = across(width);
+    const width = below.clientWidth, height = 140, x = across(width);
     const most = Math.max(...result.adjoint.map(Math.abs)) || 1;
     const scale = 10 ** Math.ceil(Math.log10(most)), tick = most > scale / 2 ? scale / 2 : scale / 5;
     const y = (value) => 76 - (value * 52) / most;
     const bars = result.adjoint.map((value, t) =>
-      `<line class="bar" x1="${x(t)}" x2="${x(t)}" y1="${y(0)}" y2="${y(value)}"/>`);
+      `<line class="bar${t === state.at ? " at" : ""}" x1="${x(t)}" x2="${x(t)}" y1="${y(0)}" y2="${y(value)}"/>`);
     const text = "∂(log-likelihood) / ∂(predicted level)";
     below.innerHTML = `<svg width="${width}" height="${height}">
       ${axis(width, height, y, [0, ...(tick <= most ? [tick, -tick] : [])], text).replace(/(\d)\.?0*e-/g, "$1e−")}
@@ -174,9 +192,8 @@
 
   /* --- what a reader does --------------------------------------------------------------------- */
 
-  function toggle(t) {
-    state.at = t;
-    if (!state.gaps.delete(t)) state.gaps.add(t);
+  function toggle() {
+    if (!state.gaps.delete(state.at)) state.gaps.add(state.at);
     stop();
     computeMap();
     draw();
@@ -229,15 +246,18 @@
       draw();
     });
   }
-  series.addEventListener("click", (event) => {
-    const box = series.getBoundingClientRect();
-    const t = ((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * (n - 1);
-    toggle(Math.min(n - 1, Math.max(0, Math.round(t))));
-  });
+  for (const chart of [series, below]) {
+    chart.addEventListener("click", (event) => {
+      const box = chart.getBoundingClientRect();
+      const t = ((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * (n - 1);
+      state.at = Math.min(n - 1, Math.max(0, Math.round(t)));
+      draw();
+    });
+  }
   series.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -n, End: n };
     if (event.key in moves) state.at = Math.min(n - 1, Math.max(0, state.at + moves[event.key]));
-    else if (event.key === "Enter" || event.key === " ") toggle(state.at);
+    else if (event.key === "Enter" || event.key === " ") toggle();
     else return;
     event.preventDefault();
     draw();
@@ -251,6 +271,7 @@
     });
     draw();
   });
+  part("[data-do=toggle]").addEventListener("click", toggle);
   part("[data-do=climb]").addEventListener("click", climb);
   part("[data-do=reset]").addEventListener("click", () => {
     stop();

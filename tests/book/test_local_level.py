@@ -56,6 +56,7 @@ def test_local_level(variances, gaps):
         "loglik": value,
         "predicted": out.a_pred[:, 0],
         "filtered": out.a_filt[:, 0],
+        "spread": out.P_pred[:, 0, 0],
         "variance": out.P_filt[:, 0, 0],
         "adjoint": adjoint,
         "smoothed": out.a_pred[:, 0] + out.P_pred[:, 0, 0] * adjoint,

@@ -1,0 +1,52 @@
+"""Sphinx: a figure of a chapter on another page, as the executed notebook holds it.
+
+:::{from-chapter} notebooks/kalman/06-adjoint-smoother fig-adjoint-nile
+What to see in it.
+:::
+"""
+
+import base64
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from tools import book  # noqa: E402
+
+FOLDER = "_build/part-pictures"
+
+
+class FromChapter(SphinxDirective):
+    has_content = True
+    required_arguments = 2
+
+    def run(self):
+        chapter, name = self.arguments
+        self.env.note_dependency(f"{chapter}.ipynb")
+        for cell in book.read_cells(chapter):
+            said = cell.metadata.get("mystnb", {})
+            if said.get("figure", {}).get("name") == name:
+                break
+        else:
+            raise self.error(f"{chapter} has no figure {name!r}")
+        picture = next(
+            output.data["image/png"]
+            for output in cell.outputs
+            if "image/png" in output.get("data", {})
+        )
+        path = Path(self.env.srcdir) / FOLDER / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(picture))
+        alt = " ".join(said["image"]["alt"].split())
+        figure = nodes.figure("", nodes.image(uri=f"/{FOLDER}/{name}.png", alt=alt))
+        text, messages = self.state.inline_text(" ".join(self.content), self.lineno)
+        figure += nodes.caption("", "", *text)
+        return [figure, *messages]
+
+
+def setup(app):
+    app.add_directive("from-chapter", FromChapter)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
