@@ -22,12 +22,12 @@ HEAD = """\
 
 % Made by `make notebooks` from benchmarks/results, not by hand.
 
-{doc}`../notebooks/kalman/14-benchmarks` tells what follows from these measurements, and how they
-were made. Every number is a ratio of medians unless a unit is named. Two numbers with a slash divide
-by the time of *ours* with its steady state, and by that of *ours* with every step in full: the first
-is what a user gets from a model that settles, the second what remains where a model does not. A
-random model is named by its numbers of states, series, shocks and steps. "All gradients" means the
-value and the gradients for the nine arrays.
+{doc}`../notebooks/kalman/14-benchmarks` tells what follows from these measurements, and how
+they were made. Every number is a ratio of medians unless a unit is named. Two numbers with a
+slash divide by the time of *ours* with its steady state, and by that of *ours* with every step
+in full: the first is what a user gets from a model that settles, the second what remains where
+a model does not. A random model is named by its numbers of states, series, shocks and steps.
+"All gradients" means the value and the gradients for the nine arrays.
 """
 
 
