@@ -178,7 +178,7 @@ def in_numpy(x, W, b, dY, dt_out, same, search, **_):
 
 
 def compile_layer(conv: Callable):
-    """Function of values, t, W, b, dY, dt_out, src, dst: Y, t_out, dM, dt, dW, db."""
+    """Function of values, t, W, b, dY, dt_out and a rulebook's arrays: Y, t_out, dM, dt, dW, db."""
     x = graph.symbolic_value(dtype="float32")
     W, b = pt.fmatrix("W"), pt.fvector("b")
     dY, dt_out = pt.fmatrix("dY"), pt.fvector("dt_out")
@@ -197,7 +197,7 @@ def in_pytensor(function, x, W, b, dY, dt_out, search, **_):
     def run():
         rules = search(x.sites, x.shape, F)
         Y, _, dM, _, dW, db = function(
-            x.values, x.ground_state, W, b, dY, dt_out, rules.src, rules.dst
+            x.values, x.ground_state, W, b, dY, dt_out, *graph.rule_arrays(x, rules)
         )
         return Y, dM, dW, db
 

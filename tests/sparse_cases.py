@@ -16,10 +16,16 @@ def per_axis(number, d):
     return (number,) * d if np.ndim(number) == 0 else tuple(number)
 
 
-def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0):
-    """Cross-correlation of an image (*grid, n_in), padded with the ground state: (*out, n_out)."""
+def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0, dilation=1):
+    """Cross-correlation of an image (*grid, n_in), padded with the ground state: (*out, n_out).
+
+    A dilated filter is one with zeros between its cells.
+    """
     d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
-    filters = W.reshape((*per_axis(f, d), n_in, n_out))
+    f, dilation = per_axis(f, d), per_axis(dilation, d)
+    spans = [g * (w - 1) + 1 for w, g in zip(f, dilation, strict=True)]
+    filters = np.zeros((*spans, n_in, n_out), W.dtype)
+    filters[tuple(slice(None, None, g) for g in dilation)] = W.reshape((*f, n_in, n_out))
     rim = [(p, p) for p in per_axis(pad, d)]
     dense = np.pad(dense - ground_state, [*rim, (0, 0)]) + ground_state
     every = tuple(slice(None, None, s) for s in per_axis(stride, d))
@@ -37,16 +43,22 @@ def dense_conv(dense, W, b, f, stride=1, pad=0, ground_state=0.0):
     )
 
 
-def dense_transposed(dense, W, b, f, stride=1, pad=0):
+def dense_transposed(dense, W, b, f, stride=1, pad=0, dilation=1, output_pad=0):
     """Transposed convolution of an image (*grid, n_in): every cell adds its window in its turn."""
     d, n_in, n_out = dense.ndim - 1, dense.shape[-1], W.shape[1]
-    f, stride, pad = (per_axis(x, d) for x in (f, stride, pad))
+    f, stride, pad, dilation, more = (
+        per_axis(x, d) for x in (f, stride, pad, dilation, output_pad)
+    )
     blocks = W.reshape((*f, n_in, n_out))
-    sides = zip(dense.shape[:-1], stride, f, strict=True)
-    shape = (*((h - 1) * s + w for h, s, w in sides), n_out)
+    spans = [g * (w - 1) + 1 for w, g in zip(f, dilation, strict=True)]
+    sides = zip(dense.shape[:-1], stride, spans, more, strict=True)
+    shape = (*((h - 1) * s + span + o for h, s, span, o in sides), n_out)
     full = np.zeros(shape, np.result_type(dense, W))
     for cell in np.ndindex(dense.shape[:-1]):
-        window = tuple(slice(i * s, i * s + w) for i, s, w in zip(cell, stride, f, strict=True))
+        starts = [i * s for i, s in zip(cell, stride, strict=True)]
+        window = tuple(
+            slice(i, i + span, g) for i, span, g in zip(starts, spans, dilation, strict=True)
+        )
         full[window] += np.tensordot(blocks, dense[cell], axes=([d], [0]))
     sides = zip(pad, full.shape[:-1], strict=True)
     return full[tuple(slice(p, size - p) for p, size in sides)] + b

@@ -260,7 +260,7 @@ def dense_pool(dense, f, stride):
 @given(layers())
 def test_max_pooling_is_that_of_the_dense_form(stride, layer):
     x, f, *_ = layer
-    y = sparse_max_pool_2d(x, f, stride)
+    y = sparse_max_pool_2d(x, f, stride=stride)
     np.testing.assert_array_equal(y.to_dense(), dense_pool(x.to_dense(), f, stride or f))
 
 

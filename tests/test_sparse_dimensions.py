@@ -17,7 +17,11 @@ from sparse_cases import dense_conv, dense_transposed, layers, random_layer
 from helpers.checks import complex_step, relative_error
 from helpers.sparse_conv import (
     SparseValue,
+    build_q,
+    conv_without_q,
+    conv_without_q_grad,
     dense_rulebook,
+    grad_q,
     graph,
     inverse_rulebook,
     rulebook,
@@ -75,6 +79,33 @@ def dense_up(X, t, W, b, x):
     return each(lambda X: dense_transposed(X - t, W, b, 3, 2, 1), X, x.d)
 
 
+def dilated(x):
+    return rulebook(x.sites, x.grid, 3, stride=2, pad=2, dilation=2, d=x.d)
+
+
+def dense_dilated(X, t, W, b, x):
+    return each(lambda X: dense_conv(X, W, b, 3, 2, 2, t, 2), X, x.d)
+
+
+def dilated_submanifold(x):
+    return submanifold_rulebook(x.sites, x.grid, 3, dilation=2, d=x.d)
+
+
+def dense_dilated_submanifold(X, t, W, b, x):
+    same = each(lambda X: dense_conv(X, W, b, 3, 1, 2, t, 2), X, x.d)
+    y = np.zeros_like(same) + (np.tile(t, 3**x.d) @ W + b)
+    y[tuple(x.sites.T)] = same[tuple(x.sites.T)]
+    return y
+
+
+def dilated_transposed(x):
+    return transposed_rulebook(x.sites, x.grid, 2, stride=2, pad=1, dilation=3, output_pad=2, d=x.d)
+
+
+def dense_dilated_up(X, t, W, b, x):
+    return each(lambda X: dense_transposed(X - t, W, b, 2, 2, 1, 3, 2), X, x.d)
+
+
 def fine_sites(x):
     """Sites on twice the grid and one cell more, whose strided layer has the sites of x."""
     corner = 0 if len(x.grid) == x.d else 1
@@ -106,6 +137,9 @@ KINDS = {
     "submanifold": (submanifold, dense_submanifold, 3),
     "transposed": (transposed, dense_up, 3),
     "inverse": (inverse, dense_inverse, 2),
+    "dilated": (dilated, dense_dilated, 3),
+    "dilated submanifold": (dilated_submanifold, dense_dilated_submanifold, 3),
+    "dilated transposed, output padded": (dilated_transposed, dense_dilated_up, 2),
 }
 EVERY = [(kind, d, images) for kind in KINDS for d, images in [(1, 2), (2, 0), (3, 0), (3, 2)]]
 
@@ -138,13 +172,24 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_form(kind, d, images):
     C = np.random.default_rng(1).standard_normal(expected.shape)
     found = sparse_conv_grad(x, W, rules, *at_sites(C, y.sites))
     arrays = {"M": x.values, "t": x.ground_state, "W": W, "b": b}
+    Q = build_q(x.values, x.ground_state, rules)
+    assert relative_error(Q @ W + b, y.values) < 1e-14
+    Y = conv_without_q(x.values, x.ground_state, W, rules)
+    assert relative_error(Y + b, y.values) < 1e-14
+    dY = C[tuple(y.sites.T)]
+    without_q = conv_without_q_grad(x.values, x.ground_state, W, dY, rules)
+    zero = sparse_conv_grad(x, W, rules, dY, np.zeros(len(b)))
+    for gradient, expected in zip(without_q, zero, strict=False):
+        assert relative_error(gradient, expected) < 1e-13
+    for gradient, expected in zip(grad_q(dY @ W.T, rules), zero, strict=False):
+        assert relative_error(gradient, expected) < 1e-14
     for (name, at), gradient in zip(arrays.items(), found, strict=True):
         step = complex_step(lambda X, name=name: (C * reference(**{name: X})).sum(), at)
         assert relative_error(gradient, step) < 1e-13, name
 
 
 def layer_function(layer):
-    """Loss sum C Y^3, its gradients, and the gradients of their slope along four directions."""
+    """Y, t', gradients of the loss sum C Y^3, and those of their slope along four directions."""
     x, W, b, rules = graph.symbolic_value(), pt.dmatrix(), pt.dvector(), graph.symbolic_rules()
     C, c = pt.dmatrix(), pt.dvector()
     y = layer(x, W, b, rules)
@@ -153,15 +198,17 @@ def layer_function(layer):
     first = pt.grad(loss, inputs)
     directions = [v.type() for v in inputs]
     slope = sum((v * g).sum() for v, g in zip(directions, first, strict=True))
-    outputs = [*first, *pt.grad(slope, inputs, disconnected_inputs="ignore")]
+    outputs = [*y, *first, *pt.grad(slope, inputs, disconnected_inputs="ignore")]
     return pytensor.function([*inputs, *rules, C, c, *directions], outputs, mode=PY)
 
 
-LAYERS = {False: layer_function(graph.conv), True: layer_function(graph.conv_transposed)}
+LAYERS = {layer: layer_function(layer) for layer in (graph.conv, graph.conv_with_q)}
 
 
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 @pytest.mark.parametrize(("kind", "d", "images"), EVERY)
-def test_second_derivatives_of_the_graph(kind, d, images):
+def test_second_derivatives_of_the_graph(kind, d, images, layer):
+    """One compiled function for every kind: what the rulebook is comes in with its arrays."""
     make, _, f = KINDS[kind]
     x, W, b = image(d, images, f=f)
     rules = make(x)
@@ -169,7 +216,11 @@ def test_second_derivatives_of_the_graph(kind, d, images):
     at = [x.values, x.ground_state, W, b]
     C, c = rng.standard_normal((len(rules.sites), len(b))), rng.standard_normal(len(b))
     directions = [rng.standard_normal(v.shape) for v in at]
-    found = LAYERS[rules.transposed](*at, rules.src, rules.dst, C, c, *directions)
+    arrays = graph.rule_arrays(x, rules)
+    values, t_out, *found = LAYERS[layer](*at, *arrays, C, c, *directions)
+    y = sparse_conv(x, W, b, rules)
+    assert relative_error(values, y.values) < 1e-14
+    assert relative_error(t_out, y.ground_state) < 1e-14
 
     def gradients(M, t, W, b):
         z = replace(x, values=M, ground_state=t)
@@ -182,38 +233,137 @@ def test_second_derivatives_of_the_graph(kind, d, images):
         assert relative_error(found[4 + k], g.imag / 1e-30) < 1e-12
 
 
-@settings(max_examples=15)
-@given(layers(images=True, d=3), st.integers(1, 2), st.integers(0, 2))
-def test_any_stride_and_padding_of_a_batch_of_volumes(layer, stride, pad):
-    x, f, W, b = layer
-    rules = rulebook(x.sites, x.grid, f, stride, pad, d=3)
-    t = x.ground_state
-    expected = each(lambda X: dense_conv(X, W, b, f, stride, pad, t), x.to_dense(), 3)
-    np.testing.assert_allclose(sparse_conv(x, W, b, rules).to_dense(), expected, atol=1e-12)
-    up = transposed_rulebook(x.sites, x.grid, f, stride, 0, d=3)
-    expected = each(lambda X: dense_transposed(X - t, W, b, f, stride), x.to_dense(), 3)
+@settings(max_examples=25)
+@given(st.data(), st.integers(1, 3))
+def test_any_stride_padding_and_dilation_of_a_batch(data, d):
+    x, f, W, b = data.draw(layers(images=True, d=d))
+    stride, dilation, pad = (data.draw(st.integers(least, 3)) for least in (1, 1, 0))
+    pad = max(pad, (dilation * (f - 1) + 2 - min(x.grid[1:])) // 2)
+    t, how = x.ground_state, {"stride": stride, "pad": pad, "dilation": dilation, "d": d}
+    rules = rulebook(x.sites, x.grid, f, **how)
+    expected = each(lambda X: dense_conv(X, W, b, f, stride, pad, t, dilation), x.to_dense(), d)
+    y = sparse_conv(x, W, b, rules)
+    np.testing.assert_allclose(y.to_dense(), expected, atol=1e-12)
+    more = data.draw(st.integers(0, max(stride, dilation) - 1))
+    up = transposed_rulebook(x.sites, x.grid, f, **how | {"pad": 0}, output_pad=more)
+    expected = each(
+        lambda X: dense_transposed(X - t, W, b, f, stride, 0, dilation, more), x.to_dense(), d
+    )
     np.testing.assert_allclose(sparse_conv(x, W, b, up).to_dense(), expected, atol=1e-12)
+    # Back at the sites: the transposed convolution of the outputs, in a grid with its rim.
+    back = inverse_rulebook(rules, x.sites, x.grid)
+    W = np.random.default_rng(0).standard_normal((f**d * len(b), 2))
+    u = y.ground_state
+    wide = np.zeros((x.grid[0], *(h + 2 * pad for h in x.grid[1:]), 2))
+    full = each(
+        lambda Y: dense_transposed(Y - u, W, np.zeros(2), f, stride, 0, dilation), y.to_dense(), d
+    )
+    wide[tuple(slice(0, size) for size in full.shape)] = full
+    inner = x.sites + np.array([0] + [pad] * d)
+    z = sparse_conv(y, W, np.ones(2), back)
+    np.testing.assert_allclose(z.values, wide[tuple(inner.T)] + 1, atol=1e-11)
+    np.testing.assert_array_equal(z.sites, x.sites)
+
+
+def in_groups(dense, W, b, groups, *args):
+    """The dense convolution of each group's channels, side by side."""
+    parts = zip(*(np.split(X, groups, axis=-1) for X in (dense, W, b)), strict=True)
+    return np.concatenate([dense_conv(*part, *args) for part in parts], axis=-1)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize(("groups", "n_out"), [(2, 6), (4, 4), (4, 8)])
+def test_groups_and_their_gradients(d, groups, n_out):
+    """Of four channels: two groups, a depthwise convolution, and one with two outputs each."""
+    x, *_ = image(d, 0 if d == 3 else 2, n_in=4)
+    x = replace(x, ground_state=np.zeros(4))  # the rim of the dense form
+    rng = np.random.default_rng(5)
+    W, b = rng.standard_normal((3**d * 4 // groups, n_out)), rng.standard_normal(n_out)
+    rules = rulebook(x.sites, x.grid, 3, stride=2, pad=1, d=d)
+    at = {"M": x.values, "W": W, "b": b}
+
+    def reference(M=x.values, W=W, b=b):
+        X = dense_form(M, np.zeros(4), x)
+        return each(lambda X: in_groups(X, W, b, groups, 3, 2, 1), X, d)
+
+    y, expected = sparse_conv(x, W, b, rules, groups=groups), reference()
+    assert relative_error(y.to_dense(), expected) < 1e-14
+    C = rng.standard_normal(expected.shape)
+    cotangents = at_sites(C, y.sites)
+    dM, dt, dW, db = sparse_conv_grad(x, W, rules, *cotangents, groups=groups)
+    for name, gradient in zip(at, (dM, dW, db), strict=True):
+        step = complex_step(lambda X, name=name: (C * reference(**{name: X})).sum(), at[name])
+        assert relative_error(gradient, step) < 1e-13, name
+
+    def in_ground_state(t):
+        y = sparse_conv(replace(x, ground_state=t), W, b, rules, groups=groups)
+        return (cotangents[0] * y.values).sum() + cotangents[1] @ y.ground_state
+
+    assert relative_error(dt, complex_step(in_ground_state, x.ground_state)) < 1e-13
+
+    # The graph: the same, and the Hessian times a direction.
+    z, W_, b_ = graph.symbolic_value(), pt.dmatrix(), pt.dvector()
+    out = graph.conv_with_q(z, W_, b_, rules, groups=groups)
+    inputs = [*z, W_, b_]
+    first = pt.grad((cotangents[0] * out.values**3).sum() + out.ground_state.sum(), inputs)
+    directions = [v.type() for v in inputs]
+    slope = sum((v * g).sum() for v, g in zip(directions, first, strict=True))
+    second = pt.grad(slope, inputs, disconnected_inputs="ignore")
+    f = pytensor.function([*inputs, *directions], [*out, *first, *second], mode=PY)
+    at = [x.values, x.ground_state, W, b]
+    moves = [rng.standard_normal(v.shape) for v in at]
+    values, t_out, *found = f(*at, *moves)
+    assert relative_error(values, y.values) < 1e-14
+    assert relative_error(t_out, y.ground_state) < 1e-14
+
+    def gradients(M, t, W, b):
+        z = replace(x, values=M, ground_state=t)
+        y = sparse_conv(z, W, b, rules, groups=groups)
+        dY = 3 * cotangents[0] * y.values**2
+        return sparse_conv_grad(z, W, rules, dY, np.ones(n_out), groups=groups)
+
+    moved = gradients(*(v + 1e-30j * u for v, u in zip(at, moves, strict=True)))
+    for k, g in enumerate(moved):
+        assert relative_error(found[k], g.real) < 1e-13
+        assert relative_error(found[4 + k], g.imag / 1e-30) < 1e-12
+
+
+def test_groups_of_transposed_layers_are_layers_of_their_own():
+    x, *_ = image(2, n_in=4)
+    rules, rng = transposed(x), np.random.default_rng(6)
+    W, b = rng.standard_normal((9 * 2, 6)), rng.standard_normal(6)
+    y = sparse_conv(x, W, b, rules, groups=2)
+    parts = zip(
+        *(np.split(X, 2, axis=-1) for X in (x.to_dense() - x.ground_state, W, b)), strict=True
+    )
+    expected = np.concatenate([dense_transposed(*part, 3, 2, 1) for part in parts], axis=-1)
+    assert relative_error(y.to_dense(), expected) < 1e-14
+    out = graph.conv_with_q(x, W, b, rules, groups=2)
+    for value, reference in zip(out, (y.values, y.ground_state), strict=True):
+        assert relative_error(value.eval(mode=PY), reference) < 1e-14
 
 
 def test_windows_of_another_length_along_each_axis():
     """As for a scanner whose resolution in height is another one than across."""
     x = random_layer(9, (5, 4, 6, 2), 1, 3, d=3)[0]
-    f, stride, pad = (1, 2, 3), (1, 2, 2), (0, 0, 1)
+    f, stride, pad, dilation, more = (1, 2, 3), (1, 2, 2), (0, 0, 1), (3, 2, 1), (2, 0, 1)
     b, rng, t = np.ones(3), np.random.default_rng(9), x.ground_state
     W = rng.standard_normal((6 * 2, 3))
     rules = {
-        "strided": rulebook(x.sites, x.grid, f, stride, pad, d=3),
-        "submanifold": submanifold_rulebook(x.sites, x.grid, (1, 3, 1), d=3),
-        "transposed": transposed_rulebook(x.sites, x.grid, f, stride, pad, d=3),
+        "strided": rulebook(x.sites, x.grid, f, stride=stride, pad=pad, dilation=dilation, d=3),
+        "submanifold": submanifold_rulebook(x.sites, x.grid, (1, 3, 1), dilation=dilation, d=3),
+        "transposed": transposed_rulebook(
+            x.sites, x.grid, f, stride=stride, pad=pad, dilation=dilation, output_pad=more, d=3
+        ),
     }
 
     def references(X, t, W):
-        same = dense_conv(X, W[:6], b, (1, 3, 1), 1, (0, 1, 0), t)
+        same = dense_conv(X, W[:6], b, (1, 3, 1), 1, (0, 2, 0), t, dilation)
         at = tuple(x.sites.T)
         kept = np.zeros_like(same) + np.tile(t, 3) @ W[:6] + b
         kept[at] = same[at]
-        strided = dense_conv(X, W, b, f, stride, pad, t)
-        up = dense_transposed(X - t, W, b, f, stride, pad)
+        strided = dense_conv(X, W, b, f, stride, pad, t, dilation)
+        up = dense_transposed(X - t, W, b, f, stride, pad, dilation, more)
         return {"strided": strided, "submanifold": kept, "transposed": up}
 
     for kind, expected in references(x.to_dense(), t, W).items():
@@ -273,7 +423,7 @@ def test_max_pooling_of_signals_and_volumes(stride, signals, volume):
             return windows[every].max(axis=tuple(range(d + 1, 2 * d + 1)))
 
         expected = each(pooled, x.to_dense(), x.d)
-        np.testing.assert_array_equal(sparse_max_pool(x, f, stride).to_dense(), expected)
+        np.testing.assert_array_equal(sparse_max_pool(x, f, stride=stride).to_dense(), expected)
 
 
 def test_sums_of_images_with_different_sites():
@@ -311,7 +461,7 @@ def test_addition_normalisation_and_mean_pooling_against_the_dense_form():
     union = union_rulebooks(x.sites, y.sites, x.grid)
     pooled = rulebook(union[0].sites, union[0].grid, 2, stride=2, d=3)
     rules = [*union, pooled, dense_rulebook(pooled.sites, pooled.grid)]
-    flat = [array for r in rules for array in (r.src, r.dst)]
+    flat = graph.rule_arrays([x, y], *rules)
     rng = np.random.default_rng(6)
     names = ("x", "t", "y", "u", "gamma", "beta")
     at = [x.values, x.ground_state, y.values, y.ground_state, *rng.standard_normal((2, 2))]
@@ -417,8 +567,9 @@ def test_a_u_net_of_point_clouds_and_its_gradients_are_those_of_the_dense_networ
         for _ in range(2)
     ]
     x = stack(clouds)
-    fine, down = submanifold_rulebook(x.sites, x.grid, 3, 3), rulebook(x.sites, x.grid, 2, 2, d=3)
-    coarse = submanifold_rulebook(down.sites, down.grid, 3, 3)
+    fine = submanifold_rulebook(x.sites, x.grid, 3, d=3)
+    down = rulebook(x.sites, x.grid, 2, stride=2, d=3)
+    coarse = submanifold_rulebook(down.sites, down.grid, 3, d=3)
     rules = fine, down, coarse, inverse_rulebook(down, x.sites, x.grid)
     shapes = [(27, 2), 2, (16, 3), 3, (81, 3), 3, (24, 2), 2, (108, 2), 2]
     at = [rng.standard_normal(shape) / 3 for shape in shapes]
@@ -476,7 +627,10 @@ X3, W3, B3 = image(3)
             lambda: rulebook(X3.sites, X3.grid, (3, 3), d=3),
             r"f is \(3, 3\), expected an integer, or one for each of 3 axes",
         ),
-        (lambda: rulebook(X3.sites, X3.grid, 3, (2, 0, 1), d=3), "stride is 0, expected a pos"),
+        (
+            lambda: rulebook(X3.sites, X3.grid, 3, stride=(2, 0, 1), d=3),
+            "stride is 0, expected a pos",
+        ),
         (
             lambda: rulebook(X3.sites, X3.grid, (3, 7, 1), pad=(0, 1, 0), d=3),
             r"f = \(3, 7, 1\) is larger than the grid: \(5, 4, 5\) padded by \(0, 1, 0\)",
@@ -507,20 +661,23 @@ X3, W3, B3 = image(3)
             "there are 5 sites, but the rulebook has 8",
         ),
         (
-            lambda: graph.conv_with_q((X3.values, X3.ground_state), W3, B3, transposed(X3)),
-            "of a transposed convolution: use conv",
+            lambda: graph.max_pool((X3.values, X3.ground_state), transposed(X3)),
+            "max pooling takes no rulebook of a transposed",
         ),
         (lambda: sparse_add(X3, image(3, 1)[0]), r"images of shapes \(5, 4, 5, 2\) \(d = 3\)"),
         (
             lambda: SparseValue.from_points([[0.0, 5.0]], [[1.0]], 1.0, (4, 4)),
-            r"site \(0, 5\) lies outside the grid \(4, 4\)",
+            r"point 0, \(0.0, 5.0\), lies outside the grid \(4, 4\)",
         ),
         (
             lambda: SparseValue.from_points([[0.0, np.nan]], [[1.0]], 1.0, (4, 4)),
             "a coordinate that is not finite",
         ),
         (lambda: SparseValue.from_points([[0.0]], [[1.0]], 1.0, (4, 4)), r"expected \(m, d\)"),
-        (lambda: SparseValue.from_points([[0.0]], [[1.0]] * 2, 1.0, (4,)), "2 features of 1"),
+        (
+            lambda: SparseValue.from_points([[0.0]], [[1.0]] * 2, 1.0, (4,)),
+            r"features has shape \(2, 1\), .* 1 points",
+        ),
         (lambda: SparseValue.from_points([[0.0]], [[1.0]], 0.0, (4,)), "cell is 0.0"),
         (lambda: SparseValue.from_points([[0.0]], [[1.0]], (1, 2), (4,)), r"cell is \(1, 2\)"),
         (lambda: SparseValue.from_points([[0.0]], [1.0], 1.0, (4,)), r"features has shape \(1,\)"),

@@ -1,6 +1,7 @@
 """SparseValue and rulebooks, against the notebook's loops and against pictures of the grid."""
 
 from dataclasses import replace
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -9,13 +10,20 @@ from hypothesis import strategies as st
 from sparse_cases import layers, random_layer
 from sparse_loops import loop_output_sites
 
+from helpers import sparse_conv
 from helpers.sparse_conv import (
     SparseValue,
     dense_rulebook,
+    graph,
+    inverse_rulebook,
+    next_ground_state,
     rulebook,
     sparse_conv_2d,
+    sparse_max_pool,
     stack,
     submanifold_rulebook,
+    transposed_rulebook,
+    union_rulebooks,
 )
 
 ONE = {"sites": [[0, 1]], "values": [[7.0, 8.0]], "shape": (2, 3, 2)}
@@ -46,7 +54,7 @@ def test_from_dense_keeps_a_site_that_differs_in_one_channel_or_is_nan():
 def test_dtypes_are_kept(integers, dtype):
     x, W, b = random_layer(5, (6, 6, 2), 3, 4, dtype=dtype, integers=integers)
     y = sparse_conv_2d(x, W, b, 3)
-    assert x.sites.dtype == y.sites.dtype == integers
+    assert x.sites.dtype == y.sites.dtype == np.int64
     assert x.values.dtype == y.values.dtype == y.ground_state.dtype == y.to_dense().dtype == dtype
 
 
@@ -90,7 +98,6 @@ def test_output_sites_come_in_the_order_of_the_loops(layer):
     expected = loop_output_sites(x.sites, h, w, f)
     assert [tuple(site) for site in rules.sites.tolist()] == [(int(i), int(j)) for i, j in expected]
     assert rules.grid == (h - f + 1, w - f + 1)
-    assert rules.sites.dtype == x.sites.dtype
 
 
 @settings(deadline=None)
@@ -98,7 +105,7 @@ def test_output_sites_come_in_the_order_of_the_loops(layer):
 def test_rulebook_says_what_each_window_sees(layer, stride):
     x, f, *_ = layer
     *_, h, w, _ = x.shape
-    rules = rulebook(x.sites, x.shape, f, stride, d=2)
+    rules = rulebook(x.sites, x.shape, f, stride=stride, d=2)
     a, a_out = len(x.sites), len(rules.sites)
     number = {tuple(site): s for s, site in enumerate(x.sites.tolist())}
     seen = set()
@@ -178,7 +185,7 @@ def test_windows_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="f = 2 is even"):
         submanifold_rulebook([[0, 0]], (5, 5), 2)
     with pytest.raises(ValueError, match="stride is 0"):
-        rulebook([[0, 0]], (5, 5), 3, 0)
+        rulebook([[0, 0]], (5, 5), 3, stride=0)
 
 
 def test_sites_that_no_window_holds_may_not_repeat_either():
@@ -190,7 +197,7 @@ def test_sites_that_no_window_holds_may_not_repeat_either():
 def test_no_site_at_all(grid):
     sites = np.zeros((0, len(grid)), np.int32)
     for rules in (rulebook(sites, grid, 3, d=2), submanifold_rulebook(sites, grid, 3, d=2)):
-        assert rules.sites.shape == (0, len(grid)) and rules.sites.dtype == np.int32
+        assert rules.sites.shape == (0, len(grid)) and rules.sites.dtype == np.int64
         assert rules.src.shape == rules.dst.shape == (0, 9)
     assert (dense_rulebook(sites, grid).src == 0).all()
 
@@ -229,3 +236,99 @@ def test_images_that_do_not_stack():
     ):
         with pytest.raises(ValueError, match=message):
             stack(images)
+
+
+INTEGERS = "int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()
+
+
+@pytest.mark.parametrize("integers", INTEGERS)
+def test_sites_of_every_integer_type_are_computed_with_in_int64(integers):
+    """A transposed rulebook of site 2^30 + 5 with stride 4 in int32 gave 21 for 4294967317."""
+    top = min(np.iinfo(integers).max, 2**55)
+    grid = (top + 1,)
+    sites, number = np.array([[top], [top - 3]], integers), np.dtype(integers).type
+    wide = sites.astype(np.int64)
+    assert transposed_rulebook(sites, grid, 1, stride=number(4)).sites[:, 0].tolist() == [
+        4 * top, 4 * top - 12,
+    ]  # fmt: skip
+    padded = rulebook(sites, grid, number(3), pad=number(100), dilation=number(2))
+    assert padded.sites[:, 0].min() == top - 3 + 100 - 4
+    for make in (
+        lambda sites: rulebook(sites, grid, 3, stride=2, pad=100),
+        lambda sites: submanifold_rulebook(sites, grid, 3, dilation=3),
+        lambda sites: transposed_rulebook(sites, grid, 3, stride=100, pad=50, output_pad=99),
+        lambda sites: inverse_rulebook(rulebook(wide, grid, 3), sites, grid),
+        lambda sites: union_rulebooks(sites, sites[:1], grid)[0],
+        lambda sites: dense_rulebook(sites // (top // 2), (3,)),
+    ):
+        found, expected = make(sites), make(wide)
+        for name in ("sites", "src", "dst", "sites_in"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+            assert getattr(found, name).dtype == getattr(expected, name).dtype
+        assert found.sites.dtype == np.int64
+    x = SparseValue(sites, np.ones((2, 1)), (*grid, 1))
+    assert x.sites.dtype == np.int64
+    batch = stack([x] * 300)  # more images than int8 can number
+    assert batch.sites[:, 0].tolist() == np.repeat(np.arange(300), 2).tolist()
+
+
+@pytest.mark.parametrize("integers", INTEGERS)
+def test_the_kernels_size_may_be_of_any_integer_type(integers):
+    """12 x 12 in int8 is -112."""
+    f, x = np.dtype(integers).type(12), SparseValue([[7, 7]], [[2.0]], (20, 20, 1))
+    y = sparse_conv_2d(x, np.ones((144, 1)), np.zeros(1), f)
+    assert y.grid == (9, 9) and y.values.tolist() == [[2.0]] * 64
+    assert next_ground_state(np.ones((12**3, 1)), np.ones(1), f, d=3).tolist() == [12**3]
+    assert sparse_max_pool(x, f, stride=np.dtype(integers).type(1)).grid == (9, 9)
+
+
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SparseValue([[0, 0]], [[1.0]], (2**32, 2**31, 1)), "too many cells, 92233720"),
+        (lambda: SparseValue([[2**63]], [[1.0]], (9, 1)), r"site \(9223372036854775808,\) lies"),
+        (lambda: rulebook([[0, 0]], (2**32, 2**31), 3), "cut it into parts, or take larger cells"),
+        (lambda: rulebook([[0]], (9,), 3, pad=HUGE), r"too many cells, 92233720.* in int64"),
+        (lambda: rulebook([[0]], (9,), 3, pad=HUGE * 2, stride=HUGE), "beyond int64: take smaller"),
+        (lambda: rulebook([[0]], (9,), 1, stride=2**64), "stride = 18446744073709551616, pad = 0"),
+        (lambda: submanifold_rulebook([[0]], (9,), 3, dilation=HUGE), "coordinates beyond int64"),
+        (lambda: transposed_rulebook([[9]], (HUGE,), 2, stride=4), "too many cells, 184467440737"),
+        (lambda: transposed_rulebook([[0]], (1,), 1, stride=2**63), "stride = 9223372036854775808"),
+        (lambda: submanifold_rulebook([[0] * 3], (9, 9, 9), 2**21 + 1, d=3), "windows of 92233"),
+        (lambda: rulebook([[0]], (2**40,), 2**32), "may be more than int32 can number"),
+        (lambda: dense_rulebook([[0]], (2**31,)), "has 2147483648 cells, .* pool first"),
+        (lambda: union_rulebooks([[0, 0]], [[0, 0]], (2**32, 2**31)), "too many cells"),
+        (lambda: rulebook([[0]], (5.5,), 2), r"shape is \(5.5,\), expected"),
+        (lambda: rulebook([[0]], (5,), True), "f is True, expected a positive integer"),
+    ],
+)
+def test_what_int64_cannot_hold_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_ways_out_of_too_many_cells():
+    """Larger cells, or a part of the grid: (2^32, 2^31) has one cell too many."""
+    assert rulebook([[2**40]], (2**40 + 1,), 1, stride=2**30).sites.tolist() == [[2**10]]
+    assert rulebook([[2**31, 5]], (2**32, 2**30), 1).sites.tolist() == [[2**31, 5]]
+    assert rulebook([[2**31 - 1, 7]], (2**32, 2**31 - 1), 1).sites.tolist() == [[2**31 - 1, 7]]
+
+
+def test_what_follows_the_kernels_size_has_a_name():
+    """rulebook(s, g, 3, 2) was stride 2 and submanifold_rulebook(s, g, 3, 2) was d = 2."""
+    seen = 0
+    for module in (sparse_conv, graph):
+        for name in module.__all__:
+            function = getattr(module, name)
+            parameters = list(signature(function).parameters.values()) if callable(function) else []
+            names = [p.name for p in parameters]
+            for p in parameters[names.index("f") + 1 :] if "f" in names else []:
+                seen += 1
+                assert p.kind is p.KEYWORD_ONLY or p.default is p.empty, (name, p.name)
+    assert seen >= 8
+    for make in (rulebook, submanifold_rulebook, transposed_rulebook):
+        with pytest.raises(TypeError, match="positional argument"):
+            make([[0, 0, 0]], (4, 4, 4), 3, 2)

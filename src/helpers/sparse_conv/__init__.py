@@ -3,8 +3,9 @@
 An image, a signal or a volume is its active sites, their values and the ground state of all other
 sites. NumPy functions take a :class:`~helpers.sparse_conv.value.SparseValue`, and
 :mod:`helpers.sparse_conv.graph` has the same layers for PyTensor. The kind of a convolution (with
-stride or padding, submanifold, transposed, inverse) is that of its rulebook,
-:mod:`helpers.sparse_conv.rules`.
+stride, padding or dilation, submanifold, transposed, inverse) is that of its rulebook,
+:mod:`helpers.sparse_conv.rules`. :mod:`helpers.sparse_conv.points` takes points to voxels and
+values of voxels back to points.
 
 >>> import numpy as np
 >>> from helpers.sparse_conv import SparseValue, sparse_conv_2d
@@ -38,6 +39,14 @@ from helpers.sparse_conv.conv import (
     sparse_relu,
 )
 from helpers.sparse_conv.pairs import conv_without_q, conv_without_q_grad
+from helpers.sparse_conv.points import (
+    PointMap,
+    point_map,
+    to_points,
+    to_points_grad,
+    voxel_means,
+    voxel_means_grad,
+)
 from helpers.sparse_conv.pool import sparse_max_pool, sparse_max_pool_2d
 from helpers.sparse_conv.rules import (
     Rulebook,
@@ -51,6 +60,7 @@ from helpers.sparse_conv.rules import (
 from helpers.sparse_conv.value import SparseValue, stack
 
 __all__ = [
+    "PointMap",
     "Rulebook",
     "SparseValue",
     "build_q",
@@ -61,6 +71,7 @@ __all__ = [
     "graph",
     "inverse_rulebook",
     "next_ground_state",
+    "point_map",
     "rulebook",
     "sparse_add",
     "sparse_conv",
@@ -72,6 +83,10 @@ __all__ = [
     "sparse_relu",
     "stack",
     "submanifold_rulebook",
+    "to_points",
+    "to_points_grad",
     "transposed_rulebook",
     "union_rulebooks",
+    "voxel_means",
+    "voxel_means_grad",
 ]

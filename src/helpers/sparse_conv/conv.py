@@ -5,16 +5,19 @@ position,
 
 .. math:: Y = Q W + b, \qquad t_\text{out} = \sum_k W_k^\top t + b,
 
-where :math:`W_k` (n_in, n_out) is block k of W. Graham (2015), Sparse 3D convolutional neural
+where :math:`W_k` (n_in, n_out) is block k of W. Of a transposed rulebook, Q holds what differs
+from the ground state, and :math:`t_\text{out} = b`. Graham (2015), Sparse 3D convolutional neural
 networks, arXiv:1505.02890.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from helpers.sparse_conv.rules import Rulebook, rulebook, union_rulebooks
-from helpers.sparse_conv.value import SparseValue
+from helpers.sparse_conv.rules import Rulebook, integer, per_axis, rulebook, union_rulebooks
+from helpers.sparse_conv.value import SparseValue, total
 
 __all__ = [
     "build_q",
@@ -30,7 +33,7 @@ __all__ = [
 
 
 def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
-    """Q: one gather.
+    """Q: one gather; of a transposed rulebook, of what differs from the ground state.
 
     Parameters
     ----------
@@ -46,6 +49,8 @@ def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
     values, ground_state = np.asarray(values), np.asarray(ground_state)
     expect("values", values, "(a_in, n_in)", (len(rules.dst), ground_state.size))
     expect("ground_state", ground_state, "(n_in,)", (ground_state.size,))
+    if rules.transposed:
+        values, ground_state = values - ground_state, np.zeros_like(ground_state)
     seen = np.concatenate([values, ground_state[np.newaxis]])  # row a_in is the ground state
     return seen[rules.src].reshape(len(rules.src), rules.src.shape[1] * ground_state.size)
 
@@ -54,7 +59,8 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of a loss with respect to values and ground state, from that to Q: a gather too.
 
     An input site is at each position of at most one window, so its gradient is a sum of f^d
-    entries that dst finds. The ground state's is the sum over all positions without a site.
+    entries that dst finds. The ground state's is the sum over all positions without a site; of a
+    transposed rulebook, it is minus the sum of all dM.
 
     Parameters
     ----------
@@ -75,18 +81,19 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     blocks = dQ.reshape(a_out, positions, dQ.shape[1] // positions)
     reached = np.concatenate([blocks, np.zeros_like(blocks, shape=(1, *blocks.shape[1:]))])
     dM = reached[rules.dst, np.arange(positions)].sum(axis=1)  # row a_out is zero
-    dt = blocks[rules.src == a].sum(axis=0)
-    return dM, dt
+    return dM, -total(dM) if rules.transposed else total(blocks[rules.src == a])
 
 
-def next_ground_state(W, ground_state, f: int, b=0.0, d: int = 2) -> np.ndarray:
+def next_ground_state(W, ground_state, f, *, b=0.0, d: int = 2) -> np.ndarray:
     """What a window without active sites gives: W' tile(t, f^d) + b.
+
+    That of a transposed convolution, which acts on what differs from the ground state, is b.
 
     Parameters
     ----------
     W : array (f^d*n_in, n_out)
     ground_state : array (n_in,)
-    f : int
+    f : int, or tuple of d int
     b : array (n_out,), optional
     d : int, optional
 
@@ -96,18 +103,19 @@ def next_ground_state(W, ground_state, f: int, b=0.0, d: int = 2) -> np.ndarray:
     """
     W, t = np.asarray(W), np.asarray(ground_state)
     expect("ground_state", t, "(n_in,)", (t.size,))
-    if W.ndim != 2 or len(W) != f**d * t.size:
+    positions = math.prod(per_axis("f", f, 1, integer("d", d, 1)))
+    if W.ndim != 2 or len(W) != positions * t.size:
         raise ValueError(
-            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({f**d * t.size}, n_out)"
+            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({positions * t.size}, n_out)"
         )
-    return np.tile(t, f**d) @ W + b
+    return np.tile(t, positions) @ W + b
 
 
-def sparse_conv(x: SparseValue, W, b, rules: Rulebook) -> SparseValue:
+def sparse_conv(x: SparseValue, W, b, rules: Rulebook, *, groups: int = 1) -> SparseValue:
     """Convolution of a sparse image, or of each image of a batch, in one, two or three dimensions.
 
     Which convolution is for the rulebook to say: :func:`~helpers.sparse_conv.rules.rulebook` (with
-    stride and padding), :func:`~helpers.sparse_conv.rules.submanifold_rulebook`,
+    stride, padding and dilation), :func:`~helpers.sparse_conv.rules.submanifold_rulebook`,
     :func:`~helpers.sparse_conv.rules.transposed_rulebook` or
     :func:`~helpers.sparse_conv.rules.inverse_rulebook`. The last two act on what differs from the
     ground state, and their own ground state is b.
@@ -115,11 +123,15 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook) -> SparseValue:
     Parameters
     ----------
     x : SparseValue (*grid, n_in)
-    W : array (f^d*n_in, n_out)
+    W : array (f^d*n_in, n_out), with groups (f^d*n_in/groups, n_out)
         Row k n_in + c belongs to position k of the window and channel c.
     b : array (n_out,)
     rules : Rulebook
         Made of ``x.sites``.
+    groups : int
+        The channels are cut into so many groups, and each group of outputs sees one group of
+        inputs: its columns of W are the weights of a layer of its own. n_in of them make a
+        depthwise convolution.
 
     Returns
     -------
@@ -128,23 +140,29 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook) -> SparseValue:
     Raises
     ------
     ValueError
-        If the rulebook was made of other sites than x's, or W or b do not fit.
+        If the rulebook was made of other sites than x's, W or b do not fit, or groups does not
+        divide n_in and n_out.
     """
-    W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1])
-    M, t = _acted_on(x, rules)
-    values = build_q(M, t, rules) @ W + b
-    t_out = np.tile(t, rules.src.shape[1]) @ W + b
-    return SparseValue._trusted(rules.sites, values, (*rules.grid, len(b)), t_out, x.d)
+    rules.refuse_other(x.sites, x.grid)
+    W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1], groups)
+    values, t_out = [], []
+    for M, t, W_g, b_g in _groups(groups, x.values, x.ground_state, W, b):
+        values.append(build_q(M, t, rules) @ W_g + b_g)
+        t_out.append(b_g if rules.transposed else _tile(t, rules) @ W_g + b_g)
+    return SparseValue._trusted(
+        rules.sites, np.hstack(values), (*rules.grid, len(b)), np.hstack(t_out), x.d
+    )
 
 
-def sparse_conv_grad(x: SparseValue, W, rules: Rulebook, dY, dt_out) -> tuple[np.ndarray, ...]:
+def sparse_conv_grad(
+    x: SparseValue, W, rules: Rulebook, dY, dt_out, *, groups: int = 1
+) -> tuple[np.ndarray, ...]:
     """Gradients with respect to what goes into :func:`sparse_conv`.
 
     Parameters
     ----------
-    x : SparseValue (*grid, n_in)
-    W : array (f^d*n_in, n_out)
-    rules : Rulebook
+    x, W, rules, groups
+        As in :func:`sparse_conv`.
     dY : array (a_out, n_out)
         Gradient with respect to the output's values.
     dt_out : array (n_out,)
@@ -152,31 +170,33 @@ def sparse_conv_grad(x: SparseValue, W, rules: Rulebook, dY, dt_out) -> tuple[np
 
     Returns
     -------
-    dM (a_in, n_in), dt (n_in,), dW (f^d*n_in, n_out), db (n_out,)
+    dM (a_in, n_in), dt (n_in,), dW of the shape of W, db (n_out,)
     """
-    positions, n_in = rules.src.shape[1], x.shape[-1]
-    dY, dt_out = np.asarray(dY), np.asarray(dt_out)
-    W, _ = check_weights(W, dt_out, positions, n_in)
-    expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
-    M, t = _acted_on(x, rules)
-    dM, dt = grad_q(dY @ W.T, rules)
-    if rules.transposed:
-        dt = -dM.sum(axis=0)
-    else:
-        dt = dt + (W @ dt_out).reshape(positions, n_in).sum(axis=0)
-    dW = build_q(M, t, rules).T @ dY + np.outer(np.tile(t, positions), dt_out)
-    return dM, dt, dW, dY.sum(axis=0) + dt_out
-
-
-def _acted_on(x: SparseValue, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
-    """Values and ground state; of a transposed convolution their differences from it."""
     rules.refuse_other(x.sites, x.grid)
-    if rules.transposed:
-        return x.values - x.ground_state, np.zeros_like(x.ground_state)
-    return x.values, x.ground_state
+    dY, dt_out = np.asarray(dY), np.asarray(dt_out)
+    W, _ = check_weights(W, dt_out, rules.src.shape[1], x.shape[-1], groups)
+    expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
+    parts = []
+    for M, t, W_g, dY_g, dt_out_g in _groups(groups, x.values, x.ground_state, W, dY, dt_out):
+        dM, dt = grad_q(dY_g @ W_g.T, rules)
+        dW = build_q(M, t, rules).T @ dY_g
+        if not rules.transposed:
+            dt = dt + (W_g @ dt_out_g).reshape(-1, len(t)).sum(axis=0)
+            dW = dW + np.outer(_tile(t, rules), dt_out_g)
+        parts.append((dM, dt, dW, total(dY_g) + dt_out_g))
+    return tuple(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
 
 
-def sparse_conv_2d(x: SparseValue, W, b, f: int, stride: int = 1, pad: int = 0) -> SparseValue:
+def _groups(groups: int, *arrays):
+    """The columns of each group, of all arrays."""
+    return zip(*(np.split(X, groups, axis=-1) for X in arrays), strict=True)
+
+
+def _tile(t, rules: Rulebook) -> np.ndarray:
+    return np.tile(t, rules.src.shape[1])
+
+
+def sparse_conv_2d(x: SparseValue, W, b, f, *, stride=1, pad=0, dilation=1) -> SparseValue:
     """Convolution of a sparse image, or of each image of a batch, with its own search for outputs.
 
     Parameters
@@ -185,36 +205,34 @@ def sparse_conv_2d(x: SparseValue, W, b, f: int, stride: int = 1, pad: int = 0) 
     W : array (f*f*n_in, n_out)
         Row (p f + q) n_in + c belongs to row p and column q of the window and channel c.
     b : array (n_out,)
-    f : int
-        The window is f by f.
-    stride, pad : int
+    f, stride, pad, dilation : int, or tuple of two int
         As in :func:`~helpers.sparse_conv.rules.rulebook`.
 
     Returns
     -------
     SparseValue ((h + 2 pad - f) // stride + 1, (w + 2 pad - f) // stride + 1, n_out)
-        Active is each site whose window holds an active site, in first-seen order.
+        Active is each site whose window holds an active site, in first-seen order. (With dilation,
+        dilation (f - 1) + 1 in the place of f.)
 
     Raises
     ------
     ValueError
         If x is no picture, f is larger than the padded grid, or W or b do not fit.
     """
-    check_weights(W, b, f * f, x.shape[-1])
-    return sparse_conv(x, W, b, _rulebook_2d(x, f, stride, pad))
+    return sparse_conv(x, W, b, _rulebook_2d(x, f, stride, pad, dilation))
 
 
 def sparse_conv_2d_grad(
-    x: SparseValue, W, f: int, dY, dt_out, stride: int = 1, pad: int = 0
+    x: SparseValue, W, f, dY, dt_out, *, stride=1, pad=0, dilation=1
 ) -> tuple[np.ndarray, ...]:
     """Gradients with respect to what goes into :func:`sparse_conv_2d`: :func:`sparse_conv_grad`."""
-    return sparse_conv_grad(x, W, _rulebook_2d(x, f, stride, pad), dY, dt_out)
+    return sparse_conv_grad(x, W, _rulebook_2d(x, f, stride, pad, dilation), dY, dt_out)
 
 
-def _rulebook_2d(x: SparseValue, f: int, stride: int, pad: int) -> Rulebook:
+def _rulebook_2d(x: SparseValue, f, stride, pad, dilation) -> Rulebook:
     if x.d != 2:
         raise ValueError(f"x has {x.d} dimensions: use sparse_conv, which takes a rulebook")
-    return rulebook(x.sites, x.grid, f, stride, pad, d=2)
+    return rulebook(x.sites, x.grid, f, stride=stride, pad=pad, dilation=dilation, d=2)
 
 
 def sparse_add(x: SparseValue, y: SparseValue) -> SparseValue:
@@ -251,16 +269,22 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.where(x.real <= 0, x.dtype.type(0), x)  # a NaN stays one
 
 
-def check_weights(W, b, positions: int, n_in: int) -> tuple[np.ndarray, np.ndarray]:
-    """W and b as arrays; ValueError if their shapes do not fit positions = f^d and n_in."""
+def check_weights(
+    W, b, positions: int, n_in: int, groups: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """W and b as arrays; ValueError if their shapes do not fit positions = f^d, n_in and groups."""
     W, b = np.asarray(W), np.asarray(b)
     for name, X in (("W", W), ("b", b)):
         if X.dtype.kind not in "biufc":
             raise ValueError(f"{name} is not an array of numbers: {X!r}")
-    if W.ndim != 2 or len(W) != positions * n_in or W.shape[1] == 0:
-        raise ValueError(
-            f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({positions * n_in}, n_out)"
-        )
+    groups = integer("groups", groups, 1)
+    if n_in % groups:
+        raise ValueError(f"groups = {groups} does not divide the {n_in} channels of x")
+    rows = positions * n_in // groups
+    if W.ndim != 2 or len(W) != rows or W.shape[1] == 0 or W.shape[1] % groups:
+        letters = "(f^d*n_in, n_out)" if groups == 1 else "(f^d*n_in/groups, n_out)"
+        multiple = "" if groups == 1 else f", n_out a multiple of groups = {groups}"
+        raise ValueError(f"W has shape {W.shape}, expected {letters} = ({rows}, n_out){multiple}")
     expect("b", b, "(n_out,)", (W.shape[1],))
     return W, b
 

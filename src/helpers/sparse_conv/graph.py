@@ -2,24 +2,29 @@
 
 Rulebooks are made outside the graph (:mod:`helpers.sparse_conv.rules`); a layer takes one as
 numbers, a :class:`~helpers.sparse_conv.rules.Rulebook`, or as symbols, :func:`symbolic_rules`, and
-then one compiled function serves every set of sites, batches of any size too.
+then one compiled function serves every set of sites, batches of any size too. A graph sees values
+and not where they are: :func:`rule_arrays` hands rulebooks to a function and refuses those of other
+sites.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytensor.tensor as pt
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor import TensorVariable
 
 from helpers.sparse_conv import dispatch, op  # noqa: F401
+from helpers.sparse_conv.rules import NOT_OF_TRANSPOSED, Rulebook, integer, refuse_transposed
+from helpers.sparse_conv.value import SparseValue
 
 __all__ = [
     "SymbolicRules",
     "SymbolicValue",
     "add",
     "conv",
-    "conv_transposed",
     "conv_with_q",
     "max_pool",
     "mean_pool",
@@ -27,9 +32,12 @@ __all__ = [
     "next_ground_state",
     "normalise",
     "relu",
+    "rule_arrays",
     "symbolic_rules",
     "symbolic_value",
     "to_dense",
+    "to_points",
+    "voxel_means",
 ]
 
 
@@ -41,10 +49,11 @@ class SymbolicValue(NamedTuple):
 
 
 class SymbolicRules(NamedTuple):
-    """src (a_out, f^d) and dst (a_in, f^d) of a rulebook, int32."""
+    """src (a_out, f^d) and dst (a_in, f^d) of a rulebook, int32, and whether it is transposed."""
 
     src: TensorVariable
     dst: TensorVariable
+    transposed: TensorVariable | bool
 
 
 def symbolic_value(name: str = "x", dtype: str = "float64") -> SymbolicValue:
@@ -54,16 +63,53 @@ def symbolic_value(name: str = "x", dtype: str = "float64") -> SymbolicValue:
 
 
 def symbolic_rules(name: str = "rules") -> SymbolicRules:
-    """Inputs of a function: give it ``rules.src`` and ``rules.dst``."""
-    return SymbolicRules(pt.imatrix(f"{name}_src"), pt.imatrix(f"{name}_dst"))
+    """Inputs of a function: give it ``rules.src``, ``rules.dst`` and ``rules.transposed``."""
+    arrays = pt.imatrix(f"{name}_src"), pt.imatrix(f"{name}_dst")
+    return SymbolicRules(*arrays, pt.scalar(f"{name}_transposed", dtype="bool"))
 
 
-def conv(x: SymbolicValue, W, b, rules) -> SymbolicValue:
-    """Convolution without Q, of the kind that the rulebook says; if it is symbolic, not transposed.
+def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
+    """What a function of symbolic rulebooks takes: src, dst and transposed of each, in turn.
 
     Parameters
     ----------
-    x : SymbolicValue (a_in, n_in)
+    x : SparseValue or Rulebook, or a list of them
+        The images that come into the network; a Rulebook stands for the image that its layer makes.
+    rules : Rulebook
+        In the order of the layers.
+
+    Raises
+    ------
+    ValueError
+        If a rulebook was made of sites that are neither those of an image that comes in nor the
+        outputs of a rulebook before it.
+    """
+    known = list(x) if isinstance(x, list) else [x]
+    arrays = []
+    for k, book in enumerate(rules):
+        if not any(
+            book.grid_in == y.grid and np.array_equal(book.sites_in, y.sites) for y in known
+        ):
+            raise ValueError(
+                f"rulebook {k} was made of {len(book.sites_in)} sites on a grid {book.grid_in}, "
+                "which neither an input nor a rulebook before it has: make it of the sites and the "
+                "grid of the layer before"
+            )
+        known.append(book)
+        arrays += [book.src, book.dst, np.array(book.transposed)]
+    return arrays
+
+
+def conv(x: SymbolicValue, W, b, rules) -> SymbolicValue:
+    """Convolution without Q, of the kind that the rulebook says, transposed too.
+
+    A transposed or an inverse convolution acts on what differs from the ground state, and its own
+    ground state is b.
+
+    Parameters
+    ----------
+    x : SymbolicValue (a_in, n_in), or a SparseValue
+        If the sites of a SparseValue are not those of a Rulebook, it is refused.
     W : TensorVariable (f^d*n_in, n_out)
     b : TensorVariable (n_out,)
     rules : Rulebook or SymbolicRules
@@ -72,35 +118,35 @@ def conv(x: SymbolicValue, W, b, rules) -> SymbolicValue:
     -------
     SymbolicValue (a_out, n_out)
     """
-    if getattr(rules, "transposed", False):
-        return conv_transposed(x, W, b, rules)
-    x, W, src, dst = _arguments(x, W, rules)
+    x, (src, dst) = _acted_on(x, rules)
+    W = pt.as_tensor_variable(W)
     positions, n_in = dst.shape[1], x.values.shape[1]
     # Row k of tW is W_k' t.
     tW = (W.reshape((positions, n_in, W.shape[1])) * x.ground_state[:, None]).sum(axis=1)
     return SymbolicValue(op.conv_pairs(x.values, W, tW, src, dst) + b, tW.sum(axis=0) + b)
 
 
-def conv_transposed(x: SymbolicValue, W, b, rules) -> SymbolicValue:
-    """Transposed or inverse convolution, of what differs from the ground state.
+def conv_with_q(x: SymbolicValue, W, b, rules, *, groups: int = 1) -> SymbolicValue:
+    """The same with Q, and in groups: parameters as :func:`conv`.
 
-    Parameters as :func:`conv`, with the rules of
-    :func:`~helpers.sparse_conv.rules.transposed_rulebook` or
-    :func:`~helpers.sparse_conv.rules.inverse_rulebook`. The result's ground state is b.
+    With `groups`, W is (f^d*n_in/groups, n_out), as in
+    :func:`~helpers.sparse_conv.conv.sparse_conv`.
     """
-    x, W, src, dst = _arguments(x, W, rules)
-    nothing = pt.zeros((dst.shape[1], W.shape[1]), dtype=W.dtype)
-    values = op.conv_pairs(x.values - x.ground_state, W, nothing, src, dst)
-    return SymbolicValue(values + b, pt.as_tensor_variable(b))
+    x, arrays = _acted_on(x, rules)
+    W, groups = pt.as_tensor_variable(W), integer("groups", groups, 1)
+    positions = arrays[1].shape[1]
+    Q = op.build_q(*x, *arrays)
+    t = pt.tile(x.ground_state, (positions,))[None]
+    if groups == 1:
+        return SymbolicValue(Q @ W + b, (t @ W)[0] + b)
 
+    def grouped(Q):  # (a_out, f^d*n_in) times W, one product for each group
+        blocks = Q.reshape((Q.shape[0], positions, groups, x.values.shape[1] // groups))
+        blocks = blocks.transpose((2, 0, 1, 3)).reshape((groups, Q.shape[0], W.shape[0]))
+        columns = W.reshape((W.shape[0], groups, W.shape[1] // groups)).transpose((1, 0, 2))
+        return (blocks @ columns).transpose((1, 0, 2)).reshape((Q.shape[0], W.shape[1]))
 
-def conv_with_q(x: SymbolicValue, W, b, rules) -> SymbolicValue:
-    """The same with Q; parameters as :func:`conv`, but no transposed rulebook."""
-    if getattr(rules, "transposed", False):
-        raise ValueError("the rulebook is of a transposed convolution: use conv")
-    x, W, src, dst = _arguments(x, W, rules)
-    Q = op.build_q(*x, src, dst)
-    return SymbolicValue(Q @ W + b, next_ground_state(W, x.ground_state, dst.shape[1]) + b)
+    return SymbolicValue(grouped(Q) + b, grouped(t)[0] + b)
 
 
 def next_ground_state(W, ground_state, positions) -> TensorVariable:
@@ -115,17 +161,15 @@ def relu(x: SymbolicValue) -> SymbolicValue:
 
 def max_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Largest value of each window and channel, the first of equals; rules with a stride."""
-    src, dst = pt.as_tensor_variable(rules.src), pt.as_tensor_variable(rules.dst)
+    x, (src, dst) = _seen(x, rules, "max pooling")
     winner = op.pool_winners(*x, src, dst)
-    return SymbolicValue(op.take(*x, winner, dst), pt.as_tensor_variable(x.ground_state))
+    return SymbolicValue(op.take(*x, winner, dst), x.ground_state)
 
 
 def mean_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Mean value of each window and channel, ground state included."""
-    x = SymbolicValue(*(pt.as_tensor_variable(v) for v in x))
-    src = pt.as_tensor_variable(rules.src)
-    Q = op.build_q(*x, src, rules.dst)
-    blocks = Q.reshape((src.shape[0], src.shape[1], x.values.shape[1]))
+    x, (src, dst) = _seen(x, rules, "mean pooling")
+    blocks = op.build_q(*x, src, dst).reshape((*src.shape, x.values.shape[1]))
     return SymbolicValue(blocks.mean(axis=1), x.ground_state)
 
 
@@ -194,10 +238,71 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
     TensorVariable (cells, n)
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
-    return op.build_q(*x, rules.src, rules.dst)
+    x, arrays = _seen(x, rules, "the dense form")
+    return op.build_q(*x, *arrays)
 
 
-def _arguments(x, W, rules):
-    x = SymbolicValue(*(pt.as_tensor_variable(v) for v in x))
+def to_points(x: SymbolicValue, voxel) -> TensorVariable:
+    """Values (m, n) at the points: each takes that of its voxel.
+
+    Parameters
+    ----------
+    x : SymbolicValue (a, n)
+        At the voxels of a :class:`~helpers.sparse_conv.points.PointMap`, in its order.
+    voxel : int array (m,), or its symbol
+        ``voxel`` of that map.
+    """
+    values = pt.as_tensor_variable(x[0])
+    # Through float64, so that the gradient's sums over points are accumulated there.
+    return values.astype("float64")[pt.as_tensor_variable(voxel)].astype(values.dtype)
+
+
+def voxel_means(features, voxel, counts) -> SymbolicValue:
+    """Means (a, n) of the features (m, n) of each voxel's points; the ground state is 0.
+
+    Parameters
+    ----------
+    features : TensorVariable (m, n)
+    voxel, counts : int arrays (m,) and (a,), or their symbols
+        Of a :class:`~helpers.sparse_conv.points.PointMap`.
+    """
+    features, counts = pt.as_tensor_variable(features), pt.as_tensor_variable(counts)
+    sums = pt.zeros((counts.shape[0], features.shape[1]), dtype="float64")
+    sums = sums[pt.as_tensor_variable(voxel)].inc(features.astype("float64"))
+    means = (sums / counts[:, None]).astype(features.dtype)
+    return SymbolicValue(means, pt.zeros(features.shape[1:], dtype=features.dtype))
+
+
+def _arguments(x, rules) -> SymbolicValue:
+    if isinstance(x, SparseValue):
+        if isinstance(rules, Rulebook):
+            rules.refuse_other(x.sites, x.grid)
+        x = x.values, x.ground_state
+    return SymbolicValue(*(pt.as_tensor_variable(v) for v in x))
+
+
+def _acted_on(x, rules):
+    """What a convolution sees, as in :func:`~helpers.sparse_conv.conv.build_q`; src and dst."""
+    x = _arguments(x, rules)
+    arrays = pt.as_tensor_variable(rules.src), pt.as_tensor_variable(rules.dst)
+    if rules.transposed is False:  # known beforehand: nothing to be computed
+        return x, arrays
+    transposed, zero = _symbol(rules.transposed), pt.zeros_like(x.ground_state)
+    values = x.values - pt.switch(transposed, x.ground_state, zero)
+    return SymbolicValue(values, pt.switch(transposed, zero, x.ground_state)), arrays
+
+
+def _symbol(transposed):
+    return pt.constant(np.array(transposed)) if isinstance(transposed, bool) else transposed
+
+
+def _seen(x, rules, what: str):
+    """x as it is, src and dst; a transposed rulebook is refused, at the latest when it is run."""
+    x = _arguments(x, rules)
     src, dst = pt.as_tensor_variable(rules.src), pt.as_tensor_variable(rules.dst)
-    return x, pt.as_tensor_variable(W), src, dst
+    if isinstance(rules.transposed, bool):
+        refuse_transposed(rules, what)
+    else:
+        check = CheckAndRaise(ValueError, f"{what} {NOT_OF_TRANSPOSED}")
+        src = check(src, pt.invert(rules.transposed))
+    return x, (src, dst)

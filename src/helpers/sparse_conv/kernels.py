@@ -2,6 +2,7 @@
 
 Compiled on the first call for each dtype, and kept on disk. The products are BLAS calls on tiles
 of rows that stay in the cache; a gather in front of them or a scatter behind them does the rest.
+Sums over all sites are accumulated in float64: in float32 a million terms lose their tail.
 No rulebook and no arrays, however wrong, make them read or write out of bounds.
 """
 
@@ -74,7 +75,7 @@ def grad_q(dQ, src, dst):
     a_out, n = src.shape[0], dQ.shape[1] // positions
     if n * positions != dQ.shape[1]:
         raise ValueError("dQ needs f^d*n_in columns")
-    dM, dt = np.zeros((a, n), dQ.dtype), np.zeros(n, dQ.dtype)
+    dM, dt = np.zeros((a, n), dQ.dtype), np.zeros(n)
     for s in range(a):
         for k in range(positions):
             o = dst[s, k]
@@ -86,7 +87,7 @@ def grad_q(dQ, src, dst):
             if not 0 <= src[o, k] < a:
                 for c in range(n):
                     dt[c] += dQ[o, k * n + c]
-    return dM, dt
+    return dM, dt.astype(dQ.dtype)
 
 
 # --- the convolution without Q --------------------------------------------------------------------
@@ -107,10 +108,10 @@ def _side_by_side(W, positions):
 
 
 @njit
-def _on_top(wide, positions):
+def _on_top(wide, positions, dtype):
     """The inverse of _side_by_side."""
     n_in, n_out = wide.shape[0], wide.shape[1] // positions
-    W = np.empty((positions * n_in, n_out), wide.dtype)
+    W = np.empty((positions * n_in, n_out), dtype)
     for k in range(positions):
         for c in range(n_in):
             for n in range(n_out):
@@ -189,14 +190,14 @@ def _sum_unseen(X, src, a, back):
 
     The products with a mask below do the same, and meet 0 * inf = NaN: this is for those.
     """
-    Y = np.zeros((src.shape[1] if back else src.shape[0], X.shape[1]), X.dtype)
+    Y = np.zeros((src.shape[1] if back else src.shape[0], X.shape[1]))
     for o in range(src.shape[0]):
         for k in range(src.shape[1]):
             if not 0 <= src[o, k] < a:
                 to, of = (k, o) if back else (o, k)
                 for n in range(X.shape[1]):
                     Y[to, n] += X[of, n]
-    return Y
+    return Y.astype(X.dtype)
 
 
 @njit
@@ -227,15 +228,17 @@ def sum_ground(dY, src, dst):
     _check_outputs(dY, src)
     dY, src = np.ascontiguousarray(dY), np.ascontiguousarray(src)
     a_out, positions = src.shape
-    D = np.zeros((positions, dY.shape[1]), dY.dtype)
-    part = np.empty_like(D)
+    D = np.zeros((positions, dY.shape[1]))
+    part = np.empty(D.shape, dY.dtype)
     mask = np.empty((min(TILE, a_out), positions), dY.dtype)
     for first in range(0, a_out, TILE):
         rows = min(TILE, a_out - first)
         if _unseen(src[first : first + rows].ravel(), len(dst), mask.ravel()):
             np.dot(mask[:rows].T, dY[first : first + rows], part)
             _add(D, part)
-    return D if _finite(D) else _sum_unseen(dY, src, len(dst), True)
+    if _finite(D):
+        return D.astype(dY.dtype)
+    return _sum_unseen(dY, src, len(dst), True)
 
 
 @njit
@@ -281,15 +284,15 @@ def conv_grad_weights(values, dY, src, dst):
     _check_outputs(dY, src)
     values = np.ascontiguousarray(values)
     a, positions = dst.shape
-    wide = np.zeros((values.shape[1], positions * dY.shape[1]), dY.dtype)
-    part = np.empty_like(wide)
+    wide = np.zeros((values.shape[1], positions * dY.shape[1]))
+    part = np.empty(wide.shape, dY.dtype)
     G = np.empty((min(TILE, a), wide.shape[1]), dY.dtype)
     for first in range(0, a, TILE):
         rows = min(TILE, a - first)
         _gather(dY, dst, first, G[:rows])
         np.dot(values[first : first + rows].T, G[:rows], part)
         _add(wide, part)
-    return _on_top(wide, positions)
+    return _on_top(wide, positions, dY.dtype)
 
 
 @njit
@@ -302,8 +305,8 @@ def conv_grads(values, W, dY, src, dst):
     a, positions = dst.shape
     wide_T = _transposed(_side_by_side(W, positions))
     dM = np.empty((a, wide_T.shape[1]), W.dtype)
-    wide = np.zeros((wide_T.shape[1], wide_T.shape[0]), W.dtype)
-    part = np.empty_like(wide)
+    wide = np.zeros((wide_T.shape[1], wide_T.shape[0]))
+    part = np.empty(wide.shape, W.dtype)
     G = np.empty((min(TILE, a), wide.shape[1]), W.dtype)
     for first in range(0, a, TILE):
         rows = min(TILE, a - first)
@@ -311,7 +314,7 @@ def conv_grads(values, W, dY, src, dst):
         np.dot(G[:rows], wide_T, dM[first : first + rows])
         np.dot(values[first : first + rows].T, G[:rows], part)
         _add(wide, part)
-    return dM, _on_top(wide, positions)
+    return dM, _on_top(wide, positions, W.dtype)
 
 
 # --- max pooling ----------------------------------------------------------------------------------
@@ -361,7 +364,7 @@ def put_back(dP, winner, dst):
     if dP.shape != winner.shape:
         raise ValueError("cotangents need the shape of winner")
     a, n = len(dst), winner.shape[1]
-    dM, dt = np.zeros((a, n), dP.dtype), np.zeros(n, dP.dtype)
+    dM, dt = np.zeros((a, n), dP.dtype), np.zeros(n)
     for o in range(winner.shape[0]):
         for c in range(n):
             s = winner[o, c]
@@ -369,4 +372,4 @@ def put_back(dP, winner, dst):
                 dM[s, c] += dP[o, c]
             else:
                 dt[c] += dP[o, c]
-    return dM, dt
+    return dM, dt.astype(dP.dtype)

@@ -96,8 +96,8 @@ class RulebookOp(Op):
 
 
 def _rules(src, dst):
-    """As much of a Rulebook as the NumPy functions look at."""
-    return SimpleNamespace(src=src, dst=dst)
+    """As much of a Rulebook as the NumPy functions look at; of its kind the Ops are not told."""
+    return SimpleNamespace(src=src, dst=dst, transposed=False)
 
 
 # --- with Q ---------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ r"""The convolution without Q in NumPy: sums over the pairs of a site and a wind
    \qquad (tW)_k = W_k^\top t .
 
 The first part is linear in M, in W and (as an inner product) in Y; the functions here are its
-three faces, and those of the second part.
+three faces, and those of the second part. Of a transposed rulebook, M - t is in the place of M,
+and the second part is absent.
 """
 
 from __future__ import annotations
@@ -18,16 +19,9 @@ import numpy as np
 
 from helpers.sparse_conv.conv import expect
 from helpers.sparse_conv.rules import Rulebook
+from helpers.sparse_conv.value import total
 
-__all__ = [
-    "conv_pairs",
-    "conv_without_q",
-    "conv_without_q_grad",
-    "pairs_grad_values",
-    "pairs_grad_weights",
-    "spread_ground",
-    "sum_ground",
-]
+__all__ = ["conv_without_q", "conv_without_q_grad"]
 
 
 def conv_without_q(values, ground_state, W, rules: Rulebook) -> np.ndarray:
@@ -46,8 +40,11 @@ def conv_without_q(values, ground_state, W, rules: Rulebook) -> np.ndarray:
     -------
     array (a_out, n_out)
     """
-    tW = np.asarray(ground_state) @ _blocks(W, rules)
-    return conv_pairs(values, W, tW, rules)
+    t, blocks = np.asarray(ground_state), _blocks(W, rules)
+    expect("ground_state", t, "(n_in,)", (blocks.shape[1],))
+    if rules.transposed:
+        return conv_pairs(values - t, W, np.zeros_like(t @ blocks), rules)
+    return conv_pairs(values, W, t @ blocks, rules)
 
 
 def conv_without_q_grad(
@@ -67,10 +64,13 @@ def conv_without_q_grad(
     dt : array (n_in,)
     dW : array (f^d*n_in, n_out)
     """
-    t = np.asarray(ground_state)
+    t, blocks = np.asarray(ground_state), _blocks(W, rules)
+    expect("ground_state", t, "(n_in,)", (blocks.shape[1],))
     dM = pairs_grad_values(dY, W, rules)
+    if rules.transposed:
+        return dM, -total(dM), pairs_grad_weights(values - t, dY, rules)
     D = sum_ground(dY, rules)
-    dt = np.einsum("kcn,kn->c", _blocks(W, rules), D)
+    dt = np.einsum("kcn,kn->c", blocks, D)
     dW = pairs_grad_weights(values, dY, rules)
     return dM, dt, dW + (t[:, np.newaxis] * D[:, np.newaxis, :]).reshape(dW.shape)
 
@@ -117,8 +117,9 @@ def sum_ground(dY, rules: Rulebook) -> np.ndarray:
     """D (f^d, n_out), the transpose: sum of the rows of dY (a_out, n_out) without a site at k."""
     dY, unseen = np.asarray(dY), rules.src == len(rules.dst)
     if np.isfinite(dY).all():
-        return unseen.astype(dY.dtype).T @ dY
-    return np.stack([dY[rows].sum(axis=0) for rows in unseen.T])
+        wide = np.result_type(dY, np.float64)
+        return (unseen.astype(wide).T @ dY.astype(wide)).astype(dY.dtype)
+    return np.stack([total(dY[rows]) for rows in unseen.T])
 
 
 def _blocks(W, rules: Rulebook) -> np.ndarray:

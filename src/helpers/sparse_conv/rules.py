@@ -2,17 +2,26 @@
 
 The rulebook depends on the sites alone. It is made outside of any graph, once for each set of
 sites, and then serves values, ground states and weights of every kind. Whether a layer is strided,
-padded, submanifold or transposed is said here and nowhere else.
+padded, dilated, submanifold or transposed is said here and nowhere else.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from helpers.sparse_conv import search
-from helpers.sparse_conv.value import check_sites, dimensions, first_duplicate
+from helpers.sparse_conv.value import (
+    INT64_MAX,
+    check_cells,
+    check_sites,
+    dimensions,
+    first_duplicate,
+    refuse_other_sites,
+    whole_numbers,
+)
 
 __all__ = [
     "Rulebook",
@@ -26,6 +35,11 @@ __all__ = [
 
 
 PerAxis = int | tuple[int, ...]
+INT32_MAX = 2**31 - 1
+NOT_OF_TRANSPOSED = (
+    "takes no rulebook of a transposed or an inverse convolution: its windows do not lie on the "
+    "grid of the input. Make one of the same sites with rulebook or submanifold_rulebook"
+)
 
 
 class Rulebook(NamedTuple):
@@ -35,9 +49,8 @@ class Rulebook(NamedTuple):
 
     Parameters
     ----------
-    sites : array (a_out, d) or (a_out, 1 + d)
-        Active output sites, in the order in which the input sites first reach them; of the input
-        sites' dtype.
+    sites : int64 array (a_out, d) or (a_out, 1 + d)
+        Active output sites, in the order in which the input sites first reach them.
     grid : tuple (h_out, w_out) or (images, h_out, w_out), and so on
         The grid they lie on.
     src : int32 array (a_out, f^d)
@@ -47,8 +60,9 @@ class Rulebook(NamedTuple):
         The inverse: the output that has input site s at position k; a_out where there is none.
     transposed : bool
         Of a transposed or an inverse convolution. These act on what differs from the ground state,
-        since what they would make of the ground state depends on the place.
-    sites_in, grid_in : array (a_in, d) or (a_in, 1 + d) and tuple, optional
+        since what they would make of the ground state depends on the place. Convolutions do so when
+        they are given such a rulebook; what has no meaning for it, a pooling say, refuses it.
+    sites_in, grid_in : int64 array (a_in, d) or (a_in, 1 + d) and tuple
         The input sites and their grid, so that an image of other sites can be refused.
     """
 
@@ -56,31 +70,37 @@ class Rulebook(NamedTuple):
     grid: tuple[int, ...]
     src: np.ndarray
     dst: np.ndarray
-    transposed: bool = False
-    sites_in: np.ndarray | None = None
-    grid_in: tuple[int, ...] | None = None
+    transposed: bool
+    sites_in: np.ndarray
+    grid_in: tuple[int, ...]
 
     def refuse_other(self, sites: np.ndarray, grid: tuple[int, ...]) -> None:
         """ValueError if the rulebook was made of other sites or of another grid."""
-        if self.grid_in is not None and self.grid_in != grid:
-            raise ValueError(f"sites are on a grid {grid}, but the rulebook's on {self.grid_in}")
-        if len(sites) != len(self.dst):
-            raise ValueError(f"there are {len(sites)} sites, but the rulebook has {len(self.dst)}")
-        if self.sites_in is not None and not np.array_equal(sites, self.sites_in):
-            s = np.flatnonzero((sites != self.sites_in).any(axis=1))[0]
-            ours, theirs = tuple(sites[s].tolist()), tuple(self.sites_in[s].tolist())
-            raise ValueError(f"site {s} is {ours}, but in the rulebook {theirs}")
+        refuse_other_sites(sites, grid, self.sites_in, self.grid_in, "the rulebook")
+
+
+def refuse_transposed(rules, what: str) -> None:
+    """ValueError if the rulebook is of a transposed or an inverse convolution."""
+    if rules.transposed:
+        raise ValueError(f"{what} {NOT_OF_TRANSPOSED}")
 
 
 def rulebook(
-    sites, shape, f: PerAxis, stride: PerAxis = 1, pad: PerAxis = 0, d: int | None = None
+    sites,
+    shape,
+    f: PerAxis,
+    *,
+    stride: PerAxis = 1,
+    pad: PerAxis = 0,
+    dilation: PerAxis = 1,
+    d: int | None = None,
 ) -> Rulebook:
     """Rulebook of a convolution or a pooling: active is what sees an active site.
 
     Parameters
     ----------
-    sites : array (a_in, d) or (a_in, 1 + d), int32 or int64
-        Coordinates of each active input site, in a batch the image first.
+    sites : array (a_in, d) or (a_in, 1 + d), any integers
+        Coordinates of each active input site, in a batch the image first. Computed with in int64.
     shape : tuple (h, w) or (images, h, w), and so on, with or without a last entry n_in
         The input's grid. Without a site, the columns of an empty array say which of these it is.
     f : int, or tuple of d int
@@ -90,6 +110,9 @@ def rulebook(
         From one window to the next.
     pad : int, or tuple of d int
         So many cells of ground state are put around each image. Default: 0, a valid convolution.
+    dilation : int, or tuple of d int
+        From one cell of a window to the next: at 2, every other cell is left out, and f cells span
+        2 (f - 1) + 1. Default: 1, neighbours.
     d : int, optional
         Dimensions of one image. Sites of three columns need it: 3 for a volume, 2 for a batch of
         pictures. Default for one, two and four columns: 1, 2 and 3.
@@ -101,8 +124,8 @@ def rulebook(
     Raises
     ------
     ValueError
-        If f is larger than the padded grid or not positive, d is missing, a site lies outside the
-        grid or occurs twice, or shapes or dtypes do not fit.
+        If a window is larger than the padded grid or f not positive, d is missing, a site lies
+        outside the grid or occurs twice, shapes or dtypes do not fit, or a number is beyond int64.
 
     Examples
     --------
@@ -113,22 +136,31 @@ def rulebook(
     (array([[0, 0]]), array([[0, 1, 1, 1]], dtype=int32))
     """
     sites, grid, d = _arguments(sites, shape, d)
-    f, stride, pad = _windows(f, stride, pad, d)
-    _check_fit(f, grid[-d:], pad)
-    ways = [h + 2 * p - w for h, w, p in zip(grid[-d:], f, pad, strict=True)]
+    windows = _windows(f, stride, pad, dilation, d)
+    ways = [
+        h + 2 * p - _span(w, g)
+        for h, (w, _, p, g) in zip(grid[-d:], zip(*windows, strict=True), strict=True)
+    ]
+    _check_fit(f, dilation, grid[-d:], pad, ways)
+    f, stride, pad, dilation = windows
     out = tuple(way // s + 1 for way, s in zip(ways, stride, strict=True))
-    complete = all(s <= w and way % s == 0 for way, w, s in zip(ways, f, stride, strict=True))
-    return _search(sites, grid, (*grid[:-d], *out), f, stride, pad, d, complete=complete)
+    complete = all(
+        s <= w and way % s == 0 and g == 1
+        for way, w, s, g in zip(ways, f, stride, dilation, strict=True)
+    )
+    return _search(sites, grid, (*grid[:-d], *out), *windows, d, complete=complete)
 
 
-def submanifold_rulebook(sites, shape, f: PerAxis, d: int | None = None) -> Rulebook:
+def submanifold_rulebook(
+    sites, shape, f: PerAxis, *, dilation: PerAxis = 1, d: int | None = None
+) -> Rulebook:
     """Rulebook of a submanifold convolution: active is what was active, the grid stays.
 
     Windows are centred on the sites; beyond the edge of the grid they see the ground state.
 
     Parameters
     ----------
-    sites, shape, d
+    sites, shape, dilation, d
         As in :func:`rulebook`.
     f : int, or tuple of d int
         Odd; it may be larger than the grid, as in the depth of a network.
@@ -148,26 +180,37 @@ def submanifold_rulebook(sites, shape, f: PerAxis, d: int | None = None) -> Rule
     convolutional networks, doi:10.1109/CVPR.2018.00961.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    window = _per_axis("f", f, 1, d)
+    window, stride, _, dilation = _windows(f, 1, 0, dilation, d)
     if not all(w % 2 for w in window):
         raise ValueError(f"f = {f} is even, so its windows have no centre")
     given = np.ravel_multi_index(tuple(sites.T), grid)
-    half = tuple(w // 2 for w in window)
-    return _search(sites, grid, grid, window, (1,) * d, half, d, given=given)
+    half = tuple(w // 2 * g for w, g in zip(window, dilation, strict=True))
+    return _search(sites, grid, grid, window, stride, half, dilation, d, given=given)
 
 
 def transposed_rulebook(
-    sites, shape, f: PerAxis, stride: PerAxis = 1, pad: PerAxis = 0, d: int | None = None
+    sites,
+    shape,
+    f: PerAxis,
+    *,
+    stride: PerAxis = 1,
+    pad: PerAxis = 0,
+    dilation: PerAxis = 1,
+    output_pad: PerAxis = 0,
+    d: int | None = None,
 ) -> Rulebook:
     """Rulebook of a transposed convolution: active is every cell that a site's window covers.
 
-    Site h reaches the cells stride h + k - pad of a grid of (h - 1) stride + f - 2 pad cells along
-    each axis.
+    Site h reaches the cells stride h + dilation k - pad of a grid of
+    (h - 1) stride + dilation (f - 1) + 1 - 2 pad + output_pad cells along each axis.
 
     Parameters
     ----------
-    sites, shape, f, stride, pad, d
+    sites, shape, f, stride, pad, dilation, d
         As in :func:`rulebook`; pad cells are cut off at each edge.
+    output_pad : int, or tuple of d int
+        So many cells more at the far edge, fewer than stride or dilation: of the grids that a
+        strided convolution maps to the same grid, the one that was there.
 
     Returns
     -------
@@ -176,19 +219,25 @@ def transposed_rulebook(
     Raises
     ------
     ValueError
-        As :func:`rulebook`; or if pad leaves no cell.
+        As :func:`rulebook`; or if pad leaves no cell, or output_pad is too large.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    window, strides, pads = _windows(f, stride, pad, d)
+    windows = _windows(f, stride, pad, dilation, d)
+    more = per_axis("output_pad", output_pad, 0, d)
+    if any(o >= max(s, g) for o, s, g in zip(more, windows[1], windows[3], strict=True)):
+        raise ValueError(
+            f"output_pad = {output_pad}, expected less than stride = {stride} or "
+            f"dilation = {dilation} along each axis"
+        )
     out = tuple(
-        (h - 1) * s + w - 2 * p for h, w, s, p in zip(grid[-d:], window, strides, pads, strict=True)
+        (h - 1) * s + _span(w, g) - 2 * p + o
+        for h, o, (w, s, p, g) in zip(grid[-d:], more, zip(*windows, strict=True), strict=True)
     )
     if min(out) < 1:
         raise ValueError(f"pad = {pad} leaves no cell of a transposed convolution of {grid[-d:]}")
+    complete = not any(windows[2])
     whole = (*grid[:-d], *out)
-    return _search(
-        sites, grid, whole, window, strides, pads, d, transposed=True, complete=not any(pads)
-    )
+    return _search(sites, grid, whole, *windows, d, transposed=True, complete=complete)
 
 
 def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
@@ -237,7 +286,12 @@ def dense_rulebook(sites, shape) -> Rulebook:
         As :func:`rulebook`.
     """
     sites, grid = _on_grid(sites, shape)
-    every = np.indices(grid, sites.dtype).reshape(len(grid), -1).T
+    if math.prod(grid) > INT32_MAX:
+        raise ValueError(
+            f"the dense form of {grid} has {math.prod(grid)} cells, more than rows can be numbered "
+            "in int32: pool first, or take a smaller grid"
+        )
+    every = np.indices(grid, np.int64).reshape(len(grid), -1).T
     return _copies(sites, np.ravel_multi_index(tuple(sites.T), grid), every, grid)
 
 
@@ -285,21 +339,38 @@ def _copies(sites, number, outputs, grid) -> Rulebook:
 
 
 def _search(
-    sites, grid, out, f, stride, pad, d, given=None, transposed=False, complete=True
+    sites,
+    grid,
+    out,
+    f,
+    stride,
+    pad,
+    dilation,
+    d,
+    given=None,
+    transposed=False,
+    complete=True,
 ) -> Rulebook:
     """The rulebook between two grids; `complete` says that some window holds each site."""
+    check_cells(out)
+    _check_reach(grid[-d:], f, stride, pad, dilation, transposed)
+    pairs = max(len(sites), 1) * math.prod(f)
+    if pairs > INT64_MAX or (given is None and min(pairs, math.prod(out)) > INT32_MAX):
+        raise ValueError(
+            f"windows of {math.prod(f)} cells around {len(sites)} sites may be more than int32 can "
+            "number: take smaller windows, or parts of the grid or of the batch one by one"
+        )
     batched = len(grid) > d
-    four = np.zeros((len(sites), 4), sites.dtype)  # image and three coordinates
+    four = np.zeros((len(sites), 4), np.int64)  # image and three coordinates
     four[:, 4 - d :] = sites[:, -d:]
     if batched:
         four[:, 0] = sites[:, 0]
     size = (out[0] if batched else 1, *(1,) * (3 - d), *out[-d:])
-    if np.prod(size, dtype=object) >= 2**62:
-        raise ValueError(f"the grid {out} has too many cells to be numbered")
-    window, strides, pads = ((fill,) * (3 - d) + x for x, fill in ((f, 1), (stride, 1), (pad, 0)))
+    fills = ((f, 1), (stride, 1), (pad, 0), (dilation, 1))
+    windows = ((fill,) * (3 - d) + x for x, fill in fills)
     given = np.empty(0, np.int64) if given is None else given
-    keys, dst, twice = search.find_outputs(four, size, window, strides, pads, transposed, given)
-    found, src, dst, repeated = search.invert(keys, dst, np.array(out), sites)
+    keys, dst, twice = search.find_outputs(four, size, *windows, transposed, given)
+    found, src, dst, repeated = search.invert(keys, dst, np.array(out))
     if not complete:
         _refuse(first_duplicate(sites, grid))
     twice = max(twice, repeated)
@@ -307,6 +378,16 @@ def _search(
     if len(given):
         return Rulebook(sites, grid, src, dst, False, sites, grid)
     return Rulebook(found, out, src, dst, transposed, sites, grid)
+
+
+def _check_reach(grid, f, stride, pad, dilation, transposed: bool) -> None:
+    """ValueError if the search would leave int64 with a coordinate."""
+    for h, w, s, p, g in zip(grid, f, stride, pad, dilation, strict=True):
+        if max((h * s if transposed else h) + g * w + p, s) > INT64_MAX:
+            raise ValueError(
+                f"f = {w}, stride = {s}, pad = {p} and dilation = {g} on {h} cells lead to "
+                "coordinates beyond int64: take smaller ones"
+            )
 
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -321,10 +402,7 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
     """Checked sites, grid and d; a last entry n_in is told by the columns of the sites."""
     sites = np.asarray(sites)
     columns = sites.shape[1] if sites.ndim == 2 else d or 2
-    try:
-        grid = tuple(int(s) for s in shape)
-    except (TypeError, ValueError):
-        grid = ()
+    grid = whole_numbers(shape)
     if len(grid) not in (columns, columns + 1) or min(grid) < 1:
         raise ValueError(
             f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in, or a "
@@ -339,36 +417,46 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
     return check_sites(sites, grid), grid, dimensions(columns, d, grid)
 
 
-def _check_fit(f: tuple[int, ...], grid: tuple[int, ...], pad: tuple[int, ...]) -> None:
-    if any(w > h + 2 * p for w, h, p in zip(f, grid, pad, strict=True)):
-        padded = f" padded by {_shown(pad)}" if any(pad) else ""
-        raise ValueError(f"f = {_shown(f)} is larger than the grid: {grid}{padded}")
+def _span(w: int, dilation: int) -> int:
+    """Cells from the first of a window to its last."""
+    return dilation * (w - 1) + 1
 
 
-def _shown(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
-    return numbers[0] if len(set(numbers)) == 1 else numbers
+def _check_fit(f, dilation, grid: tuple[int, ...], pad, ways: list[int]) -> None:
+    if min(ways) < 0:
+        dilated = (
+            f" with dilation = {_shown(dilation)}" if np.any(np.not_equal(dilation, 1)) else ""
+        )
+        padded = f" padded by {_shown(pad)}" if np.any(pad) else ""
+        raise ValueError(f"f = {_shown(f)}{dilated} is larger than the grid: {grid}{padded}")
 
 
-def _windows(f, stride, pad, d: int) -> list[tuple[int, ...]]:
-    arguments = (("f", f, 1), ("stride", stride, 1), ("pad", pad, 0))
-    return [_per_axis(name, numbers, least, d) for name, numbers, least in arguments]
+def _shown(numbers) -> int | tuple[int, ...]:
+    numbers = np.ravel(numbers).tolist()
+    return numbers[0] if len(set(numbers)) == 1 else tuple(numbers)
 
 
-def _per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
+def _windows(f, stride, pad, dilation, d: int) -> list[tuple[int, ...]]:
+    arguments = (("f", f, 1), ("stride", stride, 1), ("pad", pad, 0), ("dilation", dilation, 1))
+    return [per_axis(name, numbers, least, d) for name, numbers, least in arguments]
+
+
+def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
     """One integer for each of d axes; a single one serves them all."""
     if np.ndim(numbers) == 0:
-        return (_integer(name, numbers, least),) * d
+        return (integer(name, numbers, least),) * d
     if np.shape(numbers) != (d,):
         raise ValueError(f"{name} is {numbers!r}, expected an integer, or one for each of {d} axes")
-    return tuple(_integer(name, number, least) for number in numbers)
+    return tuple(integer(name, number, least) for number in numbers)
 
 
-def _integer(name: str, number, least: int) -> int:
-    whole = np.ndim(number) == 0 and np.asarray(number).dtype.kind in "iuf"
-    if not whole or number % 1 or number < least:
+def integer(name: str, number, least: int) -> int:
+    """As Python's integer, which does not overflow; ValueError if it is none or less than least."""
+    whole = whole_numbers([number]) if not isinstance(number, bool | np.bool) else ()
+    if not whole or whole[0] < least:
         expected = "a positive integer" if least else "an integer that is not negative"
         raise ValueError(f"{name} is {number!r}, expected {expected}")
-    return int(number)
+    return whole[0]
 
 
 def _refuse(twice: np.ndarray | None) -> None:

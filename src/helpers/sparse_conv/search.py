@@ -44,12 +44,13 @@ def _table(entries, cells):
 
 
 @njit
-def _reached(site, p, pad, size, sign, times, over):
-    """Along one axis: the output whose window holds the site at position p, or -1.
+def _reached(site, offset, size, sign, times, over):
+    """Along one axis: the output whose window holds the site at a position, or -1.
 
-    (site - p + pad) / stride, and for a transposed convolution stride site + p - pad.
+    Of position p the offset is dilation p - pad. The output is (site - offset) / stride, and of a
+    transposed convolution stride site + offset.
     """
-    i = times * site + sign * (p - pad)
+    i = times * site + sign * offset
     if over > 1:  # else spare the division
         if i % over:
             return -1
@@ -58,12 +59,13 @@ def _reached(site, p, pad, size, sign, times, over):
 
 
 @njit
-def find_outputs(sites, size, window, stride, pad, transposed, given):
+def find_outputs(sites, size, window, stride, pad, dilation, transposed, given):
     """Output sites in first-seen order, as cell numbers, dst (a, f^d), and a repeated site or -1.
 
-    `sites` is (a, 4), image and three coordinates; `size`, of the outputs, and `window`, `stride`
-    and `pad`, of the three axes, are tuples. An axis that the image lacks has size, window and
-    stride 1. With `given` cell numbers, if there are any, these are the outputs, and no others.
+    `sites` is (a, 4), image and three coordinates; `size`, of the outputs, and `window`, `stride`,
+    `pad` and `dilation`, of the three axes, are tuples. An axis that the image lacks has size,
+    window and stride 1. With `given` cell numbers, if there are any, these are the outputs, and no
+    others.
     """
     a, positions = len(sites), window[0] * window[1] * window[2]
     sign, times, over = (1, stride, (1, 1, 1)) if transposed else (-1, (1, 1, 1), stride)
@@ -82,16 +84,20 @@ def find_outputs(sites, size, window, stride, pad, transposed, given):
         table[slot] = o + 1
     for s in range(a):
         for p in range(window[0] - 1, -1, -1):
-            i = _reached(sites[s, 1], p, pad[0], size[1], sign, times[0], over[0])
+            i = _reached(sites[s, 1], dilation[0] * p - pad[0], size[1], sign, times[0], over[0])
             if i < 0:
                 continue
             for q in range(window[1] - 1, -1, -1):
-                j = _reached(sites[s, 2], q, pad[1], size[2], sign, times[1], over[1])
+                j = _reached(
+                    sites[s, 2], dilation[1] * q - pad[1], size[2], sign, times[1], over[1]
+                )
                 if j < 0:
                     continue
                 row = ((sites[s, 0] * size[1] + i) * size[2] + j) * size[3]
                 for r in range(window[2] - 1, -1, -1):
-                    k = _reached(sites[s, 3], r, pad[2], size[3], sign, times[2], over[2])
+                    k = _reached(
+                        sites[s, 3], dilation[2] * r - pad[2], size[3], sign, times[2], over[2]
+                    )
                     if k < 0:
                         continue
                     key = row + k
@@ -109,15 +115,15 @@ def find_outputs(sites, size, window, stride, pad, transposed, given):
 
 
 @njit
-def invert(keys, dst, grid, sites):
+def invert(keys, dst, grid):
     """Output sites, src (a_out, f^d), dst with a_out for "none", and a repeated site or -1.
 
-    `grid` is that of the outputs, an array; `sites` are of the wanted dtype. Two sites of the same
-    place claim the same position of the same window.
+    `grid` is that of the outputs, an array. Two sites of the same place claim the same position of
+    the same window.
     """
     a, positions = dst.shape
     a_out, columns = len(keys), len(grid)
-    sites_out = np.empty((a_out, columns), sites.dtype)
+    sites_out = np.empty((a_out, columns), np.int64)
     for o in range(a_out):
         key = keys[o]
         for c in range(columns - 1, 0, -1):

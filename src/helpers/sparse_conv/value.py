@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import numpy as np
 from helpers.sparse_conv.search import first_outside
 
 __all__ = ["SparseValue", "stack"]
+
+INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +26,9 @@ class SparseValue:
 
     Parameters
     ----------
-    sites : array (a, d) or (a, 1 + d), int32 or int64
+    sites : array (a, d) or (a, 1 + d), any integers
         Coordinates of each active site (row and column, say), in a batch the image first; no site
-        twice.
+        twice. Kept in int64.
     values : array (a, n_in)
         What is there: float32, float64 or complex (for a complex step).
     shape : tuple (h, w, n_in) or (depth, h, w, n_in), in a batch (images, h, w, n_in), and so on
@@ -40,7 +43,8 @@ class SparseValue:
     ------
     ValueError
         If shapes do not fit each other, d is missing or does not fit, sites are not integers, lie
-        outside the grid or occur twice, or values are not numbers.
+        outside the grid or occur twice, values are not numbers, or the grid has more than
+        2^63 - 1 cells.
 
     Examples
     --------
@@ -61,7 +65,7 @@ class SparseValue:
         d = dimensions(len(shape) - 1, self.d, shape)
         sites = check_sites(self.sites, shape[:-1])
         n_in = shape[-1]
-        values = _numbers("values", self.values)
+        values = numbers("values", self.values)
         if values.size == 0 and len(sites) == 0:
             values = values.reshape(0, n_in)
         if values.shape != (len(sites), n_in):
@@ -69,7 +73,7 @@ class SparseValue:
                 f"values has shape {values.shape}, expected (a, n_in) = {(len(sites), n_in)}"
             )
         t = np.zeros(n_in, values.dtype) if self.ground_state is None else self.ground_state
-        t = _numbers("ground_state", t)
+        t = numbers("ground_state", t)
         if t.shape != (n_in,):
             raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = ({n_in},)")
         twice = first_duplicate(sites, shape[:-1])
@@ -124,10 +128,10 @@ class SparseValue:
         ValueError
             If shapes do not fit each other, or entries are not numbers.
         """
-        dense = _numbers("dense", dense)
+        dense = numbers("dense", dense)
         shape = check_shape(dense.shape)
         t = np.zeros(shape[-1], dense.dtype) if ground_state is None else ground_state
-        t = _numbers("ground_state", t)
+        t = numbers("ground_state", t)
         if t.shape != shape[-1:]:
             raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = {shape[-1:]}")
         sites = np.argwhere((dense != t).any(axis=-1))
@@ -137,15 +141,13 @@ class SparseValue:
     def from_points(cls, points, features, cell, grid) -> SparseValue:
         """A point cloud in voxels: active is each voxel that holds a point; features are averaged.
 
+        Which point went where: :func:`~helpers.sparse_conv.points.point_map`.
+
         Parameters
         ----------
-        points : array (m, d)
-            Coordinates, counted from the corner of voxel 0.
+        points, cell, grid
+            As in :func:`~helpers.sparse_conv.points.point_map`.
         features : array (m, n_in)
-        cell : float, or array (d,)
-            Length of a voxel's edge, or its lengths along each axis.
-        grid : tuple of d int
-            Number of voxels along each axis.
 
         Returns
         -------
@@ -157,31 +159,9 @@ class SparseValue:
         ValueError
             If shapes do not fit, a coordinate is not finite, or a point lies outside the grid.
         """
-        points, features = _numbers("points", points), _numbers("features", features)
-        if features.ndim != 2 or np.ndim(grid) != 1:
-            raise ValueError(
-                f"features has shape {features.shape} and grid is {grid!r}, expected (m, n_in) and "
-                "the number of voxels along each axis"
-            )
-        shape = check_shape((*grid, features.shape[1]))
-        d = dimensions(len(grid), len(grid), shape)
-        if points.ndim != 2 or points.shape[1] != d:
-            raise ValueError(f"points has shape {points.shape}, expected (m, d) = (m, {d})")
-        if len(features) != len(points):
-            raise ValueError(f"there are {len(features)} features of {len(points)} points")
-        cells = np.asarray(cell)
-        real = cells.shape in ((), (d,)) and cells.dtype.kind in "iuf"
-        if not (real and (cells > 0).all() and np.isfinite(cells).all()):
-            raise ValueError(f"cell is {cell!r}, expected a positive length, or one for each axis")
-        if not np.isfinite(points).all():
-            raise ValueError("a point has a coordinate that is not finite")
-        voxels = np.floor(points / cells).astype(np.int64)
-        voxels = check_sites(voxels, shape[:-1])
-        sites, which = np.unique(voxels, axis=0, return_inverse=True)
-        sums = np.zeros((len(sites), shape[-1]), features.dtype)
-        np.add.at(sums, which.ravel(), features)
-        counts = np.bincount(which.ravel(), minlength=len(sites))[:, np.newaxis]
-        return cls(sites, sums / counts.astype(sums.dtype), shape, None, d)
+        from helpers.sparse_conv import points as clouds  # which needs this class
+
+        return clouds.voxel_means(features, clouds.point_map(points, cell, grid))
 
 
 def stack(images: Sequence[SparseValue]) -> SparseValue:
@@ -223,19 +203,33 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
     )
 
 
+def whole_numbers(numbers) -> tuple[int, ...]:
+    """As Python's integers, which do not overflow; () if one of them is no whole number."""
+    try:
+        whole = tuple(int(n) for n in numbers)
+        return whole if all(n == m for n, m in zip(whole, numbers, strict=True)) else ()
+    except (TypeError, ValueError, OverflowError):
+        return ()
+
+
 def check_shape(shape) -> tuple[int, ...]:
     """The shape as a tuple of int; ValueError if it is not one of an image or a batch."""
-    try:
-        numbers = tuple(int(s) for s in shape)
-        whole = all(n == s for n, s in zip(numbers, shape, strict=True))
-    except (TypeError, ValueError):
-        numbers, whole = (), False
-    if not whole or len(numbers) not in (2, 3, 4, 5) or min(numbers) < 1:
+    numbers = whole_numbers(shape)
+    if len(numbers) not in (2, 3, 4, 5) or min(numbers) < 1:
         raise ValueError(
             f"shape is {shape!r}, expected (h, w, n_in), or with another number of dimensions, in "
             "a batch with the number of images first, all positive"
         )
     return numbers
+
+
+def check_cells(grid: tuple[int, ...]) -> None:
+    """ValueError if the cells of the grid cannot be numbered in int64."""
+    if math.prod(grid) > INT64_MAX:
+        raise ValueError(
+            f"the grid {grid} has too many cells, {math.prod(grid)}, to be numbered in int64: "
+            "cut it into parts, or take larger cells"
+        )
 
 
 def dimensions(columns: int, d: int | None, shape) -> int:
@@ -256,23 +250,33 @@ def dimensions(columns: int, d: int | None, shape) -> int:
 
 
 def check_sites(sites, grid: tuple[int, ...]) -> np.ndarray:
-    """Sites as an int32 or int64 array (a, columns) within the grid, else ValueError."""
+    """Sites as an int64 array (a, columns) within the grid, else ValueError."""
+    check_cells(grid)
     sites = np.asarray(sites)
     d = len(grid)
     if sites.size == 0 and sites.ndim <= 2:
-        integers = sites.dtype if sites.dtype in (np.int32, np.int64) else np.int64
-        return np.empty((0, d), integers)
+        return np.empty((0, d), np.int64)
     if sites.dtype.kind not in "iu":
         raise ValueError(f"sites are {sites.dtype}, expected integers")
-    if sites.dtype not in (np.int32, np.int64):
-        sites = sites.astype(np.int64)
     if sites.ndim != 2 or sites.shape[1] != d:
         raise ValueError(f"sites has shape {sites.shape}, expected (a, {d}) as the grid is {grid}")
-    sites = np.ascontiguousarray(sites)
-    outside = first_outside(sites, grid)
+    inside = np.ascontiguousarray(sites, np.int64)  # beyond int64, uint64 becomes negative
+    outside = first_outside(inside, grid)
     if outside >= 0:
         raise ValueError(f"site {tuple(sites[outside].tolist())} lies outside the grid {grid}")
-    return sites
+    return inside
+
+
+def refuse_other_sites(sites, grid, made_of: np.ndarray, made_on: tuple[int, ...], what: str):
+    """ValueError if sites and grid are not those that `what` (a rulebook, say) was made of."""
+    if grid != made_on:
+        raise ValueError(f"sites are on a grid {grid}, but {what}'s on {made_on}")
+    if len(sites) != len(made_of):
+        raise ValueError(f"there are {len(sites)} sites, but {what} has {len(made_of)}")
+    if sites is not made_of and not np.array_equal(sites, made_of):
+        s = np.flatnonzero((sites != made_of).any(axis=1))[0]
+        ours, theirs = tuple(sites[s].tolist()), tuple(made_of[s].tolist())
+        raise ValueError(f"site {s} is {ours}, but in {what} {theirs}")
 
 
 def first_duplicate(sites: np.ndarray, grid: tuple[int, ...]) -> np.ndarray | None:
@@ -282,7 +286,12 @@ def first_duplicate(sites: np.ndarray, grid: tuple[int, ...]) -> np.ndarray | No
     return np.array(np.unravel_index(cells[same[0]], grid)) if len(same) else None
 
 
-def _numbers(name: str, X) -> np.ndarray:
+def total(X: np.ndarray) -> np.ndarray:
+    """The sum of the rows, accumulated in float64: in float32, a million rows lose their tail."""
+    return X.sum(axis=0, dtype=np.result_type(X, np.float64)).astype(X.dtype)
+
+
+def numbers(name: str, X) -> np.ndarray:
     X = np.asarray(X)
     if X.dtype.kind not in "biufc":
         raise ValueError(f"{name} is not an array of numbers: {X!r}")
