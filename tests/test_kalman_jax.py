@@ -50,7 +50,7 @@ def values_of(y, model):
     return [jnp.asarray(X) for X in (y, *model.asdict().values())]
 
 
-@pytest.fixture(params=["fused", "scan"], name="total")
+@pytest.fixture(params=["fused", "scan", thorough("parallel")], name="total")
 def fixture_total(request):
     """The log-likelihood of a series by each engine."""
     return lambda *arrays: loglike(*arrays, method=request.param).sum()
@@ -823,8 +823,10 @@ def test_bad_arguments_when_the_function_is_traced(change, message):
 
 def test_no_such_method_or_tolerance():
     y, model = make("one step")
-    with pytest.raises(ValueError, match='method is \'parallel\', expected "fused" or "scan"'):
-        loglike(*values_of(y, model), method="parallel")
+    with pytest.raises(
+        ValueError, match='is \'fast\', expected None, "fused", "scan" or "parallel"'
+    ):
+        loglike(*values_of(y, model), method="fast")
     with pytest.raises(ValueError, match="tol is -1, expected a finite number that is not neg"):
         loglike(*values_of(y, model), tol=-1)
 

@@ -5,11 +5,12 @@ r"""The Kalman filter in JAX: a plain function whose gradient is the closed form
 chapter "All ten gradients" instead of JAX's own derivative of a scan.  Forward mode over the
 function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
 
-There are two engines.  On a CPU a program of JAX calls the compiled pass of
+There are three engines.  On a CPU a program of JAX calls the compiled pass of
 :mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.jax_calls`), and for
-second derivatives that of the tangents (:mod:`helpers.kalman.jax_second`).  Everywhere else, and
-for third derivatives, there are two scans (:mod:`helpers.kalman.jax_scans`); ``jax.shard_map`` and
-``jax.export`` want these too.  PyTensor's
+second derivatives that of the tangents (:mod:`helpers.kalman.jax_second`).  Everywhere else a long
+series is cut into blocks that go side by side (:mod:`helpers.kalman.jax_parallel`), and short ones
+go through two scans (:mod:`helpers.kalman.jax_scans`).  Third derivatives, ``jax.shard_map`` and
+``jax.export`` want the scans on a CPU too.  PyTensor's
 JAX mode runs the same functions (:func:`register_ops`), and its second derivatives the compiled
 tangents (``helpers.kalman.fused.tangents``).
 """
@@ -29,16 +30,24 @@ with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page
 import jax.numpy as jnp
 from jax import vjp, vmap
 
-from helpers.kalman import jax_calls, jax_scans
+from helpers.kalman import jax_calls, jax_parallel, jax_scans
 from helpers.kalman.jax_calls import INTEGRATED, PANEL
 from helpers.kalman.jax_scans import INPUTS
 
 __all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
 
+METHODS = None, "fused", "scan", "parallel"
+
+# From so many steps on a GPU takes all of them at once. benchmarks/results/parallel.json, on an
+# H200: 1,024 series of 200 steps and four states take as long by scans, 256 with thirteen states
+# 1.4 times as long, one series of 1,000 steps 10 to 15 times; but 10,000 series of 100 steps and
+# two states take a third of the time by scans. How many series there are, jax.vmap does not tell.
+LONG = 200
+
 DIMS = DIMENSIONS | SHAPES | {"l_bar": ("n",)}
 
 
-def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
+def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
     r"""Log-likelihood of each step of a linear Gaussian state space model, as a JAX function.
 
     Parameters
@@ -49,9 +58,11 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
         leading time axis of length n.  P0, H and Q count by their symmetric part, and their
         gradients are symmetric.
-    method : {"fused", "scan"}
-        "scan" is the filter and the reverse recursion as two scans of JAX; "fused" the compiled
-        pass where ``jax.default_backend()`` is "cpu", and "scan" elsewhere.
+    method : {None, "fused", "scan", "parallel"}
+        "scan" is the filter and the reverse recursion as two scans of JAX, "parallel" the same for
+        all steps at once. None is the compiled pass where ``jax.default_backend()`` is "cpu";
+        elsewhere "parallel" from 200 steps on, and "scan" for shorter series. "fused" is the
+        compiled pass too, and "scan" where there is no CPU.
     tol : float
         For the compiled pass: what a covariance that is taken to be in its steady state may miss,
         by estimate, relative to its own size; 0 for no steady state.
@@ -66,7 +77,9 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     ------
     ValueError
         If an argument has the wrong number of dimensions, or shapes do not fit each other, or
-        method or tol is none of the above: when JAX traces the function.
+        method or tol is none of the above: when JAX traces the function.  With "parallel" also
+        where Z W Z' + H, W = R Q R', is singular on what is observed, so that a step has no density
+        given the state before it; inside ``jax.jit`` or ``jax.grad`` such a result is NaN.
     TypeError
         If an argument is complex.
     NotImplementedError
@@ -92,6 +105,13 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method="fused", tol=TOLERANCE):
     the predicted mean and covariance, and compute the rest of the step again on the way back.
     There a vague start P0 = kappa I costs the gradients about eps kappa of their size, as it costs
     JAX's own derivative of the filter.
+
+    All steps at once (Särkkä and García-Fernández 2021, doi:10.1109/TAC.2020.2976316, with the way
+    back of the chapter "All steps at once") take about twice the work of the scans and, for a
+    thousand steps, some fifty steps one after the other instead of two thousand: for a GPU.  On a
+    CPU they lose to the compiled pass, by far.  Second derivatives are JAX's own, of both passes.
+    The answer is as good as that of the scans in float64.  In float32 it keeps three digits or more
+    where they do.
 
     JAX computes in float32, whatever it is given, unless it is told otherwise before:
     ``jax.config.update("jax_enable_x64", True)``.  A likelihood wants float64.
@@ -180,7 +200,7 @@ def integrated(
     dtype = jnp.result_type(jnp.float32, *inputs)
     inputs = tuple(X.astype(dtype) for X in inputs)
     _check_fit(INTEGRATED, inputs, ("precision", "y", "starts"))
-    if _is_compiled(_checked(method, tol), inputs):
+    if _is_compiled(_checked(method, tol, ("fused", "scan")), inputs):
         return jax_calls.integrated(float(tol))(*inputs)
     return jax_scans.integrated(*inputs)
 
@@ -218,9 +238,10 @@ def _check_panel(*inputs) -> None:
         raise ValueError("there is no series, or it has no step or no column")
 
 
-def _checked(method: str, tol: float) -> str:
-    if method not in ("fused", "scan"):
-        raise ValueError(f'method is {method!r}, expected "fused" or "scan"')
+def _checked(method: str | None, tol: float, methods=METHODS) -> str | None:
+    if method not in methods:
+        *some, last = (f'"{x}"' if x else "None" for x in methods)
+        raise ValueError(f"method is {method!r}, expected {', '.join(some)} or {last}")
     check_tolerance(tol)
     return method
 
@@ -271,16 +292,30 @@ def _check_shapes(shapes: dict) -> None:
             raise ValueError(f"{dim} = 0: there is no {what}")
 
 
-def _per_step(method: str, tol: float, inputs):
+def _per_step(method: str | None, tol: float, inputs):
     """The log-likelihood of each step, from INPUTS."""
     if _is_compiled(method, inputs):
         return jax_calls.loglike(tol)(*inputs)
+    if _at_once(method, inputs):
+        l = jax_parallel.loglike(*inputs)
+        known = not isinstance(l, jax.core.Tracer)
+        if known and jnp.isnan(l).any() and jax_parallel.is_refused(inputs):
+            raise ValueError(
+                "Z W Z' + H with W = R Q R' is singular on what is observed: a step has no density "
+                'given the state before it, and cannot go before its turn; take method="scan"'
+            )
+        return l
     return jax_scans.loglike(*inputs)[0]
 
 
-def _is_compiled(method: str, inputs) -> bool:
+def _at_once(method: str | None, inputs) -> bool:
+    """Whether all steps go at once, where the compiled pass is not called."""
+    return method == "parallel" or (method is None and len(inputs[0]) >= LONG)
+
+
+def _is_compiled(method: str | None, inputs) -> bool:
     """Whether the compiled pass is to be called."""
-    if method != "fused" or jax.default_backend() != "cpu":
+    if method not in (None, "fused") or jax.default_backend() != "cpu":
         return False
     if any(map(_varies_over_devices, inputs)):
         raise NotImplementedError('under shard_map take method="scan", and check_vma=False there')
@@ -319,7 +354,7 @@ def register_ops() -> None:
 
     @jax_funcify.register(ops.KalmanLoglike)
     def _(op, **kwargs):
-        return lambda *inputs: _per_step("fused", op.tol, _as_arrays(INPUTS, inputs))
+        return lambda *inputs: _per_step(None, op.tol, _as_arrays(INPUTS, inputs))
 
     @jax_funcify.register(ops.KalmanFilter)
     def _(op, **kwargs):
@@ -331,9 +366,10 @@ def register_ops() -> None:
 
     def gradient_of(names, tol, inputs, l_bar):
         """l, and by name its gradients, by the engine of this device."""
-        if _is_compiled("fused", inputs):
+        if _is_compiled(None, inputs):
             return jax_calls.gradient(names, tol, tuple(inputs), l_bar, None)
-        return jax_scans.gradient(names, inputs, l_bar)
+        engine = jax_parallel if _at_once(None, inputs) else jax_scans
+        return engine.gradient(names, tuple(inputs), l_bar)
 
     @jax_funcify.register(ops.KalmanLoglikeGrad)
     def _(op, **kwargs):

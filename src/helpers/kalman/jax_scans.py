@@ -145,8 +145,8 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision):
     return jnp.where(known, value, jnp.nan), delta + root @ x, root @ root.T
 
 
-class _Scanned:
-    """What both scans run over: y with zeros in its gaps, what varies with time, what does not."""
+class Scanned:
+    """What a scan runs over: y with zeros in its gaps, what varies with time, what does not."""
 
     def __init__(self, inputs):
         arrays = dict(zip(INPUTS, inputs, strict=True))
@@ -166,16 +166,16 @@ class _Scanned:
         y, o, moving = now
         x = SimpleNamespace(**self.fixed | moving)
         x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)
-        x.F, logdet, x.C_inv, x.S, x.Kf, x.J, x.P_filt, G = factor(
+        x.F, logdet, x.C_inv, x.S, x.Kf, x.J, x.P_filt, x.G = factor(
             o, P, x.Z, x.H, self.I_p, self.I_m
         )
-        x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, G)
+        x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, x.G)
         return x
 
 
 def filter_scan(inputs, names: tuple[str, ...]) -> dict:
     """The filter's outputs of these names, by name; l is NaN throughout where one F fails."""
-    model = _Scanned(inputs)
+    model = Scanned(inputs)
 
     def step(state, now):
         x = model.update(now, *state)
@@ -187,12 +187,13 @@ def filter_scan(inputs, names: tuple[str, ...]) -> dict:
     return out | {"l": jnp.where(jnp.isnan(out["l"]).any(), jnp.nan, out["l"])}
 
 
-def reverse_scan(inputs, a_pred, P_pred, bars: dict) -> dict:
+def reverse_scan(inputs, a_pred, P_pred, bars: dict, after=None) -> dict:
     """The gradients of INPUTS, by name, from cotangents (by name) of some of the outputs.
 
+    ``after`` are those of the mean and covariance after the last step, if steps follow.
     Those of arrays that do not vary with time are summed on the way: no stack of them is made.
     """
-    model = _Scanned(inputs)
+    model = Scanned(inputs)
     m, p = len(model.I_m), len(model.I_p)
     shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
     zeros = FilterOutputs(*(jnp.zeros(shape, a_pred.dtype) for shape in shapes))
@@ -218,7 +219,8 @@ def reverse_scan(inputs, a_pred, P_pred, bars: dict) -> dict:
         before = a_bar + bar.a_pred, P_bar + symmetric(bar.P_pred), sums
         return before, (-e * o, {name: found[name] for name in model.moving})
 
-    start = zeros.a_pred, zeros.P_pred, {x: jnp.zeros_like(X) for x, X in model.fixed.items()}
+    sums = {x: jnp.zeros_like(X) for x, X in model.fixed.items()}
+    start = *(after or (zeros.a_pred, zeros.P_pred)), sums
     (a_bar, P_bar, sums), (y_bar, stacked) = lax.scan(
         step, start, (model.sequences, a_pred, P_pred, bars), reverse=True
     )

@@ -1,0 +1,162 @@
+"""All steps at once: the tree, and the filter's gradient by it."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from kalman_models import make, season
+from tiers import thorough
+
+from helpers.checks import relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import StateSpace, loglike_and_grad, reference
+from helpers.statespace import NAMES
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+from helpers.kalman import jax as package  # noqa: E402
+from helpers.kalman import jax_parallel, jax_scans  # noqa: E402
+from helpers.kalman.jax import _with_W, loglike  # noqa: E402
+
+ALL = ("y", *NAMES)
+at_once = partial(loglike, method="parallel")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(name="block")
+def fixture_block(monkeypatch):
+    """Sets the steps of a block: of short blocks a short series has a tree."""
+
+    def set_to(steps):
+        monkeypatch.setattr(jax_parallel, "BLOCK", steps)
+        jax.clear_caches()
+
+    yield set_to
+    jax.clear_caches()
+
+
+def values_of(y, model):
+    return [jnp.asarray(X) for X in (y, *model.asdict().values())]
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_prefixes_of_the_tree_are_those_of_a_loop(count):
+    maps = tuple(np.random.default_rng(count).standard_normal((2, count)))
+    expected = [2.0]
+    for slope, shift in zip(*maps, strict=True):
+        expected.append(slope * expected[-1] + shift)
+    (found,) = jax_parallel.prefixes(
+        lambda first, second: (second[0] * first[0], second[0] * first[1] + second[1]),
+        lambda f, x: (f[0] * x[0] + f[1],),
+        maps,
+        (jnp.array(2.0),),
+    )
+    assert relative_error(found, expected) < 1e-14
+
+
+def assert_gradient(y, model, weights, bound):
+    def total(*arrays):
+        return weights @ at_once(*arrays)
+
+    value, found = jax.jit(jax.value_and_grad(total, argnums=range(10)))(*values_of(y, model))
+    expected, dy, gradients = reference.loglike_and_grad(y, model, weights)
+    assert abs(value - expected) < 1e-12 * np.abs(reference.kalman_filter(y, model).out.l).sum()
+    for x, G, X in zip(ALL, found, [dy, *gradients.asdict().values()], strict=True):
+        assert G.shape == X.shape and relative_error(G, X) < bound, x
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("time-varying with gaps", 2),
+        *(thorough(x, 3) for x in ("gaps", "H = 0, singular P0 and Q", "only Z varies")),
+        *(thorough(x, 8) for x in ("H = 0 with gaps", "near a unit root", "Nile")),
+        *(thorough(x, 8) for x in ("more observed than states", "only c and d vary")),
+    ],
+)
+def test_gradient_for_any_weights_is_that_of_the_pass(name, steps, block):
+    block(steps)
+    y, model = make(name)
+    weights = np.random.default_rng(1).standard_normal(len(y))
+    assert_gradient(y, model, weights, 1e-11 if name == "Nile" else 1e-12)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", [(2, 3), (6, 2), (13, 1)])
+def test_gradient_of_a_long_series(size):
+    m, p = size
+    rng = np.random.default_rng(m)
+    model = season(12) if m == 13 else StateSpace(**random_model(m, p, rng=rng))
+    y, _ = simulate(3001, rng, **model.asdict())
+    y[rng.random(y.shape) < 0.1] = np.nan
+    y[500:700] = np.nan
+    assert_gradient(y, model, np.ones(len(y)), 1e-11)
+
+
+@pytest.mark.thorough
+def test_a_vague_start_costs_what_it_costs_the_scans():
+    """The season has more states than a block has steps: some are vague where the tree begins."""
+    model = season(12)
+    y, _ = simulate(40, 0, **model.asdict())
+    arrays = values_of(y, model)
+    for kappa in (1e6, 1e9):
+        arrays[2] = kappa * jnp.eye(13)
+        expected = loglike_and_grad(y, StateSpace(*map(np.asarray, arrays[1:])))[2].T
+        found = jax.grad(lambda *X: at_once(*X).sum(), argnums=5)(*arrays)
+        assert relative_error(found, expected) < 100 * np.finfo(float).eps * kappa
+
+
+def singular(value):
+    """A trend whose level has no shock of its own, seen without error, or with this variance."""
+    T, zero = np.array([[1.0, 1.0], [0.0, 1.0]]), np.zeros(2)  # noqa: N806
+    R, Z = np.array([[0.3], [0.1]]), np.array([[1.0, -3.0]])  # noqa: N806
+    return StateSpace(zero, np.eye(2), zero, [0.0], T=T, Z=Z, R=R, H=[[value]], Q=[[1.0]])
+
+
+def test_an_element_without_a_density_is_refused_and_scans_take_it():
+    y = np.random.default_rng(0).standard_normal((20, 1))
+    arrays = values_of(y, singular(0.0))
+    with pytest.raises(ValueError, match=r"singular on what is observed.*take method=\"scan\""):
+        at_once(*arrays)
+    l, slope = jax.jit(jax.value_and_grad(lambda *X: at_once(*X).sum(), argnums=5))(*arrays)
+    assert jnp.isnan(l) and jnp.isnan(slope).any()
+    expected = reference.loglike(y, singular(0.0))
+    assert abs(loglike(*arrays, method="scan").sum() - expected) < 1e-11 * abs(expected)
+    seen_with_error = singular(1e-6)
+    l = at_once(*values_of(y, seen_with_error)).sum()
+    assert abs(l - reference.loglike(y, seen_with_error)) < 1e-9 * abs(l)
+
+
+def test_who_takes_all_steps_at_once(monkeypatch):
+    """Elsewhere than on a CPU a long series, and nobody who asks for something else."""
+    taken = []
+    monkeypatch.setattr(jax_scans, "loglike", lambda *X: (taken.append("scan") or X[0][:, 0],))
+    monkeypatch.setattr(jax_parallel, "loglike", lambda *X: taken.append("parallel") or X[0][:, 0])
+    _, model = make("one of each")
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        for n in (package.LONG - 1, package.LONG):
+            for method in package.METHODS:
+                before = len(taken)
+                y = jnp.zeros((n, 1))
+                jax.make_jaxpr(partial(loglike, method=method))(*values_of(y, model))
+                engine = taken[-1] if len(taken) > before else "fused"
+                expected = method
+                if backend == "gpu" and method in (None, "fused"):
+                    long = method is None and n == package.LONG
+                    expected = "parallel" if long else "scan"
+                assert engine == (expected or "fused"), (backend, n, method)
+
+
+def test_float32_is_not_multiplied_with_fewer_digits():
+    y, model = make("two shocks")
+    arrays = [X.astype(jnp.float32) for X in values_of(y, model)]
+    gradient = jax.grad(lambda *X: jax_parallel.loglike(*X).sum(), argnums=range(9))
+    text = str(jax.make_jaxpr(gradient)(*_with_W(*arrays)))
+    assert text.count("dot_general[") == text.count("(Precision.HIGHEST, Precision.HIGHEST)") > 20
