@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
 
 __all__ = ["Climb", "climb"]
 
@@ -45,10 +44,12 @@ class Climb(NamedTuple):
     x : array (k,)
     value : float
     slope : array (k,)
+    curvature : array (k, k)
+        The last B.
     steps : int
-        The number of matrices B.
+        From one point to a higher one.
     evaluations : int
-        The number of values, and of slopes, those of the approach included.
+        The number of values, and of slopes.
     converged : bool
         Whether a further step would gain less than was asked for.
     """
@@ -56,6 +57,7 @@ class Climb(NamedTuple):
     x: np.ndarray
     value: float
     slope: np.ndarray
+    curvature: np.ndarray
     steps: int
     evaluations: int
     converged: bool
@@ -69,7 +71,7 @@ def climb(
     most: int = 100,
     gain: float = GAIN,
     secant: bool = False,
-    approach: int = 0,
+    callback: Callable | None = None,
 ) -> Climb:
     """Climb to a maximum.
 
@@ -82,14 +84,14 @@ def climb(
     x : array (k,)
         The start.
     most : int
-        Steps.
+        Steps; with none, the climb says whether x is a maximum.
     gain : float
-        What a full step must gain for the climb to go on.
+        What a step must gain for the climb to go on: a full one, or one of length 1 in the scaled
+        parameters where the quadratic is flat, or curves upwards.
     secant : bool
         Correct B by what the slopes say of it: for an information matrix.
-    approach : int
-        Iterations of L-BFGS beforehand, with values and slopes alone: far from the maximum a
-        quadratic says little, and a matrix costs as much as many slopes.
+    callback : function, optional
+        Called with x after each step.
 
     Returns
     -------
@@ -103,15 +105,16 @@ def climb(
     value, slope = function(x)
     if not np.isfinite(value):
         raise ValueError("the likelihood is not finite at the starting values")
-    extra, radius, evaluations = np.zeros((len(x), len(x))), None, 1
-    if approach:
-        x, evaluations = _approach(function, x, approach)
-        value, slope = function(x)
+    extra, radius, evaluations, steps = np.zeros((len(x), len(x))), None, 1, 0
     given = curvature(x)
-    for steps in range(1, most + 1):
+    while True:
         B = given + extra
+
+        def ended(converged: bool) -> Climb:
+            return Climb(x, value, slope, B, steps, evaluations, bool(converged))  # noqa: B023
+
         if not np.isfinite(B).all():  # at the edge of where the function is smooth
-            return Climb(x, value, slope, steps, evaluations, False)
+            return ended(False)
         scales = np.sqrt(np.abs(np.diag(B)))
         scales[scales == 0] = 1.0
         values, vectors = np.linalg.eigh(B / scales / scales[:, np.newaxis])
@@ -119,14 +122,14 @@ def climb(
         if radius is None:
             radius = np.linalg.norm(along) or 1.0  # a saddle is left all the same
         floor = 1e-14 * abs(value)
-        to_gain = along @ (along / values) / 2 if values[0] > 0 else np.inf  # by a full step
-        if to_gain <= max(gain, floor):
-            return Climb(x, value, slope, steps, evaluations, True)
+        to_gain = _gain(values, along, _step(values, along, 1.0))
+        if to_gain <= max(gain, floor) or steps == most:
+            return ended(to_gain <= max(gain, floor))
         best, whole = None, np.linalg.norm(along / values) if values[0] > 0 else np.inf
         while True:
             inner = _step(values, along, radius)
             move = vectors @ inner / scales
-            predicted = along @ inner - inner @ (values * inner) / 2
+            predicted = _gain(values, along, inner)
             there, slope_there = function(x + move)
             evaluations += 1
             share = (there - value) / predicted if np.isfinite(there) and predicted > 0 else -1.0
@@ -144,30 +147,29 @@ def climb(
                 continue
             if best is not None:
                 break
-            if predicted <= max(gain, floor) or evaluations > 20 * most:
+            if predicted <= max(gain, floor):
                 # Not even a short step is better: there, if a full one is lost in the rounding.
-                converged = bool(to_gain <= max(gain, 100 * floor))
-                return Climb(x, value, slope, steps, evaluations, converged)
+                return ended(to_gain <= max(gain, 100 * floor))
         there, slope_there, move, _ = best
         x, before = x + move, slope
         value, slope = there, slope_there
+        steps += 1
+        if callback:
+            callback(x)
+        along = vectors.T @ (slope / scales)
+        if _gain(values, along, _step(values, along, 1.0)) <= gain / 10:
+            return ended(True)  # the slope has gone as B said it would, so no new B is needed
         given = curvature(x)
         if secant:
             missed = before - slope - (given + extra) @ move
             weight = missed @ move
             if abs(weight) > 1e-8 * np.linalg.norm(missed) * np.linalg.norm(move):
                 extra = extra + np.outer(missed, missed) / weight
-    return Climb(x, value, slope, most, evaluations, False)
 
 
-def _approach(function: Callable, x: np.ndarray, iterations: int) -> tuple[np.ndarray, int]:
-    def downhill(x):
-        value, slope = function(x)
-        return (-value, -slope) if np.isfinite(value) else (np.inf, np.zeros_like(x))
-
-    options = {"maxiter": iterations, "ftol": 0, "gtol": 0}
-    found = minimize(downhill, x, jac=True, method="L-BFGS-B", options=options)
-    return found.x, found.nfev
+def _gain(values: np.ndarray, along: np.ndarray, step: np.ndarray) -> float:
+    """What the quadratic gains by a step."""
+    return along @ step - step @ (values * step) / 2
 
 
 def _step(values: np.ndarray, along: np.ndarray, radius: float) -> np.ndarray:

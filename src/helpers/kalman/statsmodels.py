@@ -34,8 +34,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from inspect import signature
 from weakref import WeakKeyDictionary, proxy
 
@@ -52,13 +52,13 @@ from helpers.kalman.updates import STEP, Colored
 from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 with _needing(__name__, "statsmodels", "[statsmodels]"):
+    from statsmodels.base.optimizer import Optimizer
     from statsmodels.regression.recursive_ls import RecursiveLS
     from statsmodels.tools.sm_exceptions import ConvergenceWarning
-    from statsmodels.tools.tools import Bunch
     from statsmodels.tsa.arima.model import ARIMA
     from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
     from statsmodels.tsa.statespace.exponential_smoothing import ExponentialSmoothing
-    from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED
+    from statsmodels.tsa.statespace.kalman_filter import TIMING_INIT_FILTERED, KalmanFilter
     from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
     from statsmodels.tsa.statespace.varmax import VARMAX
 
@@ -81,6 +81,10 @@ UNSEEN = 1e20
 # zero, which rounding leaves on either side of it: others are compared with this at least.
 EXACTLY_SEEN = 1e-4
 
+# A singular value, relative to the largest, of what diffuse numbers do to all observations, that
+# is the rounding of one that does nothing: sin(pi) makes 1e-16, some hundred steps of it more.
+CANCELS = 1e-12
+
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
 # by orders of magnitude, and scores are cheap.
 APPROACH = 15
@@ -92,6 +96,12 @@ MOST = 200
 # What an optimiser is given for an infinite parameter of its own: less than a hundredth of the way
 # from the edge of an interval that statsmodels maps by a logistic function.
 FARTHEST = 5.0
+
+# Where a trial is refused, the next one goes this share of the way.
+SHORTER = 0.25
+
+# Log-likelihoods that count as the same.
+SAME = 0.01
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
@@ -303,54 +313,80 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
     """
     _check_supported(mod)
-    theirs, kept, last = mod.loglike, [None, None, None], [None]
-
-    def at(params):
-        here = params.tobytes()
-        if here != kept[0] or _state(mod) != kept[1]:
-            found = _value_and_gradient(mod, params)
-            kept[:] = here, _state(mod), found  # the state afterwards: an update may make the start
-        return kept[2]
-
-    def value(params, *args, **kwargs):
-        names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
-        transformed, includes_fixed, complex_step, more = _handle_args(
-            names, defaults, *args, **kwargs
-        )
-        if complex_step or more:
-            return theirs(params, *args, **kwargs)
-        full = mod.handle_params(params, transformed, includes_fixed)
-        try:
-            return at(full)[0]
-        except (np.linalg.LinAlgError, _NoLikelihoodError):  # an optimiser turns round there
-            return np.nan if np.isnan(full).any() else -np.inf
-
-    def slope(params, *args, **kwargs):
-        names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
-        transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
-
-        def of_all(full):
-            last[:] = [full]
-            return _pulled(mod, full, at(full)[1])
-
-        try:
-            return _score_as_given(mod, params, transformed, includes_fixed, of_all)
-        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
-            return np.zeros(np.shape(params))
-
+    within = _Within(mod)
     own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
-    mod.loglike, mod.score = value, slope
+    mod.loglike, mod.score = _Door(within, "loglike"), _Door(within, "score")
     try:
         yield mod
     finally:
         del mod.loglike, mod.score
         vars(mod).update(own)  # a context around this one
-        # A score leaves the model complex; unless it has been updated since.
-        if last[0] is not None and any(
-            np.iscomplexobj(X) and X.imag.any()
-            for X in (getattr(mod.ssm, theirs) for theirs in ARRAYS.values())
-        ):
-            mod.update(last[0], transformed=True, includes_fixed=True)
+        within.leave()
+
+
+class _Within:
+    """The likelihood and the score of a model, each found once where an optimiser asks for both.
+
+    `refusal` says why the last trial that had no likelihood had none.
+    """
+
+    def __init__(self, mod: MLEModel):
+        self.mod, self.theirs, self.refusal = mod, mod.loglike, None
+        self.kept, self.last = [None, None, None], None
+
+    def at(self, params):
+        here = params.tobytes()
+        if here != self.kept[0] or _state(self.mod) != self.kept[1]:
+            found = _value_and_gradient(self.mod, params)
+            # The state afterwards: an update may make the start.
+            self.kept = [here, _state(self.mod), found]
+        return self.kept[2]
+
+    def loglike(self, params, *args, **kwargs):
+        names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
+        transformed, includes_fixed, complex_step, more = _handle_args(
+            names, defaults, *args, **kwargs
+        )
+        if complex_step or more:
+            return self.theirs(params, *args, **kwargs)
+        full = self.mod.handle_params(params, transformed, includes_fixed)
+        try:
+            return self.at(full)[0]
+        except (np.linalg.LinAlgError, _NoLikelihoodError) as refused:
+            self.refusal = str(refused)  # an optimiser turns round there
+            return np.nan if np.isnan(full).any() else -np.inf
+
+    def score(self, params, *args, **kwargs):
+        names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
+        transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
+
+        def of_all(full):
+            self.last = full
+            return _pulled(self.mod, full, self.at(full)[1])
+
+        try:
+            return _score_as_given(self.mod, params, transformed, includes_fixed, of_all)
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
+            return np.full(np.shape(params), np.nan)
+
+    def leave(self):
+        """Leave the model real, which a score left complex; unless it has been updated since."""
+        arrays = (getattr(self.mod.ssm, theirs) for theirs in ARRAYS.values())
+        if self.last is not None and any(np.iscomplexobj(X) and X.imag.any() for X in arrays):
+            self.mod.update(self.last, transformed=True, includes_fixed=True)
+
+
+class _Door:
+    """What stands in the place of a method of a model; in a copy of that, the method itself."""
+
+    def __init__(self, within: _Within, name: str):
+        self.within, self.name = within, name
+
+    def __call__(self, *args, **kwargs):
+        return getattr(self.within, self.name)(*args, **kwargs)
+
+    def __reduce__(self):
+        return getattr, (self.within.mod, self.name)
 
 
 def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
@@ -391,21 +427,33 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     statsmodels.tools.sm_exceptions.ConvergenceWarning
         If a climb has not converged, as ``mod.fit`` does.
     """
+    if kwargs.get("gls") or method == "em":
+        what = "gls=True" if kwargs.get("gls") else "method='em'"
+        raise ValueError(
+            f"{what} is an estimate that takes no score: mod.fit({what}) instead, and from "
+            "there, if its maximum is asked for, fit(mod, start_params=results.params)"
+        )
     start_params, kwargs = _inside(mod, start_params, kwargs)
     with using(mod):
-        climbs = method in ("newton", "scoring")
-        if climbs and _names(mod):
-            return _climbed(mod, start_params, method, **kwargs)
-        # Where nothing is free there is nothing to climb, and `mod.fit` optimises nothing either.
-        given = {"method": "lbfgs" if climbs else method, "optim_score": "approx", "maxiter": MOST}
-        given |= kwargs
-        if not isinstance(mod, ARIMA):
-            return mod.fit(start_params, **given)
-        # It takes what is for the optimiser in a bundle, and another method for itself.
-        own = signature(mod.fit).parameters.keys() - {"start_params", "method"}
-        own = {name: given.pop(name) for name in own & given.keys()}
-        bundle = own.pop("method_kwargs", None) or {}
-        return mod.fit(start_params, method="statespace", method_kwargs=given | bundle, **own)
+        ends = []
+        given = {
+            "method": method,
+            "optim_score": "approx",
+            "maxiter": 50 if method in CURVATURES else MOST,
+            "extra_fit_funcs": {method: partial(_optimise, mod, method, ends)},
+            "cov_params_func": lambda *_: None,
+            "warn_convergence": False,
+        } | kwargs
+        if isinstance(mod, ARIMA):
+            # It takes what is for the optimiser in a bundle, and another method for itself.
+            own = signature(mod.fit).parameters.keys() - {"start_params", "method"}
+            own = {name: given.pop(name) for name in own & given.keys()}
+            bundle = own.pop("method_kwargs", None) or {}
+            given = {"method": "statespace", "method_kwargs": given | bundle, **own}
+        results = mod.fit(start_params, **given)
+        for sentence, category in _told(mod, ends, results, mod.loglike.within.refusal):
+            warnings.warn(sentence, category, stacklevel=2)
+        return results
 
 
 def _inside(mod: MLEModel, start, given: dict) -> tuple:
@@ -424,74 +472,133 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
     return full, given | {"includes_fixed": True}
 
 
-def _climbed(
-    mod: MLEModel,
-    start,
-    method: str,
-    *,
-    maxiter: int = 50,
-    transformed: bool = True,
-    includes_fixed: bool = False,
-    cov_type=None,
-    cov_kwds=None,
-    disp=5,
-    return_params: bool = False,
-):
-    """The results of a climb in the parameters that an optimiser sees, as those of `mod.fit`."""
-    if start is None:
-        start, transformed, includes_fixed = mod.start_params, True, True
-    start = mod.handle_params(start, transformed=True, includes_fixed=includes_fixed)
-    free = mod.untransform_params(start) if transformed else start
-    free = free[mod._free_params_index] if mod._has_fixed_params else free
+def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, maxiter, disp, **how):
+    """A method of statsmodels', and Newton's steps from where it ends, as many as are left.
 
-    def function(x):
-        value = mod.loglike(x, transformed=False)
-        return value, mod.score(x, transformed=False) if np.isfinite(value) else None
+    In the form that statsmodels asks of an optimiser: the parameters, and what is told of them.
+    """
+    if not start.size:
+        return start, {"converged": True, "iterations": 0}
+    value = objective(start, *fargs)
+    if not np.isfinite(value):
+        why = mod.loglike.within.refusal or f"it is {-value}"
+        raise ValueError(f"the start_params have no likelihood to begin with: {why}")
+    climbs, iterations, callback = method in CURVATURES, 0, how["callback"]
 
-    def curvature(x):
+    def counted(*args, **kwargs):
+        nonlocal iterations
+        iterations += 1
+        return callback(*args, **kwargs) if callback else None
+
+    how["callback"] = counted
+    given = {x: X for x, X in given.items() if x not in ("extra_fit_funcs", "cov_params_func")}
+    trials = _Shortened(objective, gradient)
+    how["hessian"] = lambda x, *args: _minus_hessian(mod, x) / len(mod.endog)
+    del how["hess"]
+    if climbs:
+        named = {"method": "lbfgs", "maxiter": min(APPROACH, maxiter), "disp": False}
+        given = {"factr": 0.0, "pgtol": 0.0} | given
+    else:
+        named = {"method": method, "maxiter": maxiter, "disp": disp}
+    x, about, _ = Optimizer()._fit(trials.value, trials.slope, start, fargs, given, **how | named)
+    taken = 0 if climbs else iterations
+    # A parameter on a bound that it was given stays there.
+    low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
+    moves = ~((x <= low) | (x >= high))
+
+    def function(some):
+        whole = x.copy()
+        whole[moves] = some
+        if ((whole < low) | (whole > high)).any():
+            return -np.inf, None
+        value = mod.loglike(whole, transformed=False)
+        finite = np.isfinite(value)
+        return value, mod.score(whole, transformed=False)[moves] if finite else None
+
+    def curvature(some):
+        whole = x.copy()
+        whole[moves] = some
         try:
-            return (_minus_hessian if method == "newton" else _expected)(mod, x)
+            return CURVATURES[method if climbs else "newton"](mod, whole)[np.ix_(moves, moves)]
         except (np.linalg.LinAlgError, _NoLikelihoodError):  # a climb ends there, and says so
-            return np.full((len(x), len(x)), np.nan)
+            return np.full((moves.sum(), moves.sum()), np.nan)
 
-    found = climb(
-        function,
-        curvature,
-        free,
-        most=maxiter,
-        secant=method == "scoring",
-        approach=APPROACH,
-    )
+    def stepped(some):
+        if callback:
+            whole = x.copy()
+            whole[moves] = some
+            callback(whole)
+
+    left, secant = max(0, maxiter - taken), method == "scoring"
+    found = climb(function, curvature, x[moves], most=left, secant=secant, callback=stepped)
+    x[moves] = found.x
+    ends.append((found, moves))
     if disp:
         ended = "converged" if found.converged else "has not converged"
-        print(
-            f"{method} {ended} after {found.steps} steps and {found.evaluations} evaluations, "
-            f"log-likelihood {found.value:.6g}"
-        )
-    if return_params:
-        return mod.handle_params(found.x, transformed=False)
-    if not found.converged:
-        warnings.warn(
-            "Maximum Likelihood optimization failed to converge. Check mle_retvals",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    ssm = mod.ssm
-    conserved = ssm.memory_no_predicted or ssm.memory_no_gain or ssm.memory_no_smoothing
-    run = mod.filter if conserved else mod.smooth
-    results = run(found.x, transformed=False, cov_type=cov_type, cov_kwds=cov_kwds)
-    told = {
-        "fopt": -found.value / mod.nobs,
-        "gopt": -found.slope / mod.nobs,
-        "fcalls": found.evaluations,
+        print(f"{method} {ended} after {taken + found.steps} steps, likelihood {found.value:.6g}")
+    return x, about | {
+        "fopt": -found.value / len(mod.endog),
+        "gopt": -found.slope / len(mod.endog),
+        "fcalls": about.get("fcalls", 0) + found.evaluations,
         "warnflag": 0 if found.converged else 1,
         "converged": found.converged,
-        "iterations": found.steps,
+        "iterations": taken + found.steps,
     }
-    settings = {"optimizer": method, "maxiter": maxiter}
-    results._results.mle_retvals, results._results.mle_settings = told, settings
-    results._results.mlefit = Bunch(params=found.x, mle_retvals=told, mle_settings=settings)
-    return results
+
+
+class _Shortened:
+    """What a line search minimises, with an answer where a trial is refused: a shorter step.
+
+    It is that of a parabola with the value and the slope of the last point that was not refused,
+    and its minimum at a share of the step.
+    """
+
+    def __init__(self, objective, gradient):
+        self.objective, self.gradient, self.last = objective, gradient, None
+
+    def value(self, x, *args):
+        self.here = self.objective(x, *args)
+        return self.here if np.isfinite(self.here) else self._parabola(x)[0]
+
+    def slope(self, x, *args):
+        found = self.gradient(x, *args)
+        if not np.isfinite(found).all():
+            return self._parabola(x)[1]
+        self.last = x.copy(), self.here, found
+        return found
+
+    def _parabola(self, x):
+        if self.last is None:  # a method without slopes
+            return np.inf, np.full(len(x), np.nan)
+        before, value, slope = self.last
+        step = x - before
+        down = -abs(slope @ step) or -1.0
+        return value + down * (1 - 0.5 / SHORTER), step * down * (1 - 1 / SHORTER) / (step @ step)
+
+
+def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
+    """What a fit has to say of its end: where the likelihood still rises, and what is not its."""
+    for found, moves in ends:
+        names = np.array(_names(mod))[moves]
+        if not found.converged:
+            units = np.sqrt(np.abs(np.diag(found.curvature)))
+            units = np.where((units > 0) & np.isfinite(units), units, 1.0)
+            j = int(np.argmax(np.abs(found.slope / units)))
+            yield (
+                "Maximum Likelihood optimization failed to converge: the log-likelihood "
+                f"{found.value:.6g} still rises with {names[j]} (score {found.slope[j]:.3g} at "
+                f"{found.x[j]:.6g}, both as the optimiser sees it). Check mle_retvals"
+                + (f". The last trial that was refused: {refusal}" if refusal else ""),
+                ConvergenceWarning,
+            )
+        llf = getattr(results, "llf", found.value)
+        if not abs(llf - found.value) <= SAME:
+            yield (
+                f"results.llf is {llf:.6g}, by statsmodels' filter, and so are the criteria that "
+                f"it enters; what was maximised, loglike(mod, results.params), is "
+                f"{found.value:.6g}, and has more digits",
+                RuntimeWarning,
+            )
 
 
 def _minus_hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
@@ -506,15 +613,23 @@ def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
     return _free(mod, J.T @ _without_fixed(mod, found, mod._has_fixed_params) @ J)
 
 
+# What a climb takes for minus the second derivatives.
+CURVATURES = {"newton": _minus_hessian, "scoring": _expected}
+
+
 class _NoLikelihoodError(ValueError):
     """There is no stationary distribution to start from, or an array is not finite."""
 
 
-def _finite(arrays: dict) -> StateSpace:
-    """The model of these arrays."""
+def _refuse_not_finite(arrays: dict) -> None:
     for name, X in arrays.items():
         if not np.isfinite(X).all():
             raise _NoLikelihoodError(f"{name} is not finite at these params")
+
+
+def _finite(arrays: dict) -> StateSpace:
+    """The model of these arrays."""
+    _refuse_not_finite(arrays)
     return StateSpace(**arrays)
 
 
@@ -561,11 +676,19 @@ def _check_supported(mod: MLEModel) -> None:
         raise ValueError(f"the data of this {name} are complex, expected real ones")
     if mod.ssm.filter_timing == TIMING_INIT_FILTERED:
         raise ValueError(f"this {name} starts from a filtered state, expected a predicted one")
-    if type(mod).loglike not in (MLEModel.loglike, ExponentialSmoothing.loglike):
-        raise ValueError(
-            f"this {name} has a log-likelihood of its own, expected that of its state space, "
-            "MLEModel.loglike"
-        )
+    of_the_model = {"loglike": [MLEModel.loglike, ExponentialSmoothing.loglike]} | {
+        "loglikeobs": [MLEModel.loglikeobs]
+    }
+    of_the_filter = {x: [getattr(KalmanFilter, x)] for x in ("loglike", "loglikeobs", "_filter")}
+    for where, expected in ((mod, of_the_model), (mod.ssm, of_the_filter)):
+        for method, known in expected.items():
+            found = getattr(where, method)
+            if not isinstance(found, _Door) and getattr(found, "__func__", None) not in known:
+                raise ValueError(
+                    f"this {name} has a log-likelihood of its own, {type(where).__name__}."
+                    f"{method}, expected that of its state space, MLEModel.loglike: with another "
+                    "one, fit it by mod.fit"
+                )
     if getattr(mod, "initialization_method", None) == "concentrated":
         raise ValueError(
             f"this {name} fits its initial states anew for all params, "
@@ -597,6 +720,13 @@ def _parts(start, states: np.ndarray) -> Iterator:
         yield from _parts(part, states[list(block)])
 
 
+def _given(part) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the covariance that a part of an initial distribution was given."""
+    if part.initialization_type == "known":
+        return part.constant, part.stationary_cov
+    return part.constant, part.approximate_diffuse_variance * np.eye(part.k_states)
+
+
 class _Start:
     """a0 and P0 for the parameters that the model was updated with, and A (m, q) where diffuse.
 
@@ -622,6 +752,7 @@ class _Start:
                 R = here["R"][states]
                 solved = Stationary(here["T"][block], here["c"][states], R @ here["Q"] @ R.T)
                 if not solved.converged:
+                    _refuse_not_finite(arrays)
                     size = np.abs(np.linalg.eigvals(here["T"][block])).max()
                     raise _NoLikelihoodError(
                         f"the params lie outside the stationary region of this "
@@ -632,13 +763,10 @@ class _Start:
                 self.a0[states], self.P0[block] = solved.mean, solved.covariance
                 self.stationary.append((block[0] if whole else states, block, solved))
                 continue
-            self.a0[states] = part.constant
-            if kind == "known":
-                self.P0[block] = part.stationary_cov
-            elif kind == "approximate_diffuse":
-                self.P0[states, states] = part.approximate_diffuse_variance
-            else:
+            if kind == "diffuse":
                 diffuse_states.extend(states)
+            else:
+                self.a0[states], self.P0[block] = _given(part)
         if covered < m:
             raise ValueError(
                 f"this {type(mod).__name__} has an initial distribution for {covered} of its {m} "
@@ -676,15 +804,27 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
         bar["Q"] += R.T @ S @ R
 
 
-def _refuse_unseen(mod: MLEModel, A: np.ndarray, variances: np.ndarray) -> None:  # noqa: N803
-    """A diffuse state that reaches no observation, but for rounding, leaves the likelihood open."""
-    unseen = np.flatnonzero(variances > UNSEEN * max(variances.min(), EXACTLY_SEEN))
-    if unseen.size:
-        states = ", ".join(map(str, A[:, unseen].argmax(axis=0)))
-        raise ValueError(
-            f"the data say nothing about the states {states} of this {type(mod).__name__}, whose "
-            "start is exact diffuse: its likelihood has no value"
-        )
+def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
+    """An orthonormal basis (q, r) of the diffuse numbers that reach an observation, r if known.
+
+    Others reach none, or cancel: the level and the first state of an ARMA model that are both
+    diffuse, as of an integrated SARIMAX whose stationarity is not enforced. The likelihood is that
+    of the rest.
+    """
+    model, rows, X = _finite(arrays), [], A
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))  # noqa: N806
+    for t, gone in enumerate(np.isnan(y)):
+        rows.append(Z[t][~gone] @ X)
+        X = T[t] @ X  # noqa: N806
+        size = np.abs(X).max()
+        if not 0 < size < np.inf:
+            break
+        X = X / size  # noqa: N806
+    units = np.sqrt(diffuse.first_room(A, model))
+    values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
+    r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
+    unseen = np.linalg.qr(right[r:].T * units[:, np.newaxis], mode="complete")[0]
+    return unseen[:, len(right) - r :]
 
 
 def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
@@ -722,9 +862,9 @@ class _Point:
         self.mod, self.params = mod, params
         self.arrays = arrays = _arrays(mod, params)
         self.start = start = _Start(mod, arrays)
-        self.A = start.A
         arrays |= {"a0": start.a0, "P0": start.P0}
         self.y = y = np.array(mod.ssm.endog.T, order="C")
+        self.A = self._columns() if start.A.size else start.A
         burn = mod.loglikelihood_burn
         self.weights = np.ones(len(y))
         self.weights[:burn] = 0
@@ -758,10 +898,56 @@ class _Point:
         if not self.A.size:
             return _pass(self.y, self._scaled(), self.weights)
         model = _finite(self._scaled())
-        value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
-        units = diffuse.first_room(self.A, model)
-        _refuse_unseen(self.mod, self.A, np.diag(estimate.covariance) / units)
+        try:
+            value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
+        except ValueError:  # the data say nothing about a direction
+            self._refuse_unseen()
+        variances = np.diag(estimate.covariance) / diffuse.first_room(self.A, model)
+        if (variances > UNSEEN * max(variances.min(), EXACTLY_SEEN)).any():
+            self._refuse_unseen()
         return value, gradient
+
+    def _seen_at(self, params: np.ndarray, r: int | None = None) -> np.ndarray:
+        """The diffuse numbers that reach an observation at other parameters."""
+        try:
+            arrays = _arrays(self.mod, params) | {x: self.arrays[x] for x in ("a0", "P0")}
+            return _seen(self.y, arrays, self.start.A, r)
+        finally:
+            _arrays(self.mod, self.params)
+
+    def _columns(self) -> np.ndarray:
+        """A for the diffuse numbers that reach an observation at most parameters."""
+        known, A = _KNOWN.setdefault(self.mod, {}), self.start.A  # noqa: N806
+        key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
+        if known.get("diffuse") != key:
+            try:
+                seen = self._seen_at(updates.away_from(self.params))
+            except (ArithmeticError, ValueError):  # none of its points
+                seen = _seen(self.y, self.arrays, A)
+            known["diffuse"], known["seen"] = key, seen.shape[1]
+        r = known["seen"]
+        return A if r == A.shape[1] else A @ _seen(self.y, self.arrays, A, r)
+
+    def _refuse_unseen(self):
+        """Which parameters hide a diffuse state: those that would show it by what they move."""
+        shown = {
+            x: np.abs(X @ self.start.A).reshape(len(X), -1).max(axis=1, initial=0)
+            for x, X in _updates(self.mod, self.params).moves(self.params).items()
+            if x in "TZ"
+        }
+        _arrays(self.mod, self.params)  # leaves the model real
+        shows = shown["T"] + shown["Z"]
+        named = ", ".join(
+            f"{self.mod.param_names[j]} = {self.params[j]:.6g}"
+            for j in np.flatnonzero(shows > 1e-6 * shows.max(initial=0))
+        )
+        raise _NoLikelihoodError(
+            f"the data say nothing about a diffuse state of this {type(self.mod).__name__}"
+            + (f" at {named}" if named else "")
+            + ": there the likelihood of an exact diffuse start has no value, and on the way there "
+            "it grows without bound, so that it has no maximum. Fix the parameter elsewhere, "
+            "mod.fix_params, or take an approximate start, use_exact_diffuse=False"
+        )
 
     def _scaled(self) -> dict:
         if self.scale == 1:
@@ -822,6 +1008,8 @@ class _Point:
             found = found if with_scale else _without_last(found)
         k = len(self.params)
         found[:k, :k] += self._products_in_a_stationary_start(moves) + self._curved_arrays()
+        if self.A.shape != self.start.A.shape:
+            found[:k, :k] -= self._turns_of_the_unseen()
         return symmetric(found)
 
     def _curved_arrays(self) -> np.ndarray:
@@ -846,6 +1034,18 @@ class _Point:
             found[np.ix_(curved, curved)] = _jacobian(slopes, params[curved])
         _arrays(mod, params)  # leaves the model real, and where it was
         return found
+
+    def _turns_of_the_unseen(self) -> np.ndarray:
+        """What second derivatives lose where the numbers that are never seen turn with parameters.
+
+        |S| on those that are seen is that on the numbers that are seen here, over the square of the
+        cosine of the angle between the two.
+        """
+        seen = self.start.A.T @ self.A
+        along = updates.difference(lambda x: (V := self._seen_at(x, seen.shape[1])) @ V.T)
+        turns = np.stack([seen.T @ along(self.params, unit) for unit in np.eye(len(self.params))])
+        turns = turns - turns @ seen @ seen.T
+        return np.einsum("iab,jab->ij", turns, turns)
 
     def _products_in_a_stationary_start(self, moves: dict):
         """What products of first derivatives add to the second ones of a stationary a0 and P0.
@@ -1040,16 +1240,35 @@ class _Updates:
 
         Looked at wherever signs are new: a parameter may enter by its absolute value.
         """
-        if not self.exact or self.knows(params):
+        if self.knows(params):
             return
         self.seen.add(np.sign(params).tobytes())
+        self._refuse_moving_data(params)
+        if not self.exact:
+            return
         try:
+            # One by one at first: a parameter that moves an entry unseen would be painted in the
+            # colour of others that move it.
+            masks = np.eye(len(params)) if self.colored is None else self.colored.masks
             self.colored = self.colored or Colored(self._along, params)
-            self.exact = self._is_analytic(params)
+            self.exact = all(self._is_analytic(params, mask) for mask in masks)
         except (TypeError, ValueError, np.linalg.LinAlgError):  # it takes no complex numbers
             self.exact = False
         if not self.exact:
             self.colored = Colored(self._along, params, updates.MISSED_BY_DIFFERENCES)
+
+    def _refuse_moving_data(self, params: np.ndarray) -> None:
+        data = []
+        for x in (updates.away_from(params), params):
+            with suppress(ArithmeticError, ValueError):
+                self._at(x)
+            data.append(self.mod.ssm.endog.copy())
+        if not np.array_equal(*data, equal_nan=True):
+            raise ValueError(
+                f"the update of this {self.mod.__class__.__name__} changes the data, "
+                "mod.ssm.endog, with the params, which no derivative takes into account: expected "
+                "data that stay"
+            )
 
     def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """By a complex step, which leaves the model complex."""
@@ -1057,26 +1276,28 @@ class _Updates:
             return updates.difference(self._at)(params, direction)
         return self._at(params + 1j * STEP * direction).imag / STEP
 
-    def _is_analytic(self, params: np.ndarray) -> bool:
+    def _is_analytic(self, params: np.ndarray, mask: np.ndarray) -> bool:
         """Whether complex steps see what differences see: not through abs, real or a factor.
 
         Differences see little near a pole, so one of four steps has to agree, and roughly; but a
         step that is lost in rounding, beside what the one before it missed, says nothing.
         """
         params = updates.away_from(params)
-        rates, here = self.colored.rates.copy(), np.abs(self._at(params))
+        rates, here = mask * self.colored.rates, np.abs(self._at(params))
         rates[self.where] = 0
         found = self._along(params, rates)
         apart, before = np.ones(self.size, bool), np.inf
         for share in (1e-3, 1e-4, 1e-5, 1e-6):
-            h = share * np.min(np.maximum(1, np.abs(params)))
+            h = share * np.min(np.maximum(1, np.abs(params))[rates != 0], initial=np.inf)
+            if not apart.any() or h == np.inf:
+                break
             with np.errstate(all="ignore"):
                 ahead, behind = (self._at(params + s * h * rates) for s in (1, -1))
                 expected = (ahead - behind) / (2 * h)
                 missed, rounding = np.abs(found - expected), 1e-14 * here / h
                 apart &= (missed > 0.01 * np.abs(expected) + rounding) | (rounding > before / 10)
             before = missed
-        return bool(np.isfinite(found).all() and not apart.any())
+        return bool(np.isfinite(found).all() and (h == np.inf or not apart.any()))
 
     def _at(self, params: np.ndarray) -> np.ndarray:
         """The arrays as one vector, complex for complex parameters."""
@@ -1090,10 +1311,9 @@ class _Updates:
             found[self.at["c"]].reshape(self.shapes["c"])[-1] = 0
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
             if part.initialization_type in ("known", "approximate_diffuse"):
-                for x, X in (("a0", part.constant), ("P0", part.stationary_cov)):
-                    if X is not None:
-                        whole = found[self.at[x]].reshape(self.shapes[x])[0]
-                        whole[np.ix_(*[states] * whole.ndim)] = X if is_complex else np.real(X)
+                for x, X in zip(("a0", "P0"), _given(part), strict=True):
+                    whole = found[self.at[x]].reshape(self.shapes[x])[0]
+                    whole[np.ix_(*[states] * whole.ndim)] = X if is_complex else np.real(X)
         return found
 
     def pack(self, gradient) -> np.ndarray:
