@@ -1685,7 +1685,7 @@ def test_an_exact_diffuse_likelihood_without_a_maximum():
         with pytest.raises(ValueError, match=said):
             ours.score(mod, x)
     values = []
-    for damping in (1e-4, 1e-6, 1e-8):
+    for damping in (1e-4, 1e-6):
         x[-1] = damping
         values.append(ours.loglike(mod, x))
     np.testing.assert_allclose(np.diff(values), np.log(100), atol=0.05)
