@@ -6,8 +6,6 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-REAL = (np.dtype("float32"), np.dtype("float64"))
-
 
 def tensor_type(array) -> int:
     return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
@@ -38,7 +36,7 @@ def node_model(
     imports = [helper.make_opsetid("", opset)]
     if domain:
         imports.append(helper.make_opsetid(domain, 1 if domain == "com.microsoft" else 3))
-    real = next(a for a in inputs.values() if a is not None and a.dtype in REAL)
+    real = next(a for a in inputs.values() if a is not None and a.dtype.kind == "f")
     made = [helper.make_tensor_value_info(y, tensor_type(real), None) for y in y_names if y]
     graph = helper.make_graph([node], "one_node", values, made, initializers)
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from onnx_checks import (
@@ -13,9 +14,10 @@ from onnx_checks import (
     run_reference,
     single,
 )
-from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented
 
 from helpers.onnx_grad import onnx_derivative
+from helpers.onnx_grad.attributes import default_of, known_attributes
 from helpers.onnx_grad.rules import RULES
 
 ML = "ai.onnx.ml"
@@ -627,3 +629,52 @@ def in_onnxruntime(c, mode, gradient, feeds, cotangents):
         cotangents = {y: single(v) for y, v in cotangents.items()}
         found = run_onnxruntime(gradient, gradient_feeds(gradient, feeds, cotangents))
     return {n.removesuffix("_grad"): G for n, G in found.items()}
+
+
+def half(array):
+    array = np.asarray(array)
+    return array.astype(np.float16) if array.dtype == np.float64 else array
+
+
+@pytest.mark.parametrize("c", CASES, ids=ids)
+def test_half_precision_runs(c):
+    """Where onnxruntime runs an operator in half precision it runs the gradient too."""
+    mode = c.modes[-1]
+    try:
+        model, feeds = build(c, mode, half)
+        outputs = run_onnxruntime(model, feeds)
+    except (Fail, InvalidGraph, NotImplemented, TypeError) as error:
+        pytest.skip(f"no kernel in half precision, or no reference: {error}")
+    real = {y: v for y, v in outputs.items() if v.dtype.kind == "f"}
+    if not real:
+        return
+    cotangents = {y: np.full_like(v, 0.5) for y, v in real.items()}
+    gradient = onnx_derivative(model, weights=[])
+    found = run_onnxruntime(gradient, gradient_feeds(gradient, feeds, cotangents))
+    model, feeds = build(c, mode, single)
+    gradient = onnx_derivative(model, weights=[])
+    cotangents = {y: v.astype(np.float32) for y, v in cotangents.items()}
+    expected = run_onnxruntime(gradient, gradient_feeds(gradient, feeds, cotangents))
+    for name, G in found.items():
+        size = max(1.0, np.abs(expected[name]).max(initial=0))
+        np.testing.assert_allclose(G, expected[name], atol=2e-2 * size, err_msg=name)
+
+
+def test_every_known_value_of_an_attribute_has_a_case():
+    """Of attributes with a choice, each choice; of the others that a rule heeds, one value."""
+    tried = {(c.domain, c.op, a): set() for c in CASES for a in c.attributes}
+    for c in CASES:
+        for name, value in c.attributes.items():
+            tried[c.domain, c.op, name].add(str(value))
+    missing = set()
+    for key in RULES.keys() & {(c.domain, c.op) for c in CASES}:
+        for name, known in known_attributes(*key).items():
+            found = tried.get((*key, name), set())
+            newest = onnx.defs.get_schema(key[1], 21, key[0]) if not key[0] else None
+            if newest is not None and name not in newest.attributes:
+                continue
+            default = newest and default_of(newest.attributes[name])
+            left = {str(v) for v in known} - found - {str(default)}
+            if left or not (known or found):
+                missing.add((key[1], name, *sorted(left)))
+    assert missing == set()

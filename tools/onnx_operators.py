@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from helpers.onnx_grad.attributes import FLAG
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
 from helpers.onnx_grad.rules.coverage import Coverage, coverage
 from tools import book
@@ -25,9 +26,10 @@ operators of integer or boolean results need no rule.
 main ones. For a model in a file, `python -m helpers.onnx_grad model.onnx` lists what has no rule.
 
 The number behind a name is the version of the domain since which the operator has its present form;
-older forms are accepted too. *Limits* say what an attribute or an input has to be, and anything
-else is refused with the name of the node; the other attributes are supported as they are. An
-initializer that is used as a *setting* alone is a constant unless `weights` names it.
+older forms are accepted too. Behind an attribute stand the values that are known, unless it is a
+number, a flag or a list, which may have any. *Limits* say what else an attribute or an input has to
+be. Every other attribute or value is refused with the name of the node. An initializer that is used
+as a *setting* alone is a constant unless `weights` names it.
 
 What a Where, or an Imputer, does not choose has no influence on a gradient, also where its slope is
 infinite or NaN: the branches of an exported PowerTransformer, for example, or a row of attention
@@ -122,10 +124,15 @@ def _name(row: Coverage) -> str:
 def _row(row: Coverage) -> str:
     limits = [f"`{what}`: {must}" for what, must in row.limits.items()]
     limits += [f"settings: {_code(row.settings)}"] if row.settings else []
-    cells = [_name(row), _code(row.attributes), BREAK.join(limits)]
+    attributes = ", ".join(f"`{name}`{_values(known)}" for name, known in row.attributes.items())
+    cells = [_name(row), attributes, BREAK.join(limits)]
     return "\n".join(
         f"{'* -' if k == 0 else '  -'} {cell}".rstrip() for k, cell in enumerate(cells)
     )
+
+
+def _values(known: tuple) -> str:
+    return f" ({', '.join(map(str, known))})" if known and known != FLAG else ""
 
 
 def _code(names: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from helpers.onnx_grad.tensor import (
+    HALF,
     REAL,
     Info,
     Shape,
@@ -345,6 +346,17 @@ class Graph:
         if len(terms) == 1:
             return terms[0]
         return terms[0] + terms[1] if len(terms) == 2 else self.op("Sum", *terms)
+
+    def scatter_add(self, t: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+        """t with the updates added where the indices say, along an axis.
+
+        In single precision for half: onnxruntime adds up in no other way there, and a sum of many
+        parts is better for it.
+        """
+        wide = TensorProto.FLOAT if t.dtype in HALF else t.dtype
+        how = {"axis": axis, "reduction": "add"}
+        summed = self.op("ScatterElements", t.cast(wide), indices, updates.cast(wide), **how)
+        return summed.cast(t.dtype)
 
     def reduce_to(self, dy: Tensor, x: Tensor) -> Tensor:
         r"""Un-broadcast: the adjoint of broadcasting x to the shape of dy.

@@ -1,5 +1,6 @@
 """Rules of differentiation, one file a family, in one table keyed by domain and operator."""
 
+from helpers.onnx_grad.attributes import known_attributes
 from helpers.onnx_grad.rules import (
     activation,
     conv,
@@ -17,6 +18,9 @@ from helpers.onnx_grad.rules import (
     shape,
 )
 from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, register_gradient
+
+for key, about in ABOUT.items():
+    ABOUT[key] = about._replace(attributes=known_attributes(*key))
 
 __all__ = [
     "ABOUT",

@@ -12,6 +12,7 @@ from helpers.onnx_grad.tensor import is_static
 
 PADS = "write the attribute pads in its place"
 AUTO_PAD = {"auto_pad": "NOTSET or VALID, where the image's size is open and the stride not 1"}
+POOL = {**AUTO_PAD, "dilations": "1 with auto_pad, where the image's size is open"}
 GROUPS = {"group": "1 where the number of channels is open"}
 KERNEL = {"kernel_shape": "known, as an attribute or from the shape of the weights"}
 

@@ -1,9 +1,9 @@
 """Which operators have a gradient, and within which limits: the table of rules as data.
 
 >>> from helpers.onnx_grad.rules.coverage import coverage
->>> row = next(row for row in coverage() if row.operator == "DepthToSpace")
->>> row.since, row.attributes, row.limits
-(13, ('blocksize', 'mode'), {'mode': 'DCR, or CRD with static channels, height and width'})
+>>> row = next(row for row in coverage() if row.operator == "GridSample")
+>>> row.since, row.attributes["padding_mode"], row.limits
+(22, ('zeros', 'border'), {'rank': 'known, of X'})
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import onnx
 
+from helpers.onnx_grad.attributes import default_of
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
 from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, no_gradient
 
@@ -29,8 +30,8 @@ class Coverage(NamedTuple):
     other operators, and these are differentiated)."""
     formula: str
     """The first paragraph of the rule's docstring."""
-    attributes: tuple[str, ...]
-    """Its attributes, all of which are heeded, but for the limits."""
+    attributes: dict[str, tuple]
+    """Its attributes that are heeded, and the values that are known: all, if there are none."""
     limits: dict[str, str]
     """What is refused: an attribute, an input or a circumstance, and what it has to be."""
     settings: tuple[str, ...]
@@ -61,6 +62,10 @@ def _of_rule(domain: str, name: str) -> Coverage:
     if about.ranked:
         shown = [inputs[i] for i in about.ranked if i < len(inputs)]
         limits["rank"] = f"known, of {' and '.join(shown) or 'its inputs'}"
+    known = about.attributes or {}
+    given = {} if schema is None else schema.attributes
+    for attribute in sorted(given.keys() - known.keys()):
+        limits[attribute] = str(default_of(given[attribute], "left out"))
     if about.opset > OLDEST:
         limits["opset"] = f"{about.opset} or newer"
     return Coverage(
@@ -69,7 +74,7 @@ def _of_rule(domain: str, name: str) -> Coverage:
         None if schema is None else schema.since_version,
         "zero" if rule is no_gradient else "rule",
         " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()),
-        () if schema is None else tuple(sorted(schema.attributes)),
+        {k: known[k] for k in sorted(known) if schema is None or k in given},
         limits,
         tuple(inputs[i] for i in sorted(about.settings)),
         f"tests/test_onnx_recurrent.py -k test_layer[{name}-"
@@ -86,7 +91,7 @@ def _of_definition(name: str) -> Coverage:
         schema.since_version,
         "definition",
         "Differentiated through its definition in the standard, operator by operator.",
-        tuple(sorted(schema.attributes)),
+        dict.fromkeys(sorted(schema.attributes), ()),
         {},
         tuple(schema.inputs[i].name for i in COMPOSED[name]),
         f"tests/test_onnx_derivative.py -k test_defined_by_others[{name}",

@@ -102,7 +102,7 @@ def gather(g, node, dy):
         return _scatter_by_product(g, x, axis, flat, dy)
     aligned = g.reshape(flat, [-1 if a == axis else 1 for a in range(x.rank)])
     everywhere = g.op("Expand", aligned, g.shape_of(dy))
-    return g.op("ScatterElements", g.zeros_like(x), everywhere, dy, axis=axis, reduction="add")
+    return g.scatter_add(g.zeros_like(x), everywhere, dy, axis)
 
 
 def _scatter_by_product(g, x, axis, indices, dy):
@@ -138,7 +138,7 @@ def gather_elements(g, node, dy):
     """dX[.., indices[.., k, ..], ..] += dY[.., k, ..]."""
     x, indices = node.x
     axis = node.attr("axis")
-    return g.op("ScatterElements", g.zeros_like(x), indices, dy, axis=axis, reduction="add")
+    return g.scatter_add(g.zeros_like(x), indices, dy, axis)
 
 
 @register_gradient(
@@ -172,7 +172,7 @@ def gather_nd(g, node, dy):
         g.zeros_like(x), g.op("Concat", g.op("ReduceProd", dims, keepdims=1), width, axis=0)
     )
     rows = g.op("Expand", rows, wide)
-    return g.reshape_like(g.op("ScatterElements", zeros, rows, flat, axis=0, reduction="add"), x)
+    return g.reshape_like(g.scatter_add(zeros, rows, flat, 0), x)
 
 
 def _scalar(value: int) -> np.ndarray:
@@ -201,7 +201,7 @@ def top_k(g, node, dvalues, dindices=None):
     return g.op("ScatterElements", g.zeros_like(node.x[0]), node.y[1], dvalues, axis=axis)
 
 
-@register_gradient("ScatterElements", limits={"reduction": "none, add, max or min"})
+@register_gradient("ScatterElements")
 def scatter_elements(g, node, dy):
     """Y = X but Y[indices[k]] = U[k] (or += U[k]): dU[k] = dY[indices[k]], and dX = dY, which is
     zero where X was overwritten; with a maximum or minimum, those that tie share dY."""
@@ -212,7 +212,7 @@ def scatter_elements(g, node, dy):
     where = {"axis": axis}
     kept = x.equals(y).cast(dy.dtype)
     hits = updates.equals(_picked(g, y, x, indices, "GatherElements", where)).cast(dy.dtype)
-    share = dy / g.op("ScatterElements", kept, indices, hits, reduction="add", **where)
+    share = dy / g.scatter_add(kept, indices, hits, axis)
     return share * kept, None, _picked(g, share, x, indices, "GatherElements", where) * hits
 
 
@@ -226,7 +226,10 @@ def _scatter(g, node, dy, scatter: str, gather: str, **axis):
     x, indices, updates = node.x
     reduction = node.attr("reduction", "none")
     if reduction not in ("none", "add"):
-        raise node.refuse(f"reduction={reduction!r}")
+        raise node.refuse(
+            f"reduction={reduction!r}; ScatterElements has 'max' and 'min' with a gradient, "
+            "its indices being the same along the axes of a slice"
+        )
     dx = dy
     if reduction == "none":
         dx = g.op(scatter, dy, indices, g.zeros_like(updates), **axis)

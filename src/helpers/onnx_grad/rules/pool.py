@@ -5,24 +5,23 @@ from math import prod
 
 import numpy as np
 
-from helpers.onnx_grad.rules.conv import AUTO_PAD, Windows, scatter_windows, windows
+from helpers.onnx_grad.rules.conv import POOL, Windows, scatter_windows, windows
 from helpers.onnx_grad.rules.table import register_gradient
 
 
-@register_gradient("MaxPool", ranked=[0], limits={"storage_order": "0", **AUTO_PAD})
+@register_gradient("MaxPool", ranked=[0], limits=POOL)
 def max_pool(g, node, dy, dindices=None):
     """dX[i] = the sum of dY over the windows whose maximum (the first, if several) is entry i."""
     x = node.x[0]
-    if node.attr("storage_order"):
-        raise node.refuse("storage_order=1")
     w = windows(node, x, node.attr("kernel_shape"))
     places = _winners(g, node, x, w)
     flat = g.op("Reshape", g.zeros_like(x), [-1])
     overlap = any(e > s for e, s in zip(w.extents, w.strides, strict=True))
     if g.opset >= 16 or not overlap:
-        kind = {"reduction": "add"} if overlap else {}
         places, dy = g.op("Reshape", places, [-1]), g.op("Reshape", dy, [-1])
-        return g.reshape_like(g.op("ScatterElements", flat, places, dy, axis=0, **kind), x)
+        if overlap:
+            return g.reshape_like(g.scatter_add(flat, places, dy, 0), x)
+        return g.reshape_like(g.op("ScatterElements", flat, places, dy, axis=0), x)
     # Before opset 16 nothing adds up where windows share a winner: take windows far enough apart
     # not to overlap, one class of them after the other.
     steps = [-(-e // s) for e, s in zip(w.extents, w.strides, strict=True)]
@@ -55,7 +54,7 @@ def _winners(g, node, x, w: Windows):
     return places
 
 
-@register_gradient("AveragePool", ranked=[0], limits=AUTO_PAD)
+@register_gradient("AveragePool", ranked=[0], limits=POOL)
 def average_pool(g, node, dy):
     """dX[i] = the sum of dY / (entries of the window) over the windows that hold entry i."""
     x, (y,) = node.x[0], node.y

@@ -13,10 +13,13 @@ from onnx import helper
 from helpers.onnx_grad.rules.table import register_gradient, written_out
 
 ACTIVATIONS = {name.lower(): name for name in ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")}
+FIX_LENGTH = (
+    "as by model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 100, and give "
+    "sequence_lens where sequences are shorter"
+)
 LIMITS = {
     "X": "of a static number of steps (the batch may be open)",
     "activations": ", ".join(sorted(ACTIVATIONS.values())),
-    "clip": "left out",
     "hidden_size": "given, or the shape of R known",
 }
 
@@ -136,17 +139,13 @@ def _refuse(node, steps, n, names) -> None:
     if not isinstance(steps, int):
         raise node.refuse(
             "the number of steps in the shape of X is open, and each step is written out; declare "
-            "a static length (sequence_lens may say shorter ones)"
+            f"a static length, {FIX_LENGTH}"
         )
     if not isinstance(n, int):
         raise node.refuse("hidden_size is not given, and the shape of R not known")
     for name in names:
         if name.lower() not in ACTIVATIONS:
             raise node.refuse(f"the activation {name}; there are {LIMITS['activations']}")
-    if node.attr("clip") is not None:
-        raise node.refuse(f"clip={node.attr('clip')}")
-    if node.attr("input_forget", 0):
-        raise node.refuse("input_forget=1")
 
 
 def _split(g, t, size: int, parts: int, axis: int):
@@ -169,7 +168,7 @@ def _initial(g, t, x, n: int, d: int, directions: int, batchwise: bool):
     return g.op("ConstantOfShape", shape, value=zero, shape=(x.shape[1], n))
 
 
-@register_gradient("LSTM", settings=[5, 6], ranked=[0], limits={**LIMITS, "input_forget": "0"})
+@register_gradient("LSTM", settings=[5, 6], ranked=[0], limits=LIMITS)
 @written_out
 def lstm(g, node):
     """i, o, f = sigmoid(..), C = f C + i tanh(..), H = o tanh(C), step by step backwards."""

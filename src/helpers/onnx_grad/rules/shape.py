@@ -3,8 +3,7 @@ r"""Operators that move entries about: each is a linear map, and its rule is the
 import numpy as np
 
 from helpers.onnx_grad.rules.resize import along
-from helpers.onnx_grad.rules.table import register_gradient
-from helpers.onnx_grad.tensor import is_static
+from helpers.onnx_grad.rules.table import register_gradient, written_out
 
 
 @register_gradient("Reshape")
@@ -101,25 +100,26 @@ def cumsum(g, node, dy):
     )
 
 
-@register_gradient(
-    "DepthToSpace", limits={"mode": "DCR, or CRD with static channels, height and width"}
-)
+@register_gradient("DepthToSpace")
 def depth_to_space(g, node, dy):
     """dX = dY with the blocks moved back into the channels."""
     size, (x,) = node.attr("blocksize"), node.x
     if node.attr("mode") == "DCR":
         return g.op("SpaceToDepth", dy, blocksize=size)
-    if not is_static(x.shape and x.shape[1:]):
-        raise node.refuse("mode CRD needs static channels, height and width")
-    _, channels, height, width = x.shape
-    apart = g.reshape(dy, [-1, channels // size**2, height, size, width, size])
+    # SpaceToDepth has that order in the newest opsets alone.
+    apart = []
+    for axis in range(4):
+        length = g.dims_of(x, [axis])
+        apart.append(g.op("Div", length, g.ints(size**2)) if axis == 1 else length)
+        apart += [g.ints(size)] if axis > 1 else []
+    apart = g.reshape(dy, g.op("Concat", *apart, axis=0))
     return g.reshape_like(g.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
 
 
 @register_gradient("SpaceToDepth")
 def space_to_depth(g, node, dy):
     """dX = dY with the channels moved back into blocks."""
-    return g.op("DepthToSpace", dy, blocksize=node.attr("blocksize"))
+    return g.op("DepthToSpace", dy, blocksize=node.attr("blocksize"), mode=node.attr("mode"))
 
 
 @register_gradient("Trilu")
@@ -143,14 +143,7 @@ def dropout(g, node, dy, *dmask):
 
 
 @register_gradient(
-    "Pad",
-    settings=[2],
-    ranked=[0],
-    limits={
-        "X": "of a static length along the padded axes, where mode is not constant",
-        "pads": "a constant, not negative where mode is not constant",
-        "axes": "a constant",
-    },
+    "Pad", settings=[2], ranked=[0], limits={"axes": "a constant, where mode is not constant"}
 )
 def pad(g, node, dy):
     """dX = the part of dY that X became; the constant's gradient is the sum of the rest.
@@ -158,30 +151,21 @@ def pad(g, node, dy):
     In the other modes Y repeats entries of X, and the cotangents of all copies are added up.
     """
     x, pads, value, axes = node.x[0], node.x[1], node.input(2), node.input(3)
-    if pads.value is None or (axes is not None and axes.value is None):
-        raise node.refuse("its pads and axes must be constants")
-    axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
-    count = len(pads.value) // 2
-    before, after = pads.value[:count], pads.value[count:]
     if node.attr("mode") != "constant":
-        for axis, *ends in zip(axes, before.tolist(), after.tolist(), strict=True):
-            axis %= x.rank
-            if any(ends):
-                dy = along(g, dy, g.constant(_copies(node, axis, *ends), x.dtype), axis, x.rank)
-        return dy
+        return _pad_with_copies(g, node, dy)
     # A negative pad crops; its adjoint pads, with zeros.
-    crop = [(a, max(b, 0), max(e, 0)) for a, b, e in zip(axes, before, after, strict=True)]
     dx = dy
-    crop = [(a, int(b), int(e)) for a, b, e in crop if b or e]
-    if crop:
-        ends = [-e if e else 2**62 for _, _, e in crop]
-        dx = g.op("Slice", dx, [b for _, b, _ in crop], ends, [a for a, _, _ in crop])
-    grow = [max(-int(p), 0) for p in pads.value]
-    if any(grow):
-        full = [0] * (2 * x.rank)
-        for k, a in enumerate(axes):
-            full[a % x.rank], full[a % x.rank + x.rank] = grow[k], grow[k + count]
-        dx = g.op("Pad", dx, full)
+    if pads.value is None or (axes is not None and axes.value is None):
+        axes = g.ints(*range(x.rank)) if axes is None else axes.cast(7)
+        before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **_halves(g))
+        lengths = g.op("Gather", g.op("Shape", dy), axes)
+        dx = g.op("Slice", dx, before, lengths - after, axes)
+        given = [axes] if node.input(3) is not None else []
+        dx = g.op("Pad", dx, g.op("Max", -pads, 0), *([None] if given else []), *given)
+    else:
+        axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
+        dx = _cropped(g, x, dx, pads.value, axes)
+    g.refine(dx.name, x.shape)
     dvalue = None
     if value is not None:
         dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
@@ -189,14 +173,54 @@ def pad(g, node, dy):
     return dx, None, dvalue
 
 
-def _copies(node, axis: int, before: int, after: int) -> np.ndarray:
-    """A matrix (length after, length before) of ones where an entry is a copy of another."""
-    n, mode = node.x[0].shape[axis], node.attr("mode")
-    if not isinstance(n, int):
-        raise node.refuse(f"the length of axis {axis}, which is padded in mode {mode!r}, is open")
-    if min(before, after) < 0:
-        raise node.refuse(f"negative pads in mode {mode!r}")
-    return np.eye(n)[np.pad(np.arange(n), (before, after), mode)]
+def _halves(g) -> dict:
+    return {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
+
+
+def _cropped(g, x, dy, pads, axes):
+    count = len(pads) // 2
+    crop = [(a, max(b, 0), max(e, 0)) for a, b, e in zip(axes, pads, pads[count:], strict=False)]
+    crop = [(a, int(b), int(e)) for a, b, e in crop if b or e]
+    if crop:
+        ends = [-e if e else 2**62 for _, _, e in crop]
+        dy = g.op("Slice", dy, [b for _, b, _ in crop], ends, [a for a, _, _ in crop])
+    grow = [max(-int(p), 0) for p in pads]
+    if any(grow):
+        full = [0] * (2 * x.rank)
+        for k, a in enumerate(axes):
+            full[a % x.rank], full[a % x.rank + x.rank] = grow[k], grow[k + count]
+        dy = g.op("Pad", dy, full)
+    return dy
+
+
+def _pad_with_copies(g, node, dy):
+    """By a matrix along each padded axis, or by a Gather where a length or the pads are open."""
+    x, pads, axes = node.x[0], node.x[1], node.input(3)
+    if axes is not None and axes.value is None:
+        raise node.refuse(f"its axes must be a constant in mode {node.attr('mode')!r}")
+    axes = [int(a) % x.rank for a in (range(x.rank) if axes is None else axes.value)]
+    if pads.value is None or pads.value.min(initial=0) < 0:
+        return written_out(_gathered_copies)(g, node, dy)
+    ends = [(a, *pair) for a, pair in zip(axes, pads.value.reshape(2, -1).T, strict=True)]
+    ends = [(a, int(b), int(e)) for a, b, e in ends if b or e]
+    if not all(isinstance(x.shape[a], int) for a, _, _ in ends):
+        return written_out(_gathered_copies)(g, node, dy)
+    for a, b, e in ends:
+        n = x.shape[a]
+        copies = np.eye(n)[np.pad(np.arange(n), (b, e), node.attr("mode"))]
+        dy = along(g, dy, g.constant(copies, x.dtype), a, x.rank)
+    return dy
+
+
+def _gathered_copies(g, node):
+    y, pads, axes = node.x[0], node.x[1], node.input(3)
+    axes = [int(a) % y.rank for a in (range(y.rank) if axes is None else axes.value)]
+    for k, axis in enumerate(axes):
+        ends = g.op("Gather", pads, [k, k + len(axes)])
+        length = g.op("Reshape", g.dims_of(node.x[0], [axis]), g.ints())
+        places = g.op("Pad", g.range_of(length), ends, mode=node.attr("mode"))
+        y = g.op("Gather", y, places, axis=axis)
+    return (y,)
 
 
 @register_gradient("ReverseSequence")

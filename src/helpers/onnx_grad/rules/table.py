@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from onnx import NodeProto
 
+from helpers.onnx_grad.attributes import unsupported
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.simplify import captured_names
 from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical
@@ -34,6 +35,8 @@ class About(NamedTuple):
     """The oldest opset whose operators can express the gradient."""
     limits: Mapping[str, str] = {}
     """What else it refuses: an attribute, an input or a circumstance, and what that has to be."""
+    attributes: Mapping[str, tuple] | None = None
+    """The attributes that it heeds, and their values; see `helpers.onnx_grad.attributes`."""
 
 
 RULES: dict[tuple[str, str], Rule] = {}
@@ -66,6 +69,7 @@ def register_gradient(
     ranked: Iterable[int] = (),
     opset: int = 0,
     limits: Mapping[str, str] | None = None,
+    attributes: Mapping[str, tuple] | None = None,
 ):
     """Add the gradient rule of an operator, or replace it.
 
@@ -89,6 +93,9 @@ def register_gradient(
         What the rule itself refuses, by :meth:`Node.refuse <helpers.onnx_grad.tensor.Node.refuse>`:
         the name of an attribute or an input, or a circumstance, and in a few words what it has to
         be.  :func:`~helpers.onnx_grad.rules.coverage.coverage` shows it.
+    attributes : dict of tuples, optional
+        The attributes that the rule heeds, and the values that it knows, ``()`` for all: any other
+        is refused before the rule is asked.  None: the rule knows them all.
 
     Returns
     -------
@@ -109,7 +116,9 @@ def register_gradient(
             raise TypeError(f"the rule of {op_type} is {function!r}, expected a function")
         key = canonical(domain), op_type
         RULES[key] = function
-        ABOUT[key] = About(frozenset(settings), tuple(ranked), opset, dict(limits or {}))
+        ABOUT[key] = About(
+            frozenset(settings), tuple(ranked), opset, dict(limits or {}), attributes
+        )
         return function
 
     return add if rule is None else add(rule)
@@ -123,6 +132,11 @@ def gradients(node: Node, dys: Iterable[Tensor | None]) -> tuple[Tensor | None, 
     rule, about = RULES.get((node.domain, node.op_type)), ABOUT.get((node.domain, node.op_type))
     if rule is None:
         raise node.refuse(without_rule(node))
+    if about.attributes is not None:
+        version = node.graph.opsets.get(node.domain, 1)
+        why = unsupported(node.proto, version, about.attributes)
+        if why is not None:
+            raise node.refuse(why)
     for i in about.ranked:
         if node.input(i) is not None and node.input(i).rank is None:
             raise node.refuse(
@@ -167,7 +181,7 @@ def without_rule(node: Node) -> str:
     if not node.domain and "Sequence" in node.op_type:
         return (
             "sequences of tensors are not differentiated: export the model with Concat, Split and "
-            "Gather in their place"
+            "Gather in their place, which torch.onnx.export does with optimize=True"
         )
     if node.domain.startswith("com.microsoft"):
         return (

@@ -25,6 +25,7 @@ from pytensor.compile.mode import Mode
 from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
+from helpers.onnx_grad.attributes import known_attributes, unsupported
 from helpers.onnx_grad.lengths import state_lengths
 
 # Importing a family enters its translations into the table.
@@ -150,6 +151,9 @@ def _translate(node: Node, proto: NodeProto, inputs: list) -> tuple[TensorVariab
         raise node.refuse("operators with subgraphs are not translated")
     if (node.domain, node.operator) not in TRANSLATIONS:
         raise node.refuse("there is no translation to PyTensor")
+    why = unsupported(proto, node.version, known_attributes(node.domain, node.operator))
+    if why is not None:
+        raise node.refuse(why)
     results = TRANSLATIONS[node.domain, node.operator](node, *inputs)
     results = results if isinstance(results, tuple) else (results,)
     if len([name for name in proto.output if name]) > len(results):

@@ -15,8 +15,6 @@ ML = "ai.onnx.ml"
 
 @translates("LinearRegressor", domain=ML)
 def _linear_regressor(node: Node, x):
-    if node.attribute("post_transform", "NONE") != "NONE":
-        raise node.refuse(f"post_transform {node.attribute('post_transform')!r} is not translated")
     targets = node.attribute("targets", 1)
     W = number(x, np.reshape(node.attribute("coefficients"), (targets, -1)))
     b = number(x, node.attribute("intercepts", [0.0] * targets))
@@ -30,8 +28,6 @@ def _scaler(node: Node, x):
 
 @translates("Normalizer", domain=ML)
 def _normalizer(node: Node, x):
-    if node.attribute("norm", "MAX") == "MAX":
-        raise node.refuse("the norm MAX is not translated")
     return over_norm(x, 1 if node.attribute("norm") == "L1" else 2, axis=-1)
 
 
@@ -46,8 +42,6 @@ def _linear_classifier(node: Node, x):
     scores = x @ W.T + number(x, intercepts or np.zeros(len(labels)))
     found = pt.constant(np.array(labels))[pt.argmax(scores, axis=-1)]
     transforms = {"NONE": lambda z: z, "LOGISTIC": pt.sigmoid, "SOFTMAX": partial(softmax, axis=-1)}
-    if transform not in transforms:
-        raise node.refuse(f"post_transform {transform!r} is not translated")
     return found, transforms[transform](scores)
 
 

@@ -140,6 +140,11 @@ def product(lengths):
     return total
 
 
+def larger(n, m):
+    """The larger of two lengths, ints or symbols."""
+    return max(n, m) if isinstance(n, int) and isinstance(m, int) else pt.maximum(n, m)
+
+
 def clip(x: TensorVariable, low: TensorVariable | None, high: TensorVariable | None):
     """Between low and high; the derivative at a bound is 1, and NaN stays NaN."""
     if low is not None:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytensor.tensor as pt
 
-from helpers.onnx_grad.rules.recurrent import ACTIVATIONS
+from helpers.onnx_grad.rules.recurrent import ACTIVATIONS, FIX_LENGTH
 from helpers.onnx_grad.translation.node import TRANSLATIONS, number, select, size, translates
 
 DEFAULT = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -91,13 +91,13 @@ def _activation(node, name: str):
 
 def _refuse(node, steps, n, names) -> None:
     if not isinstance(steps, int):
-        raise node.refuse("the number of steps is open, and each step is written out")
+        raise node.refuse(
+            "the number of steps is open, and each step is written out; declare a static length, "
+            + FIX_LENGTH
+        )
     if n is None:
         raise node.refuse("the shape of R is not known")
     unknown = [name for name in names if name.lower() not in ACTIVATIONS]
     if unknown:
         known = ", ".join(ACTIVATIONS.values())
         raise node.refuse(f"the activation {unknown[0]} is not translated; there are {known}")
-    for name in ("clip", "input_forget"):
-        if node.attribute(name):
-            raise node.refuse(f"{name}={node.attribute(name)} is not translated")

@@ -14,6 +14,7 @@ from pytensor.tensor.basic import MakeVector
 
 from helpers.onnx_grad.translation.node import (
     known,
+    larger,
     number,
     product,
     select,
@@ -65,8 +66,6 @@ def _constant(node):
     ((name, value),) = node.attributes.items()
     kinds = {"value_float": "float32", "value_floats": "float32"}
     kinds |= {"value_int": "int64", "value_ints": "int64"}
-    if name != "value" and name not in kinds:
-        raise node.refuse(f"a constant given as {name!r} is not translated")
     value = np.asarray(value, kinds.get(name))
     return pt.constant(value.astype(node.real(value.dtype)))
 
@@ -221,17 +220,19 @@ def _tile(node, x, repeats):
 
 @translates("Pad")
 def _pad(node, x, pads=None, value=None, axes=None):
-    pads = node.parameter("pads", pads).ravel()
+    pads = node.parameter("pads").tolist() if pads is None else target_shape(node, pads)
     axes = range(x.ndim) if axes is None else node.axes(axes) or ()
-    before, after = np.zeros((2, x.ndim), dtype=int)
-    before[list(axes)], after[list(axes)] = pads.reshape(2, -1)
+    before, after = [0] * x.ndim, [0] * x.ndim
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = pads[k], pads[k + len(axes)]
     fill = number(x, node.attribute("value", 0)) if value is None else value.reshape(())
     mode = node.attribute("mode", "constant")
-    for axis in np.flatnonzero(before | after):
-        low, high, n = int(before[axis]), int(after[axis]), size(x, axis)
-        at = (slice(None),) * int(axis)
-        cut, end = max(-low, 0), n - max(-high, 0)
-        x, low, high = x[(*at, slice(cut, end))], max(low, 0), max(high, 0)
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        if all(isinstance(k, int) and k == 0 for k in (low, high)):
+            continue
+        at = (slice(None),) * axis
+        cut, end = larger(-low, 0), size(x, axis) - larger(-high, 0)
+        x, low, high = x[(*at, slice(cut, end))], larger(low, 0), larger(high, 0)
         n = size(x, axis)
         if mode == "constant":
             around = [

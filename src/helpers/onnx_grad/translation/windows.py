@@ -22,6 +22,7 @@ from helpers.onnx_grad.rules.conv import PADS
 from helpers.onnx_grad.rules.resize import interpolations
 from helpers.onnx_grad.translation.node import (
     known,
+    larger,
     number,
     product,
     select,
@@ -115,7 +116,7 @@ def _window(node, x, kernel) -> Window:
         n, extent, stride = size(x, 2 + i), (kernel[i] - 1) * dilations[i] + 1, strides[i]
         if auto_pad.startswith("SAME"):
             count = -(-n // stride)
-            total = _larger((count - 1) * stride + extent - n, 0)
+            total = larger((count - 1) * stride + extent - n, 0)
             before[i], after[i] = same_pads(total, auto_pad)
         else:
             room = n + before[i] + after[i] - extent
@@ -128,10 +129,6 @@ def _window(node, x, kernel) -> Window:
     return Window(kernel, strides, dilations, tuple(before), tuple(after), tuple(out))
 
 
-def _larger(n, m):
-    return max(n, m) if isinstance(n, int) and isinstance(m, int) else pt.maximum(n, m)
-
-
 def _padded(x, window: Window, fill):
     """x in the middle of an array that all positions of the window fit into."""
     lengths = []
@@ -139,7 +136,7 @@ def _padded(x, window: Window, fill):
         extent = (window.kernel[i] - 1) * window.dilations[i] + 1
         reach = (window.out[i] - 1) * window.strides[i] + extent
         # Past what the window reaches there can be entries, and with ceil_mode the other way round.
-        lengths.append(_larger(low + size(x, 2 + i) + window.after[i], reach))
+        lengths.append(larger(low + size(x, 2 + i) + window.after[i], reach))
     here = tuple(slice(low, low + size(x, 2 + i)) for i, low in enumerate(window.before))
     empty = pt.full([size(x, 0), size(x, 1), *lengths], number(x, fill))
     return pt.set_subtensor(empty[(slice(None), slice(None), *here)], x)
@@ -203,7 +200,7 @@ def _conv_transpose(node, x, w, b=None):
     n, channels, per_group = size(x, 0), size(x, 1), size(w, 1)
     rows = w.reshape((groups, channels // groups, per_group, *kernel))
     flat = x.reshape((n, groups, channels // groups, product(lengths)))
-    room = [_larger(a, p + o) for a, p, o in zip(whole, before, out, strict=True)]
+    room = [larger(a, p + o) for a, p, o in zip(whole, before, out, strict=True)]
     y = pt.zeros((n, groups * per_group, *room), dtype=x.dtype)
     for p in window.positions:
         tap = rows[(slice(None), slice(None), slice(None), *p)].dimshuffle(0, 2, 1)
@@ -225,7 +222,7 @@ def _cropped(node, lengths, whole, strides, extra) -> tuple[list, list]:
         out = [whole[i] + extra[i] - pads[i] - pads[n_axes + i] for i in range(n_axes)]
         return list(pads[:n_axes]), out
     wanted = wanted[-n_axes:]
-    total = [_larger(w + e - o, 0) for w, e, o in zip(whole, extra, wanted, strict=True)]
+    total = [larger(w + e - o, 0) for w, e, o in zip(whole, extra, wanted, strict=True)]
     # The odd one is cut off at the end for SAME_UPPER, at the beginning otherwise.
     before = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
     return before, list(wanted)
@@ -236,8 +233,6 @@ def _cropped(node, lengths, whole, strides, extra) -> tuple[list, list]:
 
 @translates("MaxPool")
 def _max_pool(node, x):
-    if node.attribute("storage_order", 0):
-        raise node.refuse("places counted along columns are not translated")
     window = _window(node, x, node.attributes["kernel_shape"])
     lowest = -np.inf if x.dtype.startswith("float") else np.iinfo(x.dtype).min
     places = pt.arange(product(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
