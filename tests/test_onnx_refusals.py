@@ -96,17 +96,13 @@ REFUSALS = {
     ),
     ("MaxPool", "dilations"): (
         'Y = MaxPool<kernel_shape = [2, 2], dilations = [2, 1], auto_pad = "SAME_UPPER">(Z)',
-        "auto_pad=SAME_UPPER with dilations, .* write the attribute pads",
+        "auto_pad=SAME_UPPER with dilations is padded .* write the attribute pads",
     ),
     ("AveragePool", "dilations"): (
         'Y = AveragePool<kernel_shape = [2, 2], dilations = [2, 1], auto_pad = "SAME_UPPER">(Z)',
-        "auto_pad=SAME_UPPER with dilations, .* write the attribute pads",
+        "auto_pad=SAME_UPPER with dilations is padded .* write the attribute pads",
     ),
     ("Resize", "X"): ("Y = Resize(Z, , ones)", "the length of axis 2, which is resized, is not st"),
-    ("Resize", "keep_aspect_ratio_policy"): (
-        'Y = Resize<keep_aspect_ratio_policy = "not_larger">(X, , , sizes)',
-        "keep_aspect_ratio_policy; give the sizes that come out",
-    ),
     ("Resize", "scales"): ("Y = Resize(X, , F)", "its scales or sizes must be constants"),
     ("ScatterND", "reduction"): (
         'Y = ScatterND<reduction = "max">(X, J, M)',

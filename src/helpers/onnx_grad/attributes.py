@@ -27,7 +27,7 @@ WINDOWS = {
 }
 REDUCTION = {"axes": ANY, "keepdims": FLAG, "noop_with_empty_axes": FLAG}
 ARG = {**AXIS, "keepdims": FLAG, "select_last_index": FLAG}
-NORMALISATION = {"epsilon": ANY, "stash_type": (1, 10, 11, 16)}
+EPSILON = {"epsilon": ANY}
 LOSS = {"ignore_index": ANY, "reduction": ("none", "sum", "mean")}
 LAYER = {
     "activations": ANY,
@@ -41,9 +41,8 @@ RANDOM = dict.fromkeys(("dtype", "seed"), ANY)
 STANDARD: dict[str, dict[str, tuple]] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), ARG),
     "AveragePool": {**WINDOWS, "ceil_mode": FLAG, "count_include_pad": FLAG},
-    "BatchNormalization": {"epsilon": ANY, "momentum": ANY, "training_mode": FLAG},
-    "Cast": {"saturate": FLAG, "to": ANY},
-    "CastLike": {"saturate": FLAG},
+    "BatchNormalization": {**EPSILON, "momentum": ANY, "training_mode": FLAG},
+    "Cast": {"to": ANY},
     **dict.fromkeys(("Celu", "Elu", "LeakyRelu", "Swish", "ThresholdedRelu"), ALPHA),
     "Clip": dict.fromkeys(("max", "min"), ANY),
     "Col2Im": dict.fromkeys(("dilations", "pads", "strides"), ANY),
@@ -67,13 +66,13 @@ STANDARD: dict[str, dict[str, tuple]] = {
         "mode": ("linear", "bilinear", "nearest"),
         "padding_mode": ("zeros", "border"),
     },
-    "GroupNormalization": {**NORMALISATION, "num_groups": ANY},
+    "GroupNormalization": {**EPSILON, "num_groups": ANY},
     "HardSigmoid": {**ALPHA, "beta": ANY},
-    "InstanceNormalization": {"epsilon": ANY},
+    "InstanceNormalization": EPSILON,
     "IsInf": {"detect_negative": FLAG, "detect_positive": FLAG},
     "LRN": dict.fromkeys(("alpha", "beta", "bias", "size"), ANY),
     **dict.fromkeys(("LSTM", "RNN"), LAYER),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), {**AXIS, **NORMALISATION}),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), {**AXIS, **EPSILON}),
     "LpNormalization": {**AXIS, "p": (1, 2)},
     "LpPool": {**WINDOWS, "ceil_mode": FLAG, "p": ANY},
     "MaxPool": {**WINDOWS, "ceil_mode": FLAG},
@@ -101,14 +100,13 @@ STANDARD: dict[str, dict[str, tuple]] = {
         ),
         "cubic_coeff_a": ANY,
         "exclude_outside": FLAG,
-        "extrapolation_value": ANY,
         "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
         "mode": ("nearest", "linear", "cubic"),
         "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
     },
     "ReverseSequence": {"batch_axis": FLAG, "time_axis": FLAG},
     "ScatterElements": {**AXIS, "reduction": ("none", "add", "max", "min")},
-    "ScatterND": {"reduction": ("none", "add", "max", "min", "mul")},
+    "ScatterND": {"reduction": ("none", "add")},
     "Selu": {**ALPHA, "gamma": ANY},
     "Shape": {"end": ANY, "start": ANY},
     "Shrink": {"bias": ANY, "lambd": ANY},

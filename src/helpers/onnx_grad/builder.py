@@ -12,7 +12,6 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from helpers.onnx_grad.tensor import (
-    HALF,
     REAL,
     Info,
     Shape,
@@ -353,9 +352,8 @@ class Graph:
         In single precision for half: onnxruntime adds up in no other way there, and a sum of many
         parts is better for it.
         """
-        wide = TensorProto.FLOAT if t.dtype in HALF else t.dtype
         how = {"axis": axis, "reduction": "add"}
-        summed = self.op("ScatterElements", t.cast(wide), indices, updates.cast(wide), **how)
+        summed = self.op("ScatterElements", t.wide(), indices, updates.wide(), **how)
         return summed.cast(t.dtype)
 
     def reduce_to(self, dy: Tensor, x: Tensor) -> Tensor:

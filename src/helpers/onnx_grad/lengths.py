@@ -148,9 +148,9 @@ def _of_pool(model, node, attributes, opset: int, shape) -> bool:
     for i, (n, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
         if auto.startswith("SAME"):
             total = (-(-n // s) - 1) * s + k - n  # the runtime forgets the dilations here
-            if same and total < 0:
+            if total < 0:
                 return False
-            before[i], after[i] = same_pads(max(total, 0), auto)
+            before[i], after[i] = same_pads(total, auto)
         room = n + before[i] + after[i] - (k - 1) * d - 1
         if ceil and room % s and (room // s + 1) * s < n + before[i]:
             kept, short[i] = True, after[i]

@@ -150,6 +150,10 @@ class Tensor:
         """The same numbers in another element type."""
         return self if self.dtype == dtype else self.graph.op("Cast", self, to=dtype)
 
+    def wide(self) -> Tensor:
+        """In single precision, where it is in half."""
+        return self.cast(TensorProto.FLOAT) if self.dtype in HALF else self
+
 
 class Node:
     """A node of the model, as a rule sees it.

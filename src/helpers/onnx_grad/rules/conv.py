@@ -11,6 +11,7 @@ from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import is_static
 
 PADS = "write the attribute pads in its place"
+OWN_WAYS = f"is padded by each runtime in its own way; {PADS}"
 AUTO_PAD = {"auto_pad": "NOTSET or VALID, where the image's size is open and the stride not 1"}
 POOL = {**AUTO_PAD, "dilations": "1 with auto_pad, where the image's size is open"}
 GROUPS = {"group": "1 where the number of channels is open"}
@@ -44,10 +45,9 @@ def windows(node, x, kernel) -> Windows:
     w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         return w
-    if max(dilations) > 1 and node.op_type != "Conv":
-        raise node.refuse(
-            f"auto_pad={auto} with dilations, which runtimes pad in their own ways; {PADS}"
-        )
+    pool = node.op_type != "Conv"
+    if pool and max(dilations) > 1:
+        raise node.refuse(f"auto_pad={auto} with dilations {OWN_WAYS}")
     for i, extent in enumerate(w.extents):
         n = x.shape[2 + i]
         if strides[i] > 1 and not isinstance(n, int):
@@ -57,7 +57,10 @@ def windows(node, x, kernel) -> Windows:
             )
         total = extent - 1
         if strides[i] > 1:
-            total = max((-(-n // strides[i]) - 1) * strides[i] + extent - n, 0)
+            total = (-(-n // strides[i]) - 1) * strides[i] + extent - n
+            if pool and total < 0:
+                raise node.refuse(f"auto_pad={auto} with a longer stride than window {OWN_WAYS}")
+            total = max(total, 0)
         w.before[i], w.after[i] = same_pads(total, auto)
     return w
 

@@ -51,9 +51,8 @@ def _identity(g, x, axis):
     if isinstance(n, int):
         return g.constant(np.eye(n), x.dtype)
     length = g.dims_of(x, [axis])
-    return g.op(
-        "EyeLike", g.op("ConstantOfShape", g.op("Concat", length, length, axis=0)), dtype=x.dtype
-    )
+    like = g.op("ConstantOfShape", g.op("Concat", length, length, axis=0))
+    return g.op("EyeLike", like).cast(x.dtype)
 
 
 def _parse(node):

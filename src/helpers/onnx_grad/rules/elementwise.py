@@ -256,10 +256,15 @@ def mean(g, node, dy):
 @register_gradient("Min")
 def extremum(g, node, dy):
     """dX_i = dY [X_i = Y] / (number of inputs equal to Y): two that tie share half and half."""
-    (y,) = node.y
     if len(node.x) == 1:
         return dy
-    hits = [x.equals(y).cast(dy.dtype) for x in node.x]
+    # Held against each other and not against Y: where onnxruntime computes with half precision in
+    # single, X may be what Y was rounded from.
+    hits = []
+    for i, x in enumerate(node.x):
+        others = [z for k, z in enumerate(node.x) if k != i]
+        wins = [x >= z if node.op_type == "Max" else x <= z for z in others]
+        hits.append(functools.reduce(functools.partial(g.op, "And"), wins).cast(dy.dtype))
     share = dy / g.op("Sum", *hits)
     return tuple(g.reduce_to(share * h, x) for h, x in zip(hits, node.x, strict=True))
 

@@ -6,6 +6,8 @@ import numpy as np
 from helpers.onnx_grad.rules.table import register_gradient, written_out
 from helpers.onnx_grad.tensor import same_dim
 
+SCATTER_ND = "none or add; ScatterElements, with an index for each entry, has max and min too"
+
 
 @register_gradient("Slice")
 def slice_(g, node, dy):
@@ -216,7 +218,7 @@ def scatter_elements(g, node, dy):
     return share * kept, None, _picked(g, share, x, indices, "GatherElements", where) * hits
 
 
-@register_gradient("ScatterND", limits={"reduction": "none or add"})
+@register_gradient("ScatterND", limits={"reduction": SCATTER_ND})
 def scatter_nd(g, node, dy):
     """As ScatterElements, with whole slices for entries."""
     return _scatter(g, node, dy, "ScatterND", "GatherND")
@@ -225,11 +227,6 @@ def scatter_nd(g, node, dy):
 def _scatter(g, node, dy, scatter: str, gather: str, **axis):
     x, indices, updates = node.x
     reduction = node.attr("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise node.refuse(
-            f"reduction={reduction!r}; ScatterElements has 'max' and 'min' with a gradient, "
-            "its indices being the same along the axes of a slice"
-        )
     dx = dy
     if reduction == "none":
         dx = g.op(scatter, dy, indices, g.zeros_like(updates), **axis)

@@ -133,5 +133,6 @@ def global_max_pool(g, node, dy):
     """dX = dY [X = Y] / (number of entries equal to Y): ties share."""
     (x,) = node.x
     axes = range(2, x.rank)
-    hits = x.equals(g.reduce("ReduceMax", x, axes)).cast(x.dtype)
+    wide = x.wide()
+    hits = wide.equals(g.reduce("ReduceMax", wide, axes)).cast(x.dtype)
     return hits * (dy / g.sum(hits, axes))

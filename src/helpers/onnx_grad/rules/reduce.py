@@ -1,7 +1,7 @@
 r"""Reductions: the cotangent of what was reduced goes back to every entry that took part."""
 
 from helpers.onnx_grad.rules.table import register_gradient
-from helpers.onnx_grad.tensor import Tensor
+from helpers.onnx_grad.tensor import HALF, Tensor
 
 
 class Reduction:
@@ -88,7 +88,11 @@ def reduce_mean(g, node, dy):
 def reduce_extremum(g, node, dy):
     """dX = dY [X = Y] / (number of entries equal to Y): ties share."""
     r = Reduction(g, node)
-    hits = r.x.equals(r.kept(node.y[0])).cast(r.x.dtype)
+    x, y = r.x, r.kept(node.y[0])
+    if x.dtype in HALF:  # onnxruntime may have X in single precision where it compares
+        x = x.wide()
+        y = r.reduce(node.op_type, x)
+    hits = x.equals(y).cast(r.x.dtype)
     return hits * (r.kept(dy) / r.reduce("ReduceSum", hits))
 
 

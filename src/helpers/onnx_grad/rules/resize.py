@@ -19,7 +19,6 @@ TIE = 1e-6
     ranked=[0],
     limits={
         "X": "of a static length along the axes that are resized",
-        "keep_aspect_ratio_policy": "stretch",
         "scales": "a constant, or sizes is one (but for axes that are not resized)",
     },
 )
@@ -27,7 +26,8 @@ def resize(g, node, dy):
     """Y = X with each resized axis multiplied by a matrix A: dX = dY with each by A'."""
     x = node.x[0]
     scales, sizes = (t and t.value for t in (node.input(2), node.input(3)))
-    if sizes is None and node.input(3) is not None and node.y[0].shape is not None:
+    stretched = node.attr("keep_aspect_ratio_policy", "stretch") == "stretch"
+    if sizes is None and node.input(3) is not None and node.y[0].shape is not None and stretched:
         axes = node.attr("axes") or range(x.rank)
         sizes = np.array([node.y[0].shape[a] for a in axes], dtype=object)
     for axis, A in interpolations(node.attr, node.refuse, x.shape, scales, sizes):
@@ -54,21 +54,24 @@ def interpolations(attr, refuse, shape, scales, sizes):
     axis : int
     A : array
     """
-    if (attr("keep_aspect_ratio_policy") or "stretch") != "stretch":
-        raise refuse("keep_aspect_ratio_policy; give the sizes that come out, with 'stretch'")
     by_scale = scales is not None and scales.size > 0
     if not by_scale and (sizes is None or not sizes.size):
         raise refuse("its scales or sizes must be constants")
     axes = [a % len(shape) for a in attr("axes") or range(len(shape))]
+    policy = attr("keep_aspect_ratio_policy") or "stretch"
     found = []
     for axis, given in zip(axes, (scales if by_scale else sizes).tolist(), strict=True):
         n = shape[axis]
-        if given == 1 if by_scale else same_dim(given, n):
+        if policy == "stretch" and (given == 1 if by_scale else same_dim(given, n)):
             continue
         if not isinstance(n, int) or given is None or isinstance(given, str):
             raise refuse(f"the length of axis {axis}, which is resized, is not static")
         m = resized_length(n, given) if by_scale else given
         found.append((axis, n, m, given if by_scale else m / n))
+    if policy != "stretch" and not by_scale:
+        choose = min if policy == "not_larger" else max
+        one = choose(np.float32(m) / np.float32(n) for _, n, m, _ in found)
+        found = [(axis, n, int(np.floor(one * n + 0.5)), float(one)) for axis, n, _, _ in found]
     if all(n == m for _, n, m, _ in found):
         return  # the runtime hands X on, whatever the scale
     for axis, n, m, scale in found:

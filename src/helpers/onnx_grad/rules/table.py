@@ -136,7 +136,8 @@ def gradients(node: Node, dys: Iterable[Tensor | None]) -> tuple[Tensor | None, 
         version = node.graph.opsets.get(node.domain, 1)
         why = unsupported(node.proto, version, about.attributes)
         if why is not None:
-            raise node.refuse(why)
+            limit = about.limits.get(why.partition("=")[0])
+            raise node.refuse(why if limit is None else f"{why} ({limit})")
     for i in about.ranked:
         if node.input(i) is not None and node.input(i).rank is None:
             raise node.refuse(

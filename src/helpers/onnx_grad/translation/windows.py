@@ -18,7 +18,7 @@ from onnx.defs import get_schema
 from onnx.helper import get_attribute_value
 
 from helpers.onnx_grad.lengths import same_pads
-from helpers.onnx_grad.rules.conv import PADS
+from helpers.onnx_grad.rules.conv import OWN_WAYS
 from helpers.onnx_grad.rules.resize import interpolations
 from helpers.onnx_grad.translation.node import (
     known,
@@ -104,10 +104,9 @@ def _window(node, x, kernel) -> Window:
     strides = tuple(node.attribute("strides", (1,) * n_axes))
     dilations = tuple(node.attribute("dilations", (1,) * n_axes))
     auto_pad = node.attribute("auto_pad", "NOTSET")
-    if auto_pad.startswith("SAME") and max(dilations) > 1 and node.operator != "Conv":
-        raise node.refuse(
-            f"auto_pad={auto_pad} with dilations, which runtimes pad in their own ways; {PADS}"
-        )
+    pool = node.operator != "Conv"
+    if auto_pad.startswith("SAME") and pool and max(dilations) > 1:
+        raise node.refuse(f"auto_pad={auto_pad} with dilations {OWN_WAYS}")
     pads = (
         node.attribute("pads", (0,) * (2 * n_axes)) if auto_pad == "NOTSET" else (0,) * 2 * n_axes
     )
@@ -116,7 +115,12 @@ def _window(node, x, kernel) -> Window:
         n, extent, stride = size(x, 2 + i), (kernel[i] - 1) * dilations[i] + 1, strides[i]
         if auto_pad.startswith("SAME"):
             count = -(-n // stride)
-            total = larger((count - 1) * stride + extent - n, 0)
+            total = (count - 1) * stride + extent - n
+            if pool and isinstance(total, int) and total < 0:
+                raise node.refuse(
+                    f"auto_pad={auto_pad} with a longer stride than window {OWN_WAYS}"
+                )
+            total = larger(total, 0)
             before[i], after[i] = same_pads(total, auto_pad)
         else:
             room = n + before[i] + after[i] - extent
