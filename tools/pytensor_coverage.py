@@ -76,7 +76,7 @@ KNOW = {
     "DisconnectedType.value_eq": "refuses too, but PyTensor calls `values_eq`",
     "disconnected_type": "the instance to return from a `pullback`",
     "pushforward_through_pullback": "a push made of two pulls, the default of `pushforward`",
-    "pushforward": "$Jv$. Wrong for outputs that use each other: pass copies",
+    "pushforward": "$Jv$. Wrong for outputs that use each other, and for sums of inputs",
     "pullback": "$J^\\top u$. Wrong for outputs that use each other: pass copies",
     "Rop": "deprecated, now `pushforward`; `eval_points` are the tangents",
     "Lop": "deprecated, now `pullback`; `eval_points` are the cotangents",
