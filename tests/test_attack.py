@@ -1,9 +1,15 @@
 """`attack` passes an Op that keeps the contract, and names the faults planted in others."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytensor
+import pytensor.gradient as pg
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
+from attack_cases import OURS
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import (
     DisconnectedType,
@@ -13,11 +19,13 @@ from pytensor.gradient import (
 )
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.graph.replace import _vectorize_node
 from pytensor.link.numba.dispatch import basic as numba_basic
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
-from test_sparse_op import OPS as SPARSE_OPS
+from pytensor.tensor.elemwise import Elemwise
 
-from helpers.checks import attack
+import helpers
+from helpers.checks import attack, contract
 
 rng = np.random.default_rng(0)
 x, w = rng.uniform(0.5, 2.0, 5), np.array(1.7)
@@ -199,6 +207,10 @@ def buffered(self, inputs, outputs):
     outputs[0][0] = self.buffer
 
 
+def drawn(self, inputs, outputs):
+    outputs[0][0] = outputs[0][0] + np.random.default_rng().uniform(size=inputs[0].shape)
+
+
 def same_types(x, w):
     return [x.type(), x.type(), pt.lscalar()]
 
@@ -325,6 +337,19 @@ PLANTED = {
         {"pushforward": absent},
         {"disconnected tangents": "if x alone moves, pushforward fails"},
     ),
+    "two outputs in one array": (
+        {"perform": perform(lambda s, i, o: o[1].__setitem__(0, o[0][0][:3]))},
+        {"repeated call": "outputs 0 and 1 share memory"},
+    ),
+    "another answer in each call": (
+        {"perform": perform(drawn)},
+        {"repeated call": "two calls with the same inputs give different answers"},
+    ),
+    "a shape that is wrong for an empty axis": (
+        {"infer_shape": lambda self, node, shapes: [
+            (pt.switch(pt.eq(shapes[0][0], 0), 1, shapes[0][0]),), (pt.constant(3),), ()]},
+        {"empty": "infer_shape gives output 0 the shape (1,), it has (0,), where x (0,)"},
+    ),
     "a signature that is not the Op's": (
         {"gufunc_signature": "(n),(),(n)->(n),(),()"},
         {"batched": "a batch"},
@@ -338,6 +363,78 @@ def test_a_planted_fault_is_named(fault):
     found = faults(planted(**methods))
     for name, says in expected.items():
         assert says in found.get(name, "nothing"), (fault, found)
+
+
+def only_where(condition):
+    """A pullback that is three times too large where a condition holds."""
+    return pull(lambda i, c, x, w, no: [x * pt.switch(condition(i[0]), 3, 1), w, no])
+
+
+@pytest.mark.parametrize(
+    "condition, case",
+    [(lambda x: x < 0, (-x, w, labels)), (lambda x: pt.eq(x.size, 3), (x[:3], w, labels[:3]))],
+    ids=["of negative numbers", "of three entries"],
+)
+def test_a_derivative_that_is_wrong_in_a_case_alone_is_seen(condition, case):
+    found = faults(planted(pullback=only_where(condition)), cases={"there": case})
+    assert "pullback: for x is 3 times the true one" in found["case: there"]
+    assert set(found) == {"case: there"}
+
+
+@pytest.mark.parametrize("declared", [pg.grad_not_implemented, pg.grad_undefined])
+def test_a_gradient_that_is_declared_missing_is_skipped_and_the_others_are_not(declared):
+    def missing(factor):
+        return pull(lambda i, c, x, w, no: [factor * x, declared(Weigh(), 1, i[1], "ours"), no])
+
+    report = attack(planted(pullback=missing(1)), x, w, labels, backends=(), raises=False)
+    says = {a.name: (a.status, a.says) for a in report.attacks}
+    assert not report.faults and "ours" in str(says["gradient for w"])
+    assert says["gradient for w"][0] == "skipped" and says["second order"][0] == "ok"
+    assert "for x is 3 times" in faults(planted(pullback=missing(3)))["pullback"]
+
+
+def test_the_check_of_one_kind_can_be_called_alone():
+    at = contract.point(Weigh(), x, w, labels, truth=truth)
+    assert contract.pullback(at) == "against complex step" and contract.second(at) is None
+    with pytest.raises(contract.Found, match="wrong sign"):
+        wrong = planted(pullback=pull(lambda i, c, x, w, no: [-x, w, no]))
+        contract.pullback(contract.point(wrong, x, w, labels))
+
+
+def test_a_value_that_a_rewrite_changes_is_seen():
+    place = np.array([2, 0, 2])
+    found = faults(lambda s: pt.zeros(4)[place].set(s)[place], (np.array([1.0, 2.0, 3.0]),))
+    assert "output 0 is wrong" in found["rewritten"]
+
+
+class Second(Op):
+    """x + w, with a shape that forgets a batch of w alone."""
+
+    __props__ = ()
+    gufunc_signature = "(n),()->(n)"
+
+    def make_node(self, x, w):
+        x, w = pt.as_tensor(x), pt.as_tensor(w)
+        if (x.ndim, w.ndim) != (1, 0):
+            raise TypeError("expected a vector and a scalar")
+        return Apply(self, [x.astype("float64"), w.astype("float64")], [pt.dvector()])
+
+    def infer_shape(self, node, shapes):
+        return shapes[:1]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0] + inputs[1])
+
+
+@_vectorize_node.register(Second)
+def first_of_the_batch(op, node, x, w):
+    if x.ndim == 1:  # of w alone: the fault
+        return [pt.stack([op(x, w[0]), op(x, w[0])])]
+    return [x + (w[..., None] if w.ndim else w)]
+
+
+def test_a_batch_of_the_second_input_alone_is_tried():
+    assert "a batch of w alone: output 0 is" in faults(Second(), (x, w))["batched"]
 
 
 def test_a_label_out_of_range_must_be_refused():
@@ -384,15 +481,36 @@ def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
     assert set(faults(box, (x,))) >= {"pullback", "pullback is linear"}
 
 
+# --- the Ops of the package -----------------------------------------------------------------------
+
 # Without positions a rulebook does not say how many channels Q had: its transpose cannot know.
 KNOWN = {"BuildQ": {"empty gradient"}}
 
 
-@pytest.mark.parametrize("op", SPARSE_OPS, ids=lambda op: type(op).__name__)
-def test_the_sparse_ops_keep_the_contract(op):
-    shapes, integers, _ = SPARSE_OPS[op]
-    values = [rng.standard_normal(shape) for shape in shapes]
-    assert set(faults(op, (*values, *integers))) == KNOWN.get(type(op).__name__, set())
+@pytest.mark.parametrize("name", OURS)
+def test_an_op_of_the_package_keeps_the_contract(name):
+    op, inputs = OURS[name]
+    assert set(faults(op, inputs)) == KNOWN.get(name, set())
+
+
+def test_every_op_of_the_package_is_attacked():
+    """A class of Ops is found by its bases, in the text: some modules need packages to import."""
+    texts = [file.read_text("utf-8") for file in Path(helpers.__file__).parent.rglob("*.py")]
+    bases = dict(re.findall(r"^class (\w+)\((\w+)\):", "\n".join(texts), re.M))
+    ops, found = {"Op"}, set()
+    while found != ops:
+        found, ops = ops, ops | {name for name, base in bases.items() if base in ops}
+    shared = {"Op", "RulebookOp"} | {name for name in ops if name.startswith("_")}
+    assert ops - shared == set(OURS)
+
+
+def test_a_cotangent_of_another_rank_is_refused_when_the_graph_is_built():
+    for name in ("KalmanLoglikeGrad", "KalmanPanelGrad", "KalmanLoglikeTangent"):
+        op, inputs = OURS[name]
+        ranks = [x.ndim for x in inputs]
+        k = ranks.index(2 if name == "KalmanPanelGrad" else 1, 8)
+        with pytest.raises(ValueError, match=r"l_bar has \d dimensions, expected \d"):
+            op(*inputs[:k], inputs[k][0], *inputs[k + 1 :])
 
 
 # --- Numba: two small kernels, one of them wrong --------------------------------------------------
@@ -453,3 +571,147 @@ def test_jax_is_compared_where_the_op_is_registered():
     assert says["JAX"] == says["JAX: derivative"] == "ok", report
     report = attack(Double(True), x, backends=("jax",))
     assert report.attacks[-1].status == "skipped" and "not registered" in report.attacks[-1].says
+
+
+class Aliased(Double):
+    """Doubled; compiled by Numba, the input or one array twice."""
+
+    __props__ = ("how",)
+
+    def __init__(self, how):
+        self.how = how
+
+    def make_node(self, x):
+        x = pt.as_tensor(x).astype("float64")
+        if x.ndim != 1:
+            raise TypeError("expected a vector")
+        return Apply(self, [x], [x.type(), x.type()])
+
+    def infer_shape(self, node, shapes):
+        return shapes * 2
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0], outputs[1][0] = inputs[0].copy(), inputs[0].copy()
+
+    def pullback(self, inputs, outputs, cotangents):
+        raise NotImplementedError
+
+
+@register_funcify_default_op_cache_key(Aliased)
+def aliased_in_numba(op, node, **kwargs):
+    if op.how == "the input":
+
+        @numba_basic.numba_njit
+        def alias(x):
+            return x, x.copy()
+    else:
+
+        @numba_basic.numba_njit
+        def alias(x):
+            y = x.copy()
+            return y, y
+
+    return alias, 1
+
+
+@pytest.mark.parametrize(
+    "how, says", [("the input", "a view of"), ("one array twice", "share memory")]
+)
+def test_memory_that_a_compiled_kernel_shares_is_seen(how, says):
+    found = faults(Aliased(how), (x,), backends=("numba",))
+    assert set(found) == {"Numba: repeated call"} and says in found["Numba: repeated call"]
+
+
+def test_a_wrong_rule_of_jax_is_seen():
+    jax = pytest.importorskip("jax")
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    class ForJAX(Double):
+        pass
+
+    @jax.custom_jvp
+    def double(x):
+        return 2.5 * x
+
+    @double.defjvp
+    def rule(primals, tangents):
+        return double(*primals), 3.5 * tangents[0]
+
+    jax_funcify.register(ForJAX)(lambda op, **kwargs: double)
+    found = faults(ForJAX(True), (x,), backends=("jax",))
+    assert set(found) == {"JAX: derivative"} and "1.4 times" in found["JAX: derivative"]
+
+
+class InC(ps.UnaryScalarOp):
+    def __init__(self, code, name=None):
+        super().__init__(ps.upgrade_to_float, name)
+        self.code = code
+
+    def impl(self, x):
+        return 2.5 * x
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [2.5 * cotangents[0]]
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        return f"{outputs[0]} = {self.code} * {inputs[0]};"
+
+    def c_code_cache_version(self):
+        return (self.code,)
+
+
+@pytest.mark.skipif(not pytensor.config.cxx, reason="no compiler")
+def test_wrong_c_code_is_seen():
+    right, wrong = (faults(Elemwise(InC(code)), (x,), backends=("c",)) for code in ("2.5", "3.0"))
+    assert right == {} and "1.2 times" in wrong["C"]
+
+
+# --- PyTensor's own -------------------------------------------------------------------------------
+
+linalg = pt.linalg
+v, u, M = rng.uniform(0.3, 0.8, 5), rng.uniform(0.2, 0.9, 5), rng.uniform(0.2, 0.9, (3, 4))
+G = rng.standard_normal((3, 3)) + 3 * np.eye(3)
+S, three, picked = G @ G.T, rng.uniform(0.3, 0.8, 3), np.array([2, 0])
+OWN = {
+    "exp": (pt.exp, v), "log": (pt.log, v), "sqrt": (pt.sqrt, v), "tanh": (pt.tanh, v),
+    "sigmoid": (pt.sigmoid, v), "abs": (pt.abs, -v), "floor": (pt.floor, 3 * v),
+    "add": (pt.add, v, u), "sub": (pt.sub, v, u), "mul": (pt.mul, v, u),
+    "true_div": (pt.true_div, v, u), "pow": (pt.pow, v, -u), "maximum": (pt.maximum, v, u),
+    "switch": (pt.switch, np.array([1, 0, 1, 1, 0]), v, u), "arctan2": (pt.arctan2, v, u),
+    "clip": (pt.clip, v, np.array(0.2), np.array(0.6)), "mod": (pt.mod, 5 * v, u + 1),
+    "erf": (pt.erf, v), "erfinv": (pt.erfinv, v), "gammaln": (pt.gammaln, v), "psi": (pt.psi, v),
+    "i0": (pt.i0, v), "jv": (pt.jv, np.array(1.0), v), "logaddexp": (pt.logaddexp, v, u),
+    "gammainc": (pt.gammainc, v[:1] + 1, u[:1] + 1),
+    "sum": (lambda x: pt.sum(x, axis=0), M), "mean": (lambda x: pt.mean(x, axis=1), M),
+    "var": (pt.var, M), "prod": (lambda x: pt.prod(x, axis=1), M),
+    "max": (lambda x: pt.max(x, axis=0), M), "min": (pt.min, M), "argmax": (pt.argmax, v),
+    "max at a tie": (pt.max, np.array([2.0, 2.0, 1.0])), "logsumexp": (pt.logsumexp, M),
+    "cumsum": (pt.cumsum, v), "cumprod": (pt.cumprod, v), "sort": (pt.sort, v),
+    "argsort": (pt.argsort, v), "reshape": (lambda x: x.reshape((4, 3)), M),
+    "transpose": (lambda x: x.T, M), "concatenate": (lambda x, y: pt.concatenate([x, y]), v, u),
+    "slice": (lambda x: x[1:3], v), "take": (lambda x, i: x[i], v, picked),
+    "inc": (lambda x, y: x[picked].inc(y), v, u[:2]), "diag": (pt.diag, v),
+    "diagonal": (pt.diagonal, M), "repeat": (lambda x: pt.repeat(x, 2), v),
+    "tile": (lambda x: pt.tile(x, 2), v), "alloc": (lambda x: pt.alloc(x, 3), np.array(1.5)),
+    "diff": (pt.diff, v), "roll": (lambda x: pt.roll(x, 2), v), "searchsorted":
+    (pt.searchsorted, np.sort(v), u), "dot": (pt.dot, M, M.T.copy()), "outer": (pt.outer, v, u),
+    "kron": (linalg.kron, M, G), "inv": (linalg.inv, G), "det": (linalg.det, G),
+    "slogdet": (linalg.slogdet, G), "cholesky": (linalg.cholesky, S), "qr": (linalg.qr, G),
+    "solve": (lambda A, b: linalg.solve(A, b, b_ndim=1), G, three),
+    "solve_triangular": (
+        lambda A, b: linalg.solve_triangular(A, b, lower=True, b_ndim=1), np.tril(G), three),
+    "solve of symmetric": (
+        lambda A, b: linalg.solve(A, b, assume_a="pos", b_ndim=1), S, three),
+    "eigenvalues": (lambda A: linalg.eigh(A)[0], S),
+    "singular values": (lambda x: linalg.svd(x, full_matrices=False)[1], G),
+    "expm": (linalg.expm, G / 4), "softmax": (pt.special.softmax, v),
+    "log_softmax": (pt.special.log_softmax, v),
+    "cast to float32": (lambda x: x.astype("float32"), v),
+    "float32 alone": (lambda x: pt.fvector().type.filter_variable(x, allow_convert=False) * 2, v),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_op_of_pytensor_raises_no_false_alarm(name):
+    op, *inputs = OWN[name]
+    assert faults(op, inputs) == {}

@@ -118,9 +118,7 @@ def a_disconnected_first_part_or_a_copy():
     first, second = pt.split(y, [1, 1], n_splits=2)
     copy = first.copy()
     held = pg.grad((copy * second).sum(), y, consider_constant=[copy])
-    return all(
-        value(slope, {v: at[x]}).tolist() == [0, 2] for slope, v in ((cut, x), (held, y))
-    )
+    return all(value(slope, {v: at[x]}).tolist() == [0, 2] for slope, v in ((cut, x), (held, y)))
 
 
 @surprise("S2")
@@ -192,8 +190,9 @@ def pushes(**options):
     q, a, b, one = *pt.dscalars("q", "a", "b"), pt.constant(1.0)
     x, m, ones = *pt.dvectors("x", "m"), pt.constant([1.0, 1.0])
     of_list = pg.pushforward([q, q**2], q, one, **options)
-    total = pg.pushforward(a + b, [a, b], [pt.constant(10.0), one], **options)
-    copied = pg.pushforward((a.copy() + b.copy()).copy(), [a, b], [pt.constant(10.0), one], **options)
+    tangents, copies = [pt.constant(10.0), one], (a.copy() + b.copy()).copy()
+    total = pg.pushforward(a + b, [a, b], tangents, **options)
+    copied = pg.pushforward(copies, [a, b], tangents, **options)
     gap = pg.pushforward(x - m, [x, m], [ones, ones], **options)
     at = {q: 3.0, a: 2.0, b: 3.0, x: np.ones(2), m: np.ones(2)}
     return [value(push, at).tolist() for push in (*of_list, total, copied, gap)]
@@ -429,9 +428,7 @@ def outputs_that_depend_on_nothing():
 def the_ops_own_push_of_another_input():
     x, v, other = pt.dvectors("x", "v", "other")
     options = {"disconnected_outputs": "raise", "use_op_pushforward": True}
-    return raises(
-        pg.DisconnectedInputError, lambda: pg.pushforward([x**2, other], x, v, **options)
-    )
+    return raises(pg.DisconnectedInputError, lambda: pg.pushforward([x**2, other], x, v, **options))
 
 
 @surprise("S19")

@@ -32,6 +32,8 @@ from helpers.kalman.recursions import TOLERANCE
 class KalmanLoglikeTangents(KalmanLoglikeTangent):
     """`KalmanLoglikeTangent` for k directions: each tangent, and each output, has k in front."""
 
+    directions = 1
+
     def __init__(self, varying=(), along=INPUTS, requested=("l", *INPUTS), tol=TOLERANCE):
         super().__init__(varying, along, requested, tol)
         extra = ("n", *("k" + "".join(_letters(x, varying)) for x in along))

@@ -108,6 +108,10 @@ class LinearMap(Op):
 
     def make_node(self, *inputs):
         inputs = [pt.as_tensor(X) for X in inputs]
+        ndims = (1, 1, 1, *(2, 1, None) * ((len(inputs) - 3) // 3))
+        for k, (X, ndim) in enumerate(zip(inputs, ndims, strict=True)):
+            if ndim not in (None, X.ndim):
+                raise TypeError(f"input {k} has {X.ndim} dimensions, expected {ndim}")
         for X in inputs[5::3]:
             if X.dtype != "float64":
                 raise TypeError(f"a map of {X}, which is of {X.dtype}, expected float64")

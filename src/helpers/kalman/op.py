@@ -382,7 +382,7 @@ class KalmanLoglikeGrad(_KalmanOp):
     def make_node(self, *inputs):
         *model, l_bar = inputs
         model = self._model_inputs(model)
-        l_bar = pt.as_tensor_variable(l_bar).astype(model[0].dtype)
+        (l_bar,) = beside(model, [l_bar], {"l_bar": 1})
         outputs = [
             self._output("n" if x == "l" else _letters(x, self.varying), model)
             for x in self.requested
@@ -469,6 +469,7 @@ class KalmanLoglikeTangent(_KalmanOp):
     """
 
     __props__ = ("varying", "along", "requested", "tol")
+    directions = 0  # axes in front of a tangent
 
     def __init__(
         self,
@@ -489,7 +490,9 @@ class KalmanLoglikeTangent(_KalmanOp):
 
     def make_node(self, *inputs):
         model = self._model_inputs(inputs[: len(INPUTS)])
-        extra = [pt.as_tensor_variable(X).astype(model[0].dtype) for X in inputs[len(INPUTS) :]]
+        ranks = {f"the tangent of {x}": len(_letters(x, self.varying)) for x in self.along}
+        ranks = {x: rank + self.directions for x, rank in ranks.items()}
+        extra = beside(model, inputs[len(INPUTS) :], {"l_bar": 1} | ranks)
         outputs = [
             self._output("n" if x == "l" else _letters(x, self.varying), model)
             for x in self.requested
@@ -635,7 +638,7 @@ class KalmanFilterGrad(_KalmanOp):
 
     def make_node(self, *inputs):
         model, bars = self._model_inputs(inputs[: len(INPUTS)]), inputs[len(INPUTS) :]
-        bars = [pt.as_tensor_variable(bar).astype(model[0].dtype) for bar in bars]
+        bars = beside(model, bars, {f"the cotangent of {x}": len(OUTPUTS[x]) for x in self.given})
         outputs = [self._output(_letters(x, self.varying), model) for x in INPUTS]
         return Apply(self, [*model, *bars], outputs)
 
@@ -677,6 +680,15 @@ class KalmanFilterGrad(_KalmanOp):
 @register_funcify_and_cache_key(KalmanFilterGrad)
 def numba_funcify_kalman(op, node, **kwargs):
     return op.numba_function(node)
+
+
+def beside(model, variables, ndims: dict) -> list:
+    """Tensors of the model's type, each with its number of dimensions."""
+    tensors = [pt.as_tensor_variable(X).astype(model[0].dtype) for X in variables]
+    for (name, ndim), X in zip(ndims.items(), tensors, strict=True):
+        if X.ndim != ndim:
+            raise ValueError(f"{name} has {X.ndim} dimensions, expected {ndim}")
+    return tensors
 
 
 def _connected(names, variables) -> dict:

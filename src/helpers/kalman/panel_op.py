@@ -34,6 +34,7 @@ from helpers.kalman.op import (
     KalmanLoglike,
     _connected,
     _from_model,
+    beside,
     less,
     of_one_float_type,
     only_what_is_read,
@@ -227,7 +228,7 @@ class KalmanPanelGrad(_PanelOp):
     def make_node(self, *inputs):
         *model, l_bar = inputs
         model = with_all_axes(model, INPUTS, _NDIM)
-        l_bar = pt.as_tensor_variable(l_bar).astype(model[0].dtype)
+        (l_bar,) = beside(model, [l_bar], {"l_bar": 2})
         shapes = {x: X.type.shape for x, X in zip(INPUTS, model, strict=True)}
         shapes["l"] = shapes["y"][:2]
         outputs = [pt.tensor(dtype=l_bar.dtype, shape=shapes[x]) for x in self.requested]

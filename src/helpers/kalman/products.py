@@ -34,7 +34,9 @@ class Product(Op):
     gufunc_signature = "(m,k),(k,n)->(m,n)"
 
     def make_node(self, A, B):
-        A, B = pt.as_tensor(A, ndim=2), pt.as_tensor(B, ndim=2)
+        A, B = pt.as_tensor(A), pt.as_tensor(B)
+        if (A.ndim, B.ndim) != (2, 2):
+            raise TypeError(f"a product of {A.ndim} and {B.ndim} dimensions, expected 2 and 2")
         dtype = np.result_type(A.dtype, B.dtype, np.float32).name
         A, B = A.astype(dtype), B.astype(dtype)
         return Apply(

@@ -1,0 +1,92 @@
+"""An example of inputs for every Op of the package, for `attack`."""
+
+import numpy as np
+from test_sparse_op import OPS as SPARSE_OPS
+
+from helpers.datasets import random_model, simulate
+from helpers.kalman.diffuse_op import KalmanIntegrated, KalmanIntegratedGrad
+from helpers.kalman.directions_op import KalmanLoglikeTangents
+from helpers.kalman.linear import LinearMap
+from helpers.kalman.op import (
+    KalmanFilter,
+    KalmanFilterGrad,
+    KalmanLoglike,
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangent,
+)
+from helpers.kalman.panel_op import KalmanPanel, KalmanPanelGrad
+from helpers.kalman.products import Product
+from helpers.kalman.smoothing_op import (
+    CovarianceRoot,
+    CovarianceRootGrad,
+    KalmanDraw,
+    KalmanDrawGrad,
+    NormalMarginals,
+)
+
+rng = np.random.default_rng(46)
+N, M, P, J, K = 4, 2, 3, 5, 6  # steps, states, series, members of a panel, directions
+arrays = random_model(rng=rng, m=M, p=P)
+y, _ = simulate(N, rng, **arrays)
+R, Q = arrays.pop("R"), arrays.pop("Q")
+W = R @ Q @ R.T
+MODEL = [y, *(arrays[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")), (W + W.T) / 2]
+_, a0, P0, c, d, T, Z, H, W = MODEL
+EACH = [X[None] for X in (T, Z, H, W)]
+
+
+def numbers(*shape):
+    return rng.standard_normal(shape)
+
+
+def symmetric(*shape):
+    X = numbers(*shape)
+    return X + np.swapaxes(X, -1, -2)
+
+
+def positive(*shape):
+    X = numbers(*shape)
+    return X @ np.swapaxes(X, -1, -2) + np.eye(shape[-1])
+
+
+ALONG = ("a0", "T", "H")
+TANGENTS = [numbers(M), numbers(M, M), symmetric(P, P)]
+MANY = [numbers(K, M), numbers(K, M, M), symmetric(K, P, P)]
+PANEL = [numbers(J, N, P), numbers(J, M), P0, numbers(1, 1, M), *EACH]
+SERIES = [
+    np.stack([y, numbers(N, P)]),
+    numbers(2, M),
+    np.stack([c, 0 * c])[:, None],
+    P0,
+    *EACH,
+    np.eye(1),
+]
+DRAW = [y, numbers(J, M), numbers(N, J, M), numbers(N, J, P), P0, *EACH, np.zeros((M, 0))]
+TERMS = [np.array([3, 4]), np.array([0, 2]), numbers(2),
+         np.array([[0, 1, 2, 2], [0, 3, 1, 2]]), numbers(4), numbers(4)]  # fmt: skip
+
+# The Op, and its inputs.
+KALMAN = {
+    "KalmanLoglike": (KalmanLoglike(), MODEL),
+    "KalmanLoglikeGrad": (KalmanLoglikeGrad(), [*MODEL, numbers(N)]),
+    "KalmanLoglikeTangent": (KalmanLoglikeTangent((), ALONG), [*MODEL, numbers(N), *TANGENTS]),
+    "KalmanLoglikeTangents": (KalmanLoglikeTangents((), ALONG), [*MODEL, numbers(N), *MANY]),
+    "KalmanFilter": (KalmanFilter(), MODEL),
+    "KalmanFilterGrad": (KalmanFilterGrad((), ("l",)), [*MODEL, numbers(N)]),
+    "KalmanPanel": (KalmanPanel(), PANEL),
+    "KalmanPanelGrad": (KalmanPanelGrad(), [*PANEL, numbers(J, N)]),
+    "KalmanIntegrated": (KalmanIntegrated(), SERIES),
+    "KalmanIntegratedGrad": (KalmanIntegratedGrad(), SERIES),
+    "KalmanDraw": (KalmanDraw(), DRAW),
+    "KalmanDrawGrad": (KalmanDrawGrad(), [*DRAW, numbers(N, J, M)]),
+    "CovarianceRoot": (CovarianceRoot(), [positive(N, M, M)]),
+    "CovarianceRootGrad": (CovarianceRootGrad(), [positive(N, M, M), numbers(N, M, M)]),
+    "NormalMarginals": (NormalMarginals(), [numbers(N, M), positive(N, M, M), numbers(N, M)]),
+    "Product": (Product(), [numbers(2, 3), numbers(3, 4)]),
+    "LinearMap": (LinearMap((3,)), TERMS),
+}
+SPARSE = {
+    type(op).__name__: (op, [*(numbers(*shape) for shape in floats), *integers])
+    for op, (floats, integers, _) in SPARSE_OPS.items()
+}
+OURS = KALMAN | SPARSE
