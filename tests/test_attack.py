@@ -681,7 +681,7 @@ OWN = {
     "clip": (pt.clip, v, np.array(0.2), np.array(0.6)), "mod": (pt.mod, 5 * v, u + 1),
     "erf": (pt.erf, v), "erfinv": (pt.erfinv, v), "gammaln": (pt.gammaln, v), "psi": (pt.psi, v),
     "i0": (pt.i0, v), "jv": (pt.jv, np.array(1.0), v), "logaddexp": (pt.logaddexp, v, u),
-    "gammainc": (pt.gammainc, v[:1] + 1, u[:1] + 1),
+    "gammainc": (pt.gammainc, v[:2] + 1, u[:2] + 1),
     "sum": (lambda x: pt.sum(x, axis=0), M), "mean": (lambda x: pt.mean(x, axis=1), M),
     "var": (pt.var, M), "prod": (lambda x: pt.prod(x, axis=1), M),
     "max": (lambda x: pt.max(x, axis=0), M), "min": (pt.min, M), "argmax": (pt.argmax, v),
