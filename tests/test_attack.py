@@ -484,7 +484,8 @@ def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
 # --- the Ops of the package -----------------------------------------------------------------------
 
 # Without positions a rulebook does not say how many channels Q had: its transpose cannot know.
-KNOWN = {"BuildQ": {"empty gradient"}}
+# A linear map counts the entries of its arguments, and takes any number of dimensions.
+KNOWN = {"BuildQ": {"empty gradient"}, "LinearMap": {"number of dimensions"}}
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -549,8 +549,10 @@ def built(op, labels, arrays, shapes=None):
 
 
 def compiled(inputs, outputs, mode=AS_WRITTEN):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    # In Python, constants would still be folded by C code, behind a lock that processes share.
+    in_python = mode in (AS_WRITTEN, SHAPES, REWRITTEN)
+    flags = {"cxx": ""} if in_python else {}
+    with pytensor.config.change_flags(**flags):
         return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
 
 
@@ -1245,10 +1247,9 @@ def in_mode(of: Graph, mode) -> tuple[Callable, Callable | None, bool]:
     """Functions of a backend, for the outputs and the gradients, and whether Python does it all."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        make = {"mode": mode, "on_unused_input": "ignore"}
-        f, g = pytensor.function(of.xs, of.ys, **make), None
+        f, g = compiled(of.xs, of.ys, mode), None
         if of.moving and of.smooth and of.has_pull and of.free:
-            g = pytensor.function([*of.xs, *of.y_bars], of.x_bars, **make)
+            g = compiled([*of.xs, *of.y_bars], of.x_bars, mode)
     return f, g, any("object mode" in str(w.message) for w in caught)
 
 
