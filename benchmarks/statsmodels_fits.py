@@ -7,7 +7,11 @@ thread, and other work on the machine counts for less than in seconds of the clo
 timed a few in a row, as an optimiser asks for them.  ``results/statsmodels_fits.json`` holds the
 seconds, and the iterations, evaluations and maxima of both and of Newton's method.
 
+With ``--study N`` there are no times: N random models, well specified or not, are fitted by
+``mod.fit()`` and by three methods of ours, and those that end lower than another one are printed.
+
     python benchmarks/statsmodels_fits.py [--repeats 3] [--only NAME ...] [--record FILE]
+    python benchmarks/statsmodels_fits.py --study 200
 """
 
 from __future__ import annotations
@@ -20,21 +24,25 @@ from time import process_time
 
 import numpy as np
 import statsmodels.api as sm
+from scipy import signal
+from statsmodels.tools.sm_exceptions import ConvergenceWarning
 from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
 from statsmodels.tsa.statespace.exponential_smoothing import ExponentialSmoothing
+from statsmodels.tsa.statespace.mlemodel import MLEModel
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 from statsmodels.tsa.statespace.varmax import VARMAX
 from threadpoolctl import threadpool_limits
 
 from helpers.kalman import fused
-from helpers.kalman.statsmodels import fit, score
+from helpers.kalman.statsmodels import fit, loglike, score
 from helpers.timing import machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "statsmodels_fits.json"
 MOST = 1000  # iterations
 NEWTON = 50  # of Newton's method
 IN_A_ROW = 5  # scores, as an optimiser asks for them: the first one finds the caches cold
+WHO = ("theirs", "lbfgs", "bfgs", "newton")  # of the study of random models
 LOWER = 1e-3  # log-likelihood by which a fit may end below another one and still be as good
 
 
@@ -119,6 +127,93 @@ MODELS: dict[str, Callable] = {
         growth("realgdp", "realcons", "realinv", "realdpi"), k_factors=2, factor_order=1
     ),
 }  # fmt: skip
+
+
+class Autoregression(MLEModel):
+    """AR(2) from its stationary distribution, in coefficients that nothing keeps inside."""
+
+    param_names, start_params = ["ar.L1", "ar.L2", "sigma2"], [0.0, 0.0, 1.0]  # noqa: RUF012
+
+    def __init__(self, y):
+        super().__init__(y, k_states=2, k_posdef=1, initialization="stationary")
+        self["design"], self["selection"] = [[1.0, 0.0]], [[1.0], [0.0]]
+        self["transition"] = [[0.0, 1.0], [0.0, 0.0]]
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        self["transition", :, 0], self["state_cov", 0, 0] = params[:2], params[2]
+
+
+def random_model(seed: int) -> Callable:
+    """A model and data of its kind or not: in units of any size, with gaps or without."""
+    rng = np.random.default_rng(seed)
+    n, p = int(rng.integers(60, 200)), int(rng.integers(2, 4))
+    noise, kind = rng.normal(size=(n, p)), rng.integers(6)
+    steps = signal.lfilter([1, rng.uniform(-0.9, 0.9)], [1, *-rng.uniform(-0.5, 0.95, 1)], noise, 0)
+    level = steps + rng.uniform(0, 0.5) * steps.cumsum(axis=0)
+    season = np.sin(2 * np.pi * np.arange(n) / 4)[:, np.newaxis]
+    y = 10 ** rng.uniform(-3, 3) * (level + rng.uniform(0, 3) * season + rng.normal())
+    if rng.uniform() < 0.3:
+        y[rng.uniform(size=y.shape) < 0.1] = np.nan
+    yes, order = (lambda: bool(rng.uniform() < 0.5)), (lambda most: int(rng.integers(most + 1)))
+    if kind == 0:
+        return lambda: Autoregression(y[:, 0])
+    if kind == 1:
+        arima, seasonal = (order(3), order(1), order(2)), (order(1), order(1), order(1), 4)
+        how = {"enforce_stationarity": yes(), "use_exact_diffuse": yes()}
+        trend = ["n", "c"][order(1)]
+        return lambda: SARIMAX(y[:, 0], order=arima, seasonal_order=seasonal, trend=trend, **how)
+    if kind in (2, 3):
+        how = {"cycle": True, "stochastic_cycle": True, "damped_cycle": yes()} if yes() else {}
+        how |= {"seasonal": 4} if yes() else {}
+        how |= {"autoregressive": 1} if yes() else {}
+        trend = ["llevel", "lltrend", "rwdrift", "ntrend", "rtrend"][order(4)]
+        return lambda: UnobservedComponents(y[:, 0], trend, use_exact_diffuse=kind == 3, **how)
+    z = steps / steps.std(axis=0)
+    if kind == 4:
+        how = {"measurement_error": yes(), "trend": ["n", "c"][order(1)]}
+        return lambda: VARMAX(z, order=(1 + order(1), 0), **how)
+    how = {"factor_order": 1 + order(1), "error_order": order(1)}
+    return lambda: DynamicFactor(z, k_factors=1, **how)
+
+
+def end(who: str, make: Callable) -> dict:
+    """Where a fit ends by what it maximised, and whether it warns."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        mod = make()
+        try:
+            if who == "theirs":
+                found = mod.fit(disp=False, cov_type="none")
+                value = loglike(mod, found.params)
+            else:
+                found = fit(mod, method=who, disp=False, cov_type="none")
+                value = -found.mle_retvals["fopt"] * len(mod.endog)
+        except (ValueError, np.linalg.LinAlgError) as error:
+            return {"value": -np.inf, "warned": True, "raised": str(error)}
+    warned = any(issubclass(x.category, ConvergenceWarning) for x in said)
+    return {"value": value, "warned": warned}
+
+
+def study(seeds: range) -> None:
+    """Which fits of random models end lower than another one by more than 0.01, and what they say.
+
+    A fit that does not warn ends at a maximum, but where there are several it may not be the
+    highest.
+    """
+    silent, warned = dict.fromkeys(WHO, 0), dict.fromkeys(WHO, 0)
+    for seed in seeds:
+        ends = {who: end(who, random_model(seed)) for who in WHO}
+        best = max(x["value"] for x in ends.values())
+        for who, x in ends.items():
+            lower = not x["value"] > best - 0.01
+            warned[who] += x["warned"]
+            silent[who] += lower and not x["warned"]
+            if lower or "raised" in x:
+                said = x.get("raised", "warns" if x["warned"] else "does not warn")
+                text = f"{seed}: {who} ends at {x['value']:.3f}, the best at {best:.3f}; {said}"
+                print(text[:200], flush=True)
+    print(f"{len(seeds)} fits each; warn: {warned}; lower without a warning: {silent}")
 
 
 def told(results) -> dict:
@@ -212,5 +307,9 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=3, help="rounds to time (default 3)")
     parser.add_argument("--only", nargs="*", default=[], help="fits to run; nothing is recorded")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
+    parser.add_argument("--study", type=int, default=0, help="random models to fit; no times")
     options = parser.parse_args()
-    main(options.repeats, options.only, options.record)
+    if options.study:
+        study(range(options.study))
+    else:
+        main(options.repeats, options.only, options.record)

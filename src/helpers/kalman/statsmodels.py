@@ -136,7 +136,8 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         the stationary region of a model that starts from its stationary distribution; if the model
         is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
         distribution, filtered timing, a log-likelihood of its own, or an exact diffuse start
-        together with a burn-in, or of a state that the data do not reach.
+        together with a burn-in, or of a state that the data do not reach at these parameters, or
+        changes its data with them.
     numpy.linalg.LinAlgError
         If some F is not positive definite.
     """
@@ -295,7 +296,8 @@ def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray
 def using(mod: MLEModel) -> Iterator[MLEModel]:
     """Within it, ``mod.loglike`` and ``mod.score`` of this one model are those of this module.
 
-    Whatever statsmodels builds on them uses them: ``mod.fit(optim_score="approx")`` for one.
+    Whatever statsmodels builds on them uses them: ``mod.fit(optim_score="approx")`` for one.  Where
+    the likelihood has no value it is -inf, and the score NaN.
 
     Parameters
     ----------
@@ -400,14 +402,18 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         cycle's damping of zero, is infinite to an optimiser, which could not move it: that one is
         moved inside.
     method : str
-        One of ``mod.fit``, or a climb with second derivatives (:mod:`helpers.kalman.climbing`):
+        One of ``mod.fit``, but "em", or, after fifteen iterations of L-BFGS, a climb with second
+        derivatives (:mod:`helpers.kalman.climbing`):
 
         - "newton": with the Hessian.  A handful of steps, of which each costs a few scores.
         - "scoring": with the expected information, corrected by what the scores say.
+
+        A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
+        ends, the Hessian says what is left to gain, and Newton's steps go on if it is more than
+        1e-8, as far as ``maxiter`` allows.
     **kwargs
-        Those of ``mod.fit``: ``maxiter`` (200 if not given, where ``mod.fit`` ends after 50),
-        ``cov_type``, ``disp`` and others.  The climbs take ``maxiter``, ``cov_type``, ``cov_kwds``,
-        ``disp``, ``transformed``, ``includes_fixed`` and ``return_params``.
+        Those of ``mod.fit``, for all methods: ``maxiter`` (200 if not given, 50 for the climbs,
+        where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback`` and others.
 
     Returns
     -------
@@ -417,15 +423,16 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     Raises
     ------
     ValueError
-        If the model is one of those that :func:`loglike` refuses; or for "scoring" with an exact
+        If the model is one of those that :func:`loglike` refuses, or its start has no likelihood;
+        for estimates without a score, "em" and ``gls=True``; or for "scoring" with an exact
         diffuse start, which has no expected information.
-    TypeError
-        If a climb is given an argument that it does not take.
 
     Warns
     -----
     statsmodels.tools.sm_exceptions.ConvergenceWarning
-        If a climb has not converged, as ``mod.fit`` does.
+        If the end is no maximum: the message names the parameter with which the likelihood rises.
+    RuntimeWarning
+        If ``results.llf``, which statsmodels' filter finds, is not what was maximised.
     """
     if kwargs.get("gls") or method == "em":
         what = "gls=True" if kwargs.get("gls") else "method='em'"
