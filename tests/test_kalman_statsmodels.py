@@ -1383,6 +1383,7 @@ def test_climbs_end_as_fits_do():
     how = {"method": "newton", "disp": False}
     found = ours.fit(mod, **how)
     assert found.mlefit.mle_retvals["converged"] and found.mlefit.mle_settings["optimizer"]
+    assert pickle.loads(pickle.dumps(found)).llf == found.llf
     with pytest.warns(ConvergenceWarning, match="Check mle_retvals"):
         ours.fit(mod, maxiter=1, **how)
     mod.ssm.set_conserve_memory(MEMORY_CONSERVE)
@@ -1469,6 +1470,16 @@ def test_a_fit_ends_at_the_maximum_in_any_unit(method, unit):
         warnings.simplefilter("error", ConvergenceWarning)
         found = ours.fit(mod, method=method, disp=False, cov_type="none")
     assert np.abs(found.params / unit**2 / [15099, 1469] - 1).max() < 0.01
+
+
+def test_a_fit_of_statsmodels_within_the_context_knows_that_it_has_failed():
+    """It is told of no slope where there is no likelihood."""
+    mod = Autoregression(simulated())
+    with ours.using(mod), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = mod.fit(optim_score="approx", disp=False, cov_type="none")
+    slope = np.abs(ours.score(mod, found.params)).max()
+    assert slope < 1 or any(issubclass(x.category, ConvergenceWarning) for x in said)
 
 
 def test_a_start_without_a_likelihood_is_refused():

@@ -103,6 +103,9 @@ SHORTER = 0.25
 # Log-likelihoods that count as the same.
 SAME = 0.01
 
+# Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
+OURS = ("extra_fit_funcs", "cov_params_func")
+
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
 # Our names and statsmodels', whose last axis is time.
@@ -458,6 +461,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
             bundle = own.pop("method_kwargs", None) or {}
             given = {"method": "statespace", "method_kwargs": given | bundle, **own}
         results = mod.fit(start_params, **given)
+        for name in OURS:  # the results are saved without
+            (getattr(results, "mle_settings", None) or {}).pop(name, None)
         for sentence, category in _told(mod, ends, results, mod.loglike.within.refusal):
             warnings.warn(sentence, category, stacklevel=2)
         return results
@@ -498,7 +503,7 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
         return callback(*args, **kwargs) if callback else None
 
     how["callback"] = counted
-    given = {x: X for x, X in given.items() if x not in ("extra_fit_funcs", "cov_params_func")}
+    given = {x: X for x, X in given.items() if x not in OURS}
     trials = _Shortened(objective, gradient)
     how["hessian"] = lambda x, *args: _minus_hessian(mod, x) / len(mod.endog)
     del how["hess"]
