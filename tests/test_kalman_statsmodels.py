@@ -1472,16 +1472,6 @@ def test_a_fit_ends_at_the_maximum_in_any_unit(method, unit):
     assert np.abs(found.params / unit**2 / [15099, 1469] - 1).max() < 0.01
 
 
-def test_a_fit_of_statsmodels_within_the_context_knows_that_it_has_failed():
-    """It is told of no slope where there is no likelihood."""
-    mod = Autoregression(simulated())
-    with ours.using(mod), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        found = mod.fit(optim_score="approx", disp=False, cov_type="none")
-    slope = np.abs(ours.score(mod, found.params)).max()
-    assert slope < 1 or any(issubclass(x.category, ConvergenceWarning) for x in said)
-
-
 def test_a_start_without_a_likelihood_is_refused():
     for method in ("lbfgs", "newton"):
         with pytest.raises(ValueError, match="the start_params have no likelihood .* modulus 2"):
