@@ -300,8 +300,8 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     """Within it, ``mod.loglike`` and ``mod.score`` of this one model are those of this module.
 
     Whatever statsmodels builds on them uses them: ``mod.fit(optim_score="approx")`` for one.  Where
-    the likelihood has no value it is -inf, and the score NaN: an optimiser of statsmodels' may end at
-    such a trial and say that it has converged, which :func:`fit` does not.
+    the likelihood has no value it is -inf, and the score NaN: an optimiser of statsmodels' may end
+    at such a trial and say that it has converged, which :func:`fit` does not.
 
     Parameters
     ----------
