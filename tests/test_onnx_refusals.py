@@ -106,7 +106,7 @@ REFUSALS = {
     ("Resize", "scales"): ("Y = Resize(X, , F)", "its scales or sizes must be constants"),
     ("ScatterND", "reduction"): (
         'Y = ScatterND<reduction = "max">(X, J, M)',
-        "reduction='max'; ScatterEl",
+        "reduction='max' is not supported; .*ScatterElements, with an index",
     ),
 }
 for name in ("LSTM", "GRU", "RNN"):
