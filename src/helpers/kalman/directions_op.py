@@ -14,10 +14,10 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph import Apply
 from pytensor.graph.replace import _vectorize_node, graph_replace
 from pytensor.graph.traversal import toposort
-from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
+from helpers.kalman.numba_backend import register_funcify_and_cache_key
 from helpers.kalman.op import (
     INPUTS,
     THIRD,

@@ -23,8 +23,6 @@ from pytensor.compile.mode import optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Constant
 from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.tensor.basic import (
     Alloc,
     ARange,
@@ -47,6 +45,11 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 from scipy.sparse import coo_array, csr_array, vstack
 
+from helpers.kalman.numba_backend import (
+    compile_numba_function_src,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 from helpers.kalman.products import Product
 
 # Larger maps are left to PyTensor.  Coefficients are constants of the compiled function; and where

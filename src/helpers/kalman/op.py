@@ -27,8 +27,6 @@ from pytensor.graph import Apply, Op, Variable
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
@@ -37,6 +35,11 @@ from pytensor.tensor.rewriting.basic import register_specialize
 from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.linear import merge, one_map_around
+from helpers.kalman.numba_backend import (
+    compile_numba_function_src,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 from helpers.kalman.products import fold_constants_into, sandwich
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs

@@ -23,12 +23,15 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.tensor.blockwise import Blockwise, vectorize_node_fallback
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from helpers.kalman.fused.building import load
+from helpers.kalman.numba_backend import (
+    compile_numba_function_src,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 from helpers.kalman.op import (
     DIMENSIONS,
     KalmanLoglike,

@@ -21,10 +21,11 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.traversal import toposort
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
+
+from helpers.kalman.numba_backend import numba_njit, register_funcify_and_cache_key
 
 
 class Product(Op):

@@ -43,8 +43,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
 from pytensor.graph import Apply, Op
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
 from helpers.kalman import smoothing
 from helpers.kalman.diffuse import room
@@ -52,6 +50,11 @@ from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
 from helpers.kalman.fused.registers import larger
 from helpers.kalman.fused.tiles import LANES, Memory, get, put
+from helpers.kalman.numba_backend import (
+    compile_numba_function_src,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 from helpers.kalman.op import _from_model, check_lengths, less, real_tensors, tolerance
 from helpers.kalman.panel_op import with_all_axes
 from helpers.kalman.recursions import TOLERANCE, at_step, factor_if_identified, solve, symmetric
@@ -607,11 +610,11 @@ def _compiled() -> dict:
 
 
 def _newly_compiled() -> dict:
-    from numba import njit
     from numba.extending import overload
 
     from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
     from helpers.kalman.fused.tiles import PART, jitable
+    from helpers.kalman.on_disk import njit
 
     code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
@@ -637,7 +640,7 @@ def _newly_compiled() -> dict:
     for function in _PYTHON.values():
         # Numba looks at one file alone to see whether what it kept is still good.
         function.__qualname__ = f"{function.__name__}_{_digest()}"
-    return {name: njit(cache=True, **options)(function) for name, function in _PYTHON.items()}
+    return {name: njit(**options)(function) for name, function in _PYTHON.items()}
 
 
 _ONE_AT_A_TIME = threading.Lock()

@@ -11,7 +11,8 @@ Smith (1968, Matrix equation XA + BX = C, SIAM Journal on Applied Mathematics 16
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from helpers.kalman.on_disk import njit
 
 __all__ = ["Stationary"]
 
@@ -23,7 +24,7 @@ MOST = 50
 NOTHING = 1e-18
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _squares(T):
     m = len(T)
     squares, A = np.empty((MOST, m, m)), T.copy()
@@ -40,7 +41,7 @@ def _squares(T):
     return squares[:1], False
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _sums(squares, a, P, transposed):
     for k in range(len(squares)):
         A = np.ascontiguousarray(squares[k].T) if transposed else squares[k]

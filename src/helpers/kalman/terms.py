@@ -10,10 +10,12 @@ from pathlib import Path
 
 import llvmlite.binding
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
+
+from helpers.kalman.on_disk import cfunc
 
 # Maps that are kept on disk call this version of the loop, or are compiled anew.
 SYMBOL = f"{__name__}.{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
@@ -52,7 +54,7 @@ def _terms(y, where, values, count, x, lengths, strides, ndim, size):
     return 0
 
 
-code = cfunc(TERMS, cache=True, error_model="numpy")(_terms)
+code = cfunc(TERMS, error_model="numpy")(_terms)
 llvmlite.binding.add_symbol(SYMBOL, code.address)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import variable_depends_on
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_default_op_cache_key
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.numba_backend import numba_njit, register_funcify_default_op_cache_key
 from helpers.sparse_conv import kernels, op
 
 # Compiled graphs are kept on disk: other kernels, other key.

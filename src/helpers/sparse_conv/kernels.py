@@ -8,12 +8,13 @@ No rulebook and no arrays, however wrong, make them read or write out of bounds.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from helpers.kalman import on_disk
 
 TILE = 128  # rows of a BLAS call: 128 rows of 9 x 16 float32 are 72 KiB
 
-njit = numba.njit(cache=True, nogil=True)
+njit = on_disk.njit(nogil=True)
 
 
 # --- Q and its gradient ---------------------------------------------------------------------------

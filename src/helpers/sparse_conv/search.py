@@ -6,12 +6,13 @@ not with the grid: a few sites on a large canvas stay in the cache.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from helpers.kalman import on_disk
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
-njit = numba.njit(cache=True, nogil=True)
+njit = on_disk.njit(nogil=True)
 
 
 @njit

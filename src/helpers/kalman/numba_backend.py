@@ -1,0 +1,22 @@
+"""What PyTensor's Numba backend offers to Ops, imported once its folder can be written.
+
+PyTensor makes the folder when the backend is imported, and fails where it cannot.
+"""
+
+from helpers.kalman.on_disk import writable_for_pytensor
+
+writable_for_pytensor()
+
+from pytensor.link.numba.cache import compile_numba_function_src  # noqa: E402
+from pytensor.link.numba.dispatch.basic import (  # noqa: E402
+    numba_njit,
+    register_funcify_and_cache_key,
+    register_funcify_default_op_cache_key,
+)
+
+__all__ = [
+    "compile_numba_function_src",
+    "numba_njit",
+    "register_funcify_and_cache_key",
+    "register_funcify_default_op_cache_key",
+]

@@ -1,0 +1,161 @@
+"""Machine code on disk, where there is a disk: Numba's `njit` and `cfunc` that keep it.
+
+Numba keeps machine code where the package lies, or in the user's home, and PyTensor in the latter.
+A file of it that is cut short ends in an error deep inside of them, and so does a machine on which
+neither place can be written. Here such a file is thrown away and its function compiled anew; and
+where nothing can be written a temporary folder, which is gone with the process, has to do.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numba
+from numba.core import sigutils
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.ccallback import CFunc
+
+__all__ = ["cfunc", "njit", "watching", "writable_for_pytensor"]
+
+# Who wants to know of each function: called with whether it has to be compiled now.
+watching: list = []
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _File(IndexDataCacheFile):
+    """The index and the data of a function: what cannot be read, or written, is not there."""
+
+    def load(self, key):
+        try:
+            return super().load(key)
+        except Exception as error:  # a broken pickle raises whatever its bytes happen to ask for
+            return self.discard(error)
+
+    def _load_index(self):
+        try:
+            return super()._load_index()
+        except Exception as error:
+            self.discard(error)
+            return {}
+
+    def save(self, key, data):
+        try:
+            super().save(key, data)
+        except OSError as error:  # the disk is full, or no longer there
+            _say(f"Machine code is compiled, but not kept on disk for the next time: {error}.")
+
+    def discard(self, error) -> None:
+        """Throw the index away, without which the data are written anew."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._index_path)
+        _say(
+            f"Machine code on disk is damaged ({self._index_path}: {error or type(error)}): it is "
+            "thrown away and compiled anew."
+        )
+
+
+class _Cache(FunctionCache):
+    """Numba's cache of a function, with a `_File`, that tells `watching` what is compiled."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self._cache_file.__class__ = _File
+
+    def load_overload(self, sig, target_context):
+        try:
+            found = super().load_overload(sig, target_context)
+        except Exception as error:  # a whole pickle, but not of machine code
+            found = self._cache_file.discard(error)
+        for hear in watching:
+            hear(found is None)
+        return found
+
+
+def _cache(function):
+    """A cache for a function: where Numba has it, else in a temporary folder, else none."""
+    try:
+        return _Cache(function)
+    except RuntimeError:  # "no locator available": nothing can be written
+        folder = temporary_folder()
+    if folder is None:
+        return NullCache()
+    numba.config.CACHE_DIR = folder
+    return _Cache(function)
+
+
+@functools.cache
+def temporary_folder() -> str | None:
+    """Where machine code goes that has no other place, until the process ends. None if nowhere."""
+    why = (
+        "neither the package's folder nor the user's home can be written. To keep it, let "
+        "NUMBA_CACHE_DIR name a folder that can, and for PyTensor "
+        "PYTENSOR_FLAGS=base_compiledir=FOLDER."
+    )
+    try:
+        folder = tempfile.mkdtemp(prefix="kalman-by-hand-")
+    except OSError:
+        _say(f"Machine code is not kept at all: {why}")
+        return None
+    owner = os.getpid()  # a fork of it leaves the folder alone
+
+    def remove():
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    _say(f"Machine code is kept in {folder} and lost when this process ends: {why}")
+    return folder
+
+
+def njit(*signature, **options):
+    """:func:`numba.njit` that keeps its machine code on disk."""
+
+    def decorate(function):
+        made = numba.njit(**options)(function)
+        made._cache = _cache(function)
+        for one in signature:
+            made.compile(one)
+        if signature:
+            made.disable_compile()
+        return made
+
+    return decorate
+
+
+def cfunc(signature, **options):
+    """:func:`numba.cfunc` that keeps its machine code on disk."""
+
+    def decorate(function):
+        kind = sigutils.normalize_signature(signature)
+        made = CFunc(function, kind, locals={}, options=options)
+        made._cache = _cache(function)
+        made.compile()
+        return made
+
+    return decorate
+
+
+def writable_for_pytensor() -> None:
+    """Let PyTensor compile in the temporary folder, where it cannot in its own.
+
+    To be called before the first function is compiled: PyTensor makes the folder then.
+    """
+    import pytensor
+
+    setting = type(pytensor.config).base_compiledir
+    try:
+        path = pytensor.config.base_compiledir
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError:
+        folder = temporary_folder()
+        if folder is not None:
+            setting.val = Path(folder)
