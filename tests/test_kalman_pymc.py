@@ -1,6 +1,9 @@
 """The filter type of pymc-extras: its outputs and gradients against StandardFilter's."""
 
+import contextlib
 import inspect
+import pickle
+import subprocess
 import sys
 from functools import cache
 
@@ -23,6 +26,8 @@ from tiers import thorough
 from helpers.checks import relative_error, symmetrize
 from helpers.datasets import random_model, simulate, structural_example
 from helpers.kalman import StateSpace, _install, diffuse, register_filter
+from helpers.kalman.diffuse_op import predictions
+from helpers.kalman.op import _from_model
 from helpers.kalman.pymc import ClosedFormFilter, diffuse_start, draw_initial
 from helpers.kalman.scan import symbolic_model
 from helpers.statespace import SYMMETRIC
@@ -384,14 +389,14 @@ def test_a_pymc_model_end_to_end(structural):
     assert np.isfinite(drawn).all()
 
 
-def diffuse_model(y, names=None, **extra):
+def diffuse_model(y, names=None, built=None, **extra):
     """Trend, season of four and noise, the first state left to the data."""
     model = (
         st.LevelTrend(order=2)
         + st.TimeSeasonality(season_length=4, name="season")
         + st.MeasurementError(name="noise")
     )
-    built = model.build(verbose=False)
+    built = model.build(verbose=False) if built is None else built
     with pm.Model(coords=built.coords) as within:
         pm.HalfNormal("sigma_level_trend", 1.0, dims="shock_level_trend")
         pm.HalfNormal("sigma_season", 1.0)
@@ -543,10 +548,200 @@ def test_second_derivatives_serve_the_optimisers_of_pymc_extras():
         np.testing.assert_allclose(row, (two - 8 * one) / 12e-4, rtol=0, atol=1e-7)
 
 
-def test_what_comes_after_sampling_waits_for_the_initial_state():
-    """The posterior has zeros in its place, from which a forecast would start without a word."""
+def until(y, k):
+    """The series whose later observations are missing."""
+    return np.where(np.arange(len(y))[:, None] < k, y, np.nan)
+
+
+def one_step_terms(y, model, A):
+    """The log-likelihood of each step given those before it: differences of the first steps'."""
+    found = np.full(len(y) + 1, np.nan)
+    for k in range(1, len(y) + 1):
+        with contextlib.suppress(ValueError):  # delta is open
+            found[k] = diffuse.loglike(until(y, k), model, A, method="reference")
+    return np.diff(found)
+
+
+def one_step_moments(y, model, A, t):
+    """Mean and variance of the observation of step t, from three values of its log-density."""
+    at = []
+    for x in (-1.0, 0.0, 1.0):
+        y = y.copy()
+        y[t] = x
+        at.append(diffuse.loglike(until(y, t + 1), model, A, method="reference"))
+    variance = -1 / (at[0] - 2 * at[1] + at[2])
+    return variance * (at[2] - at[0]) / 2, variance
+
+
+def test_each_observation_of_a_diffuse_start_given_those_before_it():
+    """Its terms are not all alike, and nothing starts from zero where the data lie at 1000."""
+    y = season_of_four() + 1000
+    _, within, _ = diffuse_model(y)
+    point = {x: np.zeros(np.shape(X)) for x, X in within.initial_point().items()}
+    (terms,) = within.logp(vars=within.observed_RVs, sum=False)
+    mean, covariance = within["obs"].owner.inputs[:2]
+    mean, covariance = within.replace_rvs_by_values([mean, covariance])
+    evaluate = within.compile_fn(
+        [terms, mean, covariance], inputs=within.value_vars, mode=UNOPTIMISED,
+        on_unused_input="ignore",
+    )  # fmt: skip
+    found, mean, covariance = evaluate(point)
+    expected = one_step_terms(y, at_ones(y), np.eye(5))
+    open_steps = np.isnan(found)
+    assert open_steps[:5].all() and not open_steps[5:].any()
+    assert np.array_equal(np.isnan(mean[:, 0]), open_steps)
+    assert np.abs(found - expected)[6:].max() < 1e-6 and np.ptp(found[6:]) > 1
+    for t in (7, 20, 39):  # the second is a gap
+        moments = one_step_moments(y, at_ones(y), np.eye(5), t)
+        assert np.allclose((mean[t, 0], covariance[t, 0, 0]), moments, rtol=1e-6)
+    drawn = pm.draw(within["obs"], random_seed=1, mode=UNOPTIMISED)
+    assert np.array_equal(np.isnan(drawn[:, 0]), open_steps)
+    assert np.abs(drawn[6:] - 1000).max() < 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_step_terms_of_two_series_with_gaps(seed):
+    rng = np.random.default_rng(seed)
+    model = StateSpace(**random_model(3, 2, rng=rng, n=9, time_varying=("T", "Z", "d")[:seed]))
+    y, _ = simulate(9, rng, **model.asdict())
+    y[1, 0] = y[4] = y[6, 1] = np.nan
+    A = np.eye(3)[:, :2] + 0.1 * rng.normal(size=(3, 2))
+    given = _from_model(y, *model.asdict().values())
+    terms, mean, covariance = (X.eval(mode=UNOPTIMISED) for X in predictions(*given, A))
+    expected = one_step_terms(y, model, A)
+    known = ~np.isnan(expected)
+    assert known[3:].all() and np.abs(terms - expected)[known].max() < 1e-9
+    seen = ~np.isnan(y[5])
+    error, F = (y[5] - mean[5])[seen], covariance[5][np.ix_(seen, seen)]
+    density = -(error @ np.linalg.solve(F, error) + np.linalg.slogdet(2 * np.pi * F)[1]) / 2
+    assert abs(density - expected[5]) < 1e-9
+
+
+def test_a_sampler_does_not_compute_the_terms_and_has_the_gradient_of_their_sum_alone():
+    _, within, _ = diffuse_model(season_of_four())
+    logp = within.logp()
+    slopes = pt.grad(logp, within.value_vars)
+    graph = within.compile_fn([logp, *slopes], inputs=within.value_vars, mode=UNOPTIMISED).f
+    names = {type(node.op).__name__ for node in graph.maker.fgraph.apply_nodes}
+    assert "KalmanIntegratedGrad" in names
+    assert not names & {"Scan", "KalmanFilter", "OneStepTerms", "Eigh"}
+    (terms,) = within.logp(vars=within.observed_RVs, sum=False)
+    weighted = pt.grad((terms * np.arange(40)).sum(), within.value_vars)
+    evaluate = within.compile_fn(weighted, inputs=within.value_vars, mode=UNOPTIMISED)
+    with pytest.raises(NotImplementedError, match="each with the same weight"):
+        evaluate({x: np.zeros(np.shape(X)) for x, X in within.initial_point().items()})
+
+
+def as_sampled(within, built):
+    """What a sampler returns of two draws, with NaN for what is integrated out."""
+    shapes = {name: info["shape"] for name, info in built.param_info.items()}
+    values = {x: np.full((1, 2, *shape), 0.5) for x, shape in shapes.items()}
+    for x in built._integrated_out:
+        values[x] = np.full_like(values[x], np.nan)
+    q = sum(int(np.prod(shapes[x])) for x in built._integrated_out)
+    values |= {"diffuse_mean": np.ones((1, 2, q)), "P0": np.zeros((1, 2, 5, 5))}
+    values["diffuse_covariance"] = np.broadcast_to(np.eye(q), (1, 2, q, q))
+    dims = built.param_dims
+    variables = {
+        x: (("chain", "draw", *(dims.get(x) or [f"{x}_{k}" for k in range(X.ndim - 2)])), X)
+        for x, X in values.items()
+    }
+    coords = {x: list(X) for x, X in within.coords.items() if X is not None}
+    used = {d for names, _ in variables.values() for d in names} & set(coords)
+    posterior = xarray.Dataset(variables, coords={x: coords[x] for x in used})
+    data = xarray.Dataset(
+        {"data": (("time", "observed_state"), within["data"].get_value())},
+        coords={x: coords[x] for x in ("time", "observed_state")},
+    )
+    observed = data.rename(data="obs")
+    return xarray.DataTree.from_dict(
+        {"posterior": posterior, "constant_data": data, "observed_data": observed}
+    )
+
+
+AFTERWARDS = {
+    "forecast": {"periods": 3, "verbose": False},
+    "impulse_response_function": {"n_steps": 3},
+    "sample_conditional_posterior": {},
+    "sample_filter_outputs": {},
+    "sample_statespace_matrices": {},
+    "sample_unconditional_posterior": {},
+}
+DRAW_IT_FIRST = (
+    r"draw it first.*draw_initial\(built, idata\).*call diffuse_start\(built\) there too"
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_reads_the_initial_state_waits_for_it():
+    """The posterior has nothing in its place."""
     built, within, _ = diffuse_model(season_of_four())
+    idata = as_sampled(within, built)
+    for name, how in AFTERWARDS.items():
+        with pytest.raises(ValueError, match=DRAW_IT_FIRST):
+            getattr(built, name)(idata, **how)
     with within:
-        assert built.make_filters()[0].__class__.__name__ == "DiffuseFilter"
-    with pm.Model(coords=built.coords), pytest.raises(ValueError, match="draw it first.*draw_init"):
-        built.make_filters()
+        for what in (built.make_filter_outputs, built.make_filters):
+            with pytest.raises(ValueError, match=DRAW_IT_FIRST):
+                what()
+        x0 = built.unpack_statespace()[0]
+        assert np.isnan(x0.eval()[:2]).all()
+    # The way out: drawn, they have their numbers.
+    drawn = draw_initial(built, idata, random_seed=1)
+    how = {"progressbar": False, "compile_kwargs": {"mode": UNOPTIMISED}}
+    matrices = built.sample_statespace_matrices(drawn, "initial_state", **how)
+    x0 = matrices["posterior_predictive"]["initial_state"]
+    assert np.isfinite(x0).all() and np.ptp(x0.values) > 0
+
+
+def test_a_cell_that_builds_a_diffuse_model_runs_twice():
+    """With the same model of pymc-extras; and where it has priors again the message says what."""
+    y = season_of_four()
+    built, within, left_out = diffuse_model(y)
+    again, anew, _ = diffuse_model(y, built=built)
+    assert again is built and anew is not within
+    point = anew.initial_point()
+    assert np.isfinite(anew.compile_logp(mode=UNOPTIMISED)(point))
+    with pm.Model(coords=built.coords):
+        for name, info in built.param_info.items():
+            if name == "P0":
+                pm.Deterministic(name, pt.eye(5))
+            else:
+                pm.HalfNormal(name, 1.0, shape=info["shape"])
+        with pytest.raises(ValueError, match="or build the model of pymc-extras anew"):
+            built.build_statespace_graph(y)
+
+
+UNPICKLED = """
+import pickle, sys
+built = pickle.load(open(sys.argv[1], "rb"))
+for model in built:
+    try:
+        print(*(type(x).__name__ for x in model.make_filters()), model.k_states)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pickled_models_in_a_process_that_knows_nothing_of_them(tmp_path):
+    register_filter()
+    parts = st.LevelTrend(order=1) + st.MeasurementError(name="noise")
+    kinds = {"filter_type": "closed_form"}, {"smoother_type": "closed_form"}
+    built = [parts.build(verbose=False, **kind) for kind in (*kinds, kinds[0] | kinds[1])]
+    diffuse_one = diffuse_model(season_of_four())[0]
+    path = tmp_path / "models"
+    path.write_bytes(pickle.dumps([*built, diffuse_one]))
+    found = subprocess.run(
+        [sys.executable, "-c", UNPICKLED, path], capture_output=True, text=True, check=True
+    )
+    one, other, both, refused = found.stdout.splitlines()
+    assert one == "ClosedFormFilter DisturbanceSmoother 1"
+    assert other == "StandardFilter ClosedFormSmoother 1"
+    assert both == "ClosedFormFilter ClosedFormSmoother 1"
+    assert "draw it first" in refused
+    # A copy is whole, and another model than the original.
+    copy = pickle.loads(pickle.dumps(diffuse_one))
+    assert diffuse_model(season_of_four(), built=copy)[0].make_likelihood.args[0] is copy
+    draw_initial(copy, as_sampled(diffuse_model(season_of_four(), built=copy)[1], copy))
+    assert "make_likelihood" in vars(diffuse_one) and "make_likelihood" not in vars(copy)

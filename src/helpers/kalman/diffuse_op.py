@@ -14,19 +14,26 @@ from __future__ import annotations
 from hashlib import sha256
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
 from pytensor.graph import Apply, Op
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
-from pytensor.tensor.rewriting.basic import register_specialize
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.math import Sum
+from pytensor.tensor.rewriting.basic import register_canonicalize, register_specialize
 
 from helpers.kalman.diffuse import room
 from helpers.kalman.fused.building import load
+from helpers.kalman.numba_backend import (
+    compile_numba_function_src,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 from helpers.kalman.op import (
     _from_model,
     check_lengths,
+    filter_outputs_from_W,
     less,
     only_what_is_read,
     real_tensors,
@@ -34,7 +41,7 @@ from helpers.kalman.op import (
     value_with_gradient,
 )
 from helpers.kalman.panel_op import with_all_axes
-from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE
 
 INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
 _NDIM = {"starts": 2, "P0": 2, "precision": 2}  # of the others 3
@@ -153,6 +160,116 @@ def posterior(
         definite = pt.all(pt.diagonal(pt.linalg.cholesky(prior)) > 0)
         value = value + pt.switch(definite, pt.linalg.slogdet(prior)[1] / 2, np.nan)
     return value, mean, covariance - pt.diag(taken)
+
+
+def predictions(y, a0, P0, c, d, T, Z, H, W, A):
+    """What a step's observation is, given those before it: one-step terms, symbolically.
+
+    Parameters
+    ----------
+    y, a0, P0, c, d, T, Z, H, W : tensor
+        As :func:`posterior`; what delta adds to the first state is A (m, q), its prior is flat.
+
+    Returns
+    -------
+    terms : TensorVariable (n,)
+        The logarithms of the predictive densities, whose sum is the log-likelihood but for the
+        diffuse steps, those until which the data leave a direction of delta open: there it is NaN.
+    mean, covariance : TensorVariable (n, p), (n, p, p)
+        Of each observation, missing or not; the mean is NaN in the diffuse steps.
+    """
+    A = pt.as_tensor_variable(A).astype(y.dtype)
+    q, size = A.shape[1], y.shape[1]
+    first = (M[0] if M.ndim == 3 else M for M in (Z, H, W))
+    P0 = P0 + (A * room(A, *first, pt)) @ A.T
+    out = filter_outputs_from_W(y, a0, P0, c, d, T, Z, H, W)
+    T, Z = (pt.broadcast_to(M, (y.shape[0], *M.shape[-2:])) for M in (T, Z))
+    # Of a missing observation, too, which has no innovation in the filter.
+    y_hat = d + (Z @ out.a_pred[:, :, None])[:, :, 0]
+    F = Z @ out.P_pred @ Z.mT + H
+    seen = ~pt.isnan(y)
+    pairs = seen[:, :, None] & seen[:, None, :]
+
+    def of_the_seen(F):
+        return pt.switch(pairs, F, pt.eye(size))
+
+    def step(T, Z, Z_seen, P, F, columns):
+        correction = P @ Z_seen.T @ pt.linalg.solve(F, Z_seen @ columns)
+        return T @ (columns - correction), Z @ columns
+
+    Z_seen, F_seen = pt.switch(seen[:, :, None], Z, 0.0), of_the_seen(F)
+    _, E = pytensor.scan(step, [T, Z, Z_seen, out.P_pred, F_seen], [A, None], return_updates=False)
+    E_seen = pt.switch(seen[:, :, None], E, 0.0)
+    v = pt.switch(seen, y - y_hat, 0.0)
+    told = E_seen.mT @ pt.linalg.solve(
+        F_seen, pt.concatenate([E_seen, v[:, :, None]], axis=2), b_ndim=2
+    )
+    # Before each step: what the first say of delta, in units in which they say as much of each.
+    told = pt.cumsum(told, axis=0) - told
+    told = pt.switch(pt.isnan(told), 0.0, told)
+    said = pt.diagonal(told[:, :, :-1], axis1=1, axis2=2)
+    units = pt.switch(said > 0, said, 1.0) ** -0.5
+    values, vectors = pt.linalg.eigh(told[:, :, :-1] * units[:, :, None] * units[:, None, :])
+    known = values[:, 0] > q * LEAST
+    values = pt.switch(known[:, None], values, 1.0)
+    root = units[:, :, None] * vectors / pt.sqrt(values)[:, None, :]
+    delta = root @ (root.mT @ told[:, :, -1:])
+    mean = y_hat + (E @ delta)[:, :, 0]
+    covariance = F + (E @ root) @ (E @ root).mT
+    error = pt.switch(seen, y - mean, 0.0)[:, :, None]
+    spread = of_the_seen(covariance)
+    squares = (error.mT @ pt.linalg.solve(spread, error, b_ndim=2))[:, 0, 0]
+    terms = -(squares + pt.linalg.slogdet(spread)[1] + seen.sum(axis=1) * LOG_2PI) / 2
+    return pt.switch(known, terms, np.nan), pt.switch(known[:, None], mean, np.nan), covariance
+
+
+class OneStepTerms(Op):
+    """The log-likelihood and its terms (n,) -> the terms, whose sum is the log-likelihood.
+
+    A model's log density adds them up, and then they are not computed: a rewrite leaves the first
+    input. It has the gradient, too, for terms of equal weight.
+    """
+
+    __props__ = ()
+    view_map = {0: [1]}
+
+    def make_node(self, value, terms):
+        return Apply(self, [value, terms], [terms.type()])
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = inputs[1]
+
+    def infer_shape(self, node, shapes):
+        return [shapes[1]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        (bar,) = cotangents
+        if isinstance(bar.type, DisconnectedType):
+            return [disconnected_type(), disconnected_type()]
+        message = "terms of a diffuse start have a gradient together, each with the same weight"
+        bar = CheckAndRaise(NotImplementedError, message)(bar[0], pt.all(pt.eq(bar, bar[0])))
+        return [bar, disconnected_type()]
+
+    def connection_pattern(self, node):
+        return [[True], [False]]
+
+
+@register_canonicalize("fast_compile")
+@node_rewriter([Sum])
+def local_sum_of_one_step_terms(fgraph, node):
+    """The sum is what the terms came with."""
+    (terms,) = node.inputs
+    if terms.owner is None or not isinstance(terms.owner.op, OneStepTerms):
+        return None
+    value = terms.owner.inputs[0]
+    return [value.astype(node.outputs[0].dtype)]
+
+
+@register_specialize("fast_compile")
+@node_rewriter([OneStepTerms])
+def local_terms_of_steps(fgraph, node):
+    """What is not added up is the terms."""
+    return [node.inputs[1]]
 
 
 def _doubles(arguments) -> str:

@@ -20,20 +20,25 @@ from helpers.kalman import _needing
 with _needing(__name__, "pymc pymc-extras", "[pymc]"):
     import pymc as pm
     import pymc_extras
+    from pymc.logprob.abstract import _logprob
     from pymc.pytensorf import normalize_rng_param
     from pymc_extras.statespace.core import forward_sampling, statespace
     from pymc_extras.statespace.filters import distributions
     from pymc_extras.statespace.filters.kalman_filter import StandardFilter
     from pymc_extras.statespace.filters.kalman_smoother import DisturbanceSmoother
     from pymc_extras.statespace.filters.utilities import missing_mask
-    from pymc_extras.statespace.utils.constants import FILTER_OUTPUT_NAMES, LONG_MATRIX_NAMES
+    from pymc_extras.statespace.utils.constants import (
+        FILTER_OUTPUT_NAMES,
+        LONG_MATRIX_NAMES,
+        OBSERVED_LIKELIHOOD_NAME,
+    )
 
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
-from helpers.kalman.diffuse_op import posterior
+from helpers.kalman.diffuse_op import OneStepTerms, posterior, predictions
 from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
 from helpers.kalman.products import product, sandwich
 from helpers.kalman.smoothing_op import NormalMarginals, draw_from_W, smooth_from_W
@@ -68,9 +73,11 @@ class ClosedFormFilter(StandardFilter):
             each step.
         """
         given = self.check_params(data, a0, P0, c, d, T, Z, R, H, Q)
-        y, *model, missing = self._model_of_the_op(*map(pt.as_tensor_variable, given))
+        given = [*map(pt.as_tensor_variable, given)]
+        missing = missing_mask(given[0], self.missing_fill_value)
+        y, *model = _with_jitter(given, missing, self.cov_jitter)
         a0, d = model[0], model[3]
-        loglike = self._loglike(y, *model)
+        loglike = loglike_from_W(y, *model)
         loglike.name = "loglike_obs"
         out = filter_outputs_from_W(y, *model)
         jitter_where_missing = self.cov_jitter * missing[:, :, None] * pt.eye(d.shape[-1])
@@ -86,16 +93,6 @@ class ClosedFormFilter(StandardFilter):
             output.name = name
         out.a_filt.tag.missing_fill_value = self.missing_fill_value
         return self._declare_covariance_structure([*outputs, loglike])
-
-    def _model_of_the_op(self, data, a0, P0, c, d, T, Z, R, H, Q):
-        """y with NaN for what is missing, the Op's arrays with the jitter, and what is missing."""
-        missing = missing_mask(data, self.missing_fill_value)
-        given = data, a0, P0, c, d, T, Z, R, H, Q
-        return *_with_jitter(given, missing, self.cov_jitter), missing
-
-    def _loglike(self, y, *model):
-        """The log-likelihood of each step."""
-        return loglike_from_W(y, *model)
 
 
 # StandardFilter returns means before covariances; the constant lists them in pairs.
@@ -167,6 +164,18 @@ class ClosedFormDraws(distributions.SimulationSmoother):
         return op(data, *matrices, rng)
 
 
+def _marginals(kind, mus, covs, logp, rng):
+    """Draws (n, k) from means (n, k) and covariances (n, k, k), by one Op for all steps."""
+    rng = normalize_rng_param(rng)
+    inputs = [X.type() for X in (mus, covs, logp)]
+    next_rng, normals = pt.random.normal(
+        0.0, 1.0, size=inputs[0].shape, rng=rng, return_next_rng=True
+    )
+    drawn = NormalMarginals()(inputs[0], inputs[1], normals)
+    op = kind(inputs=[*inputs, rng], outputs=[next_rng, drawn], ndim_supp=2)
+    return op(mus, covs, logp, rng)
+
+
 class ClosedFormMarginals(distributions.SequenceMvNormal):
     """pymc-extras' independent normal vectors of each step, by one Op for all steps.
 
@@ -176,16 +185,7 @@ class ClosedFormMarginals(distributions.SequenceMvNormal):
     @classmethod
     def rv_op(cls, mus, covs, logp, method=None, size=None, rng=None):
         """Draws (n, k) from means (n, k) and covariances (n, k, k)."""
-        rng = normalize_rng_param(rng)
-        inputs = [X.type() for X in (mus, covs, logp)]
-        next_rng, normals = pt.random.normal(
-            0.0, 1.0, size=inputs[0].shape, rng=rng, return_next_rng=True
-        )
-        drawn = NormalMarginals()(inputs[0], inputs[1], normals)
-        op = distributions.KalmanFilterRV(
-            inputs=[*inputs, rng], outputs=[next_rng, drawn], ndim_supp=2
-        )
-        return op(mus, covs, logp, rng)
+        return _marginals(distributions.KalmanFilterRV, mus, covs, logp, rng)
 
 
 # What draws with our smoother take instead of the names that pymc-extras has for them.
@@ -210,6 +210,29 @@ def _with_our_draws(sample_conditional):
     return sample
 
 
+class _Registration:
+    """What a pickled model carries with it: whoever unpickles it knows its filter, or smoother."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __reduce__(self):
+        return register_filter, (self.name,)
+
+
+def _with_registration(built):
+    """`PyMCStateSpace.__getstate__`: models name filters, which other processes have to know."""
+    found = {
+        name
+        for name, factory, ours in (
+            (built.filter_type, statespace.FILTER_FACTORY, ClosedFormFilter),
+            (built.smoother_type, statespace.SMOOTHER_FACTORY, ClosedFormSmoother),
+        )
+        if factory.get(name) is ours
+    }
+    return vars(built) | {"_registrations": [_Registration(name) for name in sorted(found)]}
+
+
 def register_filter(name: str = "closed_form") -> None:
     """Make the closed-form filter and smoother known to pymc-extras.
 
@@ -219,7 +242,8 @@ def register_filter(name: str = "closed_form") -> None:
         The ``filter_type`` under which models find the filter, and the ``smoother_type`` under
         which they find the smoother. Models with that smoother, and they alone, draw in
         ``sample_conditional_prior`` and ``sample_conditional_posterior`` by
-        :mod:`helpers.kalman.smoothing`.
+        :mod:`helpers.kalman.smoothing`. A pickled model that has one of the two registers it where
+        it is unpickled.
 
     Raises
     ------
@@ -265,39 +289,69 @@ def register_filter(name: str = "closed_form") -> None:
         if factory.get(name, ours) is not ours:
             raise ValueError(f"pymc-extras has a {what} {name!r} already: {factory[name].__name__}")
     filters[name], smoothers[name] = ClosedFormFilter, ClosedFormSmoother
+    statespace.PyMCStateSpace.__getstate__ = _with_registration
     if not hasattr(draws[-1], "draws_in_closed_form"):
         forward_sampling._sample_conditional = _with_our_draws(draws[-1])
 
 
-class DiffuseFilter(ClosedFormFilter):
-    """`ClosedFormFilter` with the first state's unknown numbers integrated out.
-
-    Its log-likelihoods add up to :func:`helpers.kalman.diffuse.loglike`, each an equal part. Its
-    other outputs are those of the filter that starts from the state space's own a0 and P0.
-
-    Parameters
-    ----------
-    A : array (m, q)
-        What the numbers add to the first state.
-    **settings
-        Of StandardFilter.
-    """
-
-    def __init__(self, A, **settings):  # noqa: N803
-        super().__init__(**settings)
-        self.A = A
-
-    def _loglike(self, y, *model):
-        value, mean, covariance = posterior(y, *model, A=self.A)
-        within = pm.modelcontext(None)
-        for name, X in zip(ESTIMATES, (mean, covariance), strict=True):
-            if name not in within.named_vars:
-                pm.Deterministic(name, X)
-        return pt.broadcast_to(value / y.shape[0], (y.shape[0],))
-
-
 # What a model with a diffuse start remembers of each draw.
 ESTIMATES = ("diffuse_mean", "diffuse_covariance")
+# What of a state space model is its own again once the initial state is drawn.
+REPLACED = ("make_likelihood", "make_filters", "_insert_random_variables")
+
+
+class DiffuseRV(distributions.KalmanFilterRV):
+    """The observations of a model with a diffuse start, each given those before it."""
+
+
+@_logprob.register(DiffuseRV)
+def diffuse_logp(op, values, mus, covs, logp, rng, **kwargs):
+    """The terms as they are, for a sum of them to be found (:class:`OneStepTerms`)."""
+    return logp
+
+
+class DiffusePredictions(distributions.SequenceMvNormal):
+    """`ClosedFormMarginals` of a model with a diffuse start."""
+
+    @classmethod
+    def rv_op(cls, mus, covs, logp, method=None, size=None, rng=None):
+        return _marginals(DiffuseRV, mus, covs, logp, rng)
+
+
+def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):  # noqa: N803
+    """`PyMCStateSpace.make_likelihood`, with the first state's unknown numbers integrated out."""
+    within = pm.modelcontext(None)
+    known = {within[name]: pt.zeros(within[name].type.shape) for name in names}
+    given = [pt.as_tensor_variable(data), *graph_replace(matrices, known, strict=False)]
+    missing = missing_mask(given[0], built.missing_fill_value)
+    y, *model = _with_jitter(given, missing, built.cov_jitter)
+    value, mean, covariance = posterior(y, *model, A=A)
+    for name, X in zip(ESTIMATES, (mean, covariance), strict=True):
+        pm.Deterministic(name, X)
+    terms, expected, covariances = predictions(y, *model, A=A)
+    return DiffusePredictions(
+        OBSERVED_LIKELIHOOD_NAME, mus=expected, covs=covariances,
+        logp=OneStepTerms()(value, terms), observed=data, dims=dims,
+    )  # fmt: skip
+
+
+def _no_initial_state(*_):
+    """`PyMCStateSpace.make_filters`, where there is no state to filter from."""
+    raise ValueError(
+        "the initial state is integrated out, and nothing stands in its place: draw it first, "
+        "idata = helpers.kalman.pymc.draw_initial(built, idata). To build another PyMC model "
+        "with it, call diffuse_start(built) there too, or build the model of pymc-extras anew"
+    )
+
+
+def _diffuse_matrices(built, names):
+    """`PyMCStateSpace._insert_random_variables`, of the model that leaves these to the data."""
+    within = pm.modelcontext(None)
+    for X in map(within.named_vars.get, names):
+        placeholder = X in within.deterministics and getattr(X.owner.inputs[0], "data", None)
+        if placeholder is None or not np.isnan(placeholder).all():
+            _no_initial_state()
+    return type(built)._insert_random_variables(built)
 
 
 def diffuse_start(built, names=None) -> tuple[str, ...]:
@@ -306,13 +360,19 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     To be called within the PyMC model, in the place of those priors and before
     ``built.build_statespace_graph(data)``. The numbers of the initial state (``initial_level`` and
     the like) are integrated out under a flat prior, exactly; so a sampler has the model's
-    parameters to itself. :func:`draw_initial` draws the numbers afterwards.
+    parameters to itself. :func:`draw_initial` draws the numbers afterwards; until then they are NaN
+    in the posterior, and what reads the state refuses to run.
+
+    ``pm.sample_posterior_predictive`` draws each observation given those before it, and
+    ``pm.compute_log_likelihood`` gives the logarithms of these densities. In the diffuse steps, the
+    first ones, which leave a direction of the numbers open, there is no such density, and both are
+    NaN. For a comparison leave these steps out: ``log_likelihood.dropna("time")``.
 
     Parameters
     ----------
     built : PyMCStateSpace
-        A state space model, of any filter type: its likelihood is that of :class:`DiffuseFilter`
-        from now on, until :func:`draw_initial`.
+        A state space model, of any filter type: its initial state is integrated out from now on,
+        until :func:`draw_initial`.
     names : iterable of str, optional
         The parameters to integrate out. All that enter the initial state alone, if None; then P0 is
         left out too. Otherwise P0 is the model's, for the states that keep a prior.
@@ -366,29 +426,16 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     taken = [name for name in chosen if name in model.named_vars]
     if taken:
         raise ValueError(f"{', '.join(taken)} has a prior in the model: leave it out")
+    integrated_out = tuple(name for name in chosen if name in initial)
     for name in chosen:
-        info = built.param_info[name]
-        dims = built.param_dims.get(name)
-        pm.Deterministic(name, pt.zeros(info["shape"]), dims=dims)
-    settings = {
-        "time_varying_names": built.ssm.time_varying_names,
-        "cov_jitter": built.cov_jitter,
-        "missing_fill_value": built.missing_fill_value,
-    }
-    smoother = built.make_filters()[1]
-
-    def filters():
-        """Of this model: whatever comes after sampling asks for them in one of its own."""
-        if pm.modelcontext(None) is not model:
-            raise ValueError(
-                "the initial state is integrated out, and the posterior has zeros in its place: "
-                "draw it first, idata = helpers.kalman.pymc.draw_initial(built, idata). Another "
-                "PyMC model needs a model of pymc-extras built anew"
-            )
-        return DiffuseFilter(A, **settings), smoother
-
-    built.make_filters = filters
-    built._integrated_out = tuple(name for name in chosen if name in initial)
+        empty = np.full(built.param_info[name]["shape"], np.nan if name in initial else 0.0)
+        pm.Deterministic(name, pt.constant(empty), dims=built.param_dims.get(name))
+    ours = (
+        functools.partial(_diffuse_likelihood, built, A, integrated_out),
+        _no_initial_state,
+        functools.partial(_diffuse_matrices, built, integrated_out),
+    )
+    vars(built).update(zip(REPLACED, ours, strict=True), _integrated_out=integrated_out)
     return tuple(chosen)
 
 
@@ -434,7 +481,7 @@ def draw_initial(built, idata, random_seed=None):
     Returns
     -------
     DataTree
-        A copy, with draws in the place of the zeros that stood for the numbers.
+        A copy, with draws in the place of the NaNs that stood for the numbers.
 
     Raises
     ------
@@ -459,5 +506,6 @@ def draw_initial(built, idata, random_seed=None):
         new = numbers[..., first : first + size].reshape(old.shape)
         out.posterior[name] = old.copy(data=new)
         first += size
-    vars(built).pop("make_filters", None)
+    for name in REPLACED:
+        vars(built).pop(name, None)
     return out
