@@ -42,6 +42,7 @@ from helpers.statespace import (
 
 __all__ = ["loglike", "loglike_and_grad", "warmup"]
 
+SMALL_SIZES = 16  # up to four states and series: `entry.LARGEST`, which is not imported here
 _FILTERED = ("a0", "P0", "c", "d", "T", "Z", "H")  # in this order, W = R Q R' after them
 
 
@@ -141,14 +142,14 @@ def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
 
     For a model that is called often, a pass made for its ``sizes`` pays: with up to twenty states
     it takes a tenth to a quarter less time, and gives the same results to the last bit. Processes
-    that start from here use it too. It is compiled once for each machine and version, in about a
-    quarter of a minute; other sessions use it if they call this function or find the sizes in the
-    environment variable ``KALMAN_BY_HAND_SIZES``, as ``"13,1 10,5"``.
+    that start from here use it too. It is compiled once for each machine and version; other
+    sessions use it if they call this function or find the sizes in the environment variable
+    ``KALMAN_BY_HAND_SIZES``, as ``"13,1 10,5"``.
 
     Parameters
     ----------
     progress : bool
-        Say on stderr that it happens, and how long it took.
+        Say on stderr how far it is, and how long it took.
     everything : bool
         Compile what second derivatives, diffuse starts, many series, JAX and each number of states
         and series up to four need, too: some minutes.
@@ -166,24 +167,29 @@ def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
     ValueError
         If ``sizes`` does not hold pairs of positive integers.
     """
-    start = time.perf_counter()
-    entry = _entry(announce=progress)
-    made = [pair for pair in _pairs(sizes) if entry.make_for(*pair)]
-    for m, p in made:
-        entry.compile_later(m, p, progress)
-    asked = dict.fromkeys([*entry.sizes_in(os.environ.get(entry.SIZES, "")), *made])
-    if asked:
-        os.environ[entry.SIZES] = " ".join(f"{m},{p}" for m, p in asked)
-    one = np.eye(1)
-    model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
-    loglike(one, model)
-    loglike_and_grad(one, model)
-    for name in ("roots", "outputs", *(building.PURPOSE if everything else ())):
-        building.load(name, progress)
-    if everything:
-        for m, p in itertools.product(range(1, entry.LARGEST + 1), repeat=2):
-            entry.compile_later(m, p, progress)
-            entry.compile_tangents_later(m, p, progress)
+    start, pairs = time.perf_counter(), _pairs(sizes)
+    modules = ["entry", "roots", "outputs", *(building.PURPOSE if everything else ())]
+    count = building.functions(*modules) + len(pairs) + 1
+    # With all sizes the pass of the smallest model is among them, and each has one of tangents.
+    count += 2 * SMALL_SIZES - 1 if everything else 0
+    with building.told("Kalman filter", count, progress):
+        entry = _entry()
+        made = [pair for pair in pairs if entry.make_for(*pair)]
+        for m, p in made:
+            entry.compile_later(m, p)
+        asked = dict.fromkeys([*entry.sizes_in(os.environ.get(entry.SIZES, "")), *made])
+        if asked:
+            os.environ[entry.SIZES] = " ".join(f"{m},{p}" for m, p in asked)
+        one = np.eye(1)
+        model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
+        loglike(one, model)
+        loglike_and_grad(one, model)
+        for name in modules:
+            building.load(name)
+        if everything:
+            for m, p in itertools.product(range(1, entry.LARGEST + 1), repeat=2):
+                entry.compile_later(m, p)
+                entry.compile_tangents_later(m, p)
     return time.perf_counter() - start
 
 
@@ -214,5 +220,5 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
 
 
 def _entry(announce: bool | None = None):
-    """The compiled functions. Compiling takes half a minute: whoever waits for it is told why."""
+    """The compiled functions. Compiling takes long: whoever waits for it is told how far it is."""
     return building.load("entry", announce)

@@ -14,7 +14,7 @@ from pathlib import Path
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.core.imputils import impl_ret_new_ref
@@ -33,11 +33,13 @@ from helpers.kalman.fused.inputs import (
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, blocks, distance, lay_out
 from helpers.kalman.fused.one_pass import all_equal, one_pass
 from helpers.kalman.fused.tiles import LANES, PART, jitable
+from helpers.kalman.on_disk import cfunc, njit
 
 
 def source_digest(folder: Path = Path(__file__).parent) -> str:
     """A digest of all that is compiled here, which names what is kept of it on disk."""
-    files = sorted(folder.glob("*.py"), key=lambda path: path.name)
+    other = "__init__.py", "building.py"  # nothing in them is compiled
+    files = sorted(path for path in folder.glob("*.py") if path.name not in other)
     files += [folder.parent / name for name in ("recursions.py", "square_root.py", "tangents.py")]
     text = b"".join(path.name.encode() + path.read_bytes() for path in files)
     return sha256(text).hexdigest()[:16]
@@ -70,7 +72,7 @@ PASS = types.int64(
 
 def compiled_once(function, signature, symbol):
     """A function of addresses as machine code, and what calls it by its own address."""
-    code = kept_on_disk(cfunc(signature, cache=True, error_model="numpy"))(function)
+    code = kept_on_disk(cfunc(signature, error_model="numpy"))(function)
     llvmlite.binding.add_symbol(symbol, code.address)
     return types.ExternalFunction(symbol, signature)
 
@@ -484,7 +486,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     return how
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     """The log-likelihood of each step, (n,); NaN throughout where some F is not positive definite.
 
@@ -503,7 +505,7 @@ def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     return l
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def loglike_and_grad(
     y, a0, P0, c, d, T, Z, H, W, l_bar, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip

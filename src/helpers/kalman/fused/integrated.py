@@ -7,7 +7,7 @@ of this is for stands in :mod:`helpers.kalman.diffuse`, whose readable loop test
 """
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.entry import (
@@ -66,6 +66,7 @@ from helpers.kalman.fused.tiles import (
     put,
     transposed,
 )
+from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import factor_if_identified
 from helpers.kalman.square_root import root as root_of
 
@@ -439,7 +440,7 @@ INTEGRATED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 28)
 _call_integrated = compiled_once(_integrated, INTEGRATED, "helpers_kalman_integrated")
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def integrated(
     y, starts, c, P0, T, Z, H, W, precision, backwards, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip

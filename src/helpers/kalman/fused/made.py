@@ -7,17 +7,16 @@ pass for any size, which has to be there too; so it is made for the sizes that w
 :func:`helpers.kalman.fused.warmup` or in the environment.
 """
 
-from numba import cfunc
-
 from helpers.kalman.fused import building
 from helpers.kalman.fused.entry import PASS, kept_on_disk, whole_pass
 from helpers.kalman.fused.layout import of_size
+from helpers.kalman.on_disk import cfunc
 
 
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
     what = f"Kalman filter made for {m} states and {p} series"
-    return building.address(compiled, m, p, what, "a quarter of a minute", announce)
+    return building.address(compiled, m, p, what, announce)
 
 
 def compiled(m: int, p: int):
@@ -32,4 +31,4 @@ def compiled(m: int, p: int):
             P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(made)
+    return kept_on_disk(cfunc(PASS, error_model="numpy"))(made)

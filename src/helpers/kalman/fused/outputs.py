@@ -8,7 +8,7 @@ is imported: a function of PyTensor that calls them does not carry them.
 """
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 
 from helpers.kalman.fused.entry import (
     INTEGERS,
@@ -30,6 +30,7 @@ from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_tog
 from helpers.kalman.fused.one_pass import clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import (
     at_step,
     mask,
@@ -135,7 +136,7 @@ def _reverse(
 _call_reverse = compiled_once(_reverse, REVERSE, "helpers_kalman_outputs_reverse")
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     """a_filt, a_pred, y_hat, P_filt, P_pred, F, l.
 
@@ -168,7 +169,7 @@ def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
 linked_filter_outputs = linked(filter_outputs, MODEL)
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def reverse(
     y, a0, P0, c, d, T, Z, H, W,
     a_filt_bars, a_pred_bars, y_hat_bars, P_filt_bars, P_pred_bars, F_bars, l_bars,

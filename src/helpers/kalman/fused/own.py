@@ -6,7 +6,7 @@ says what is wrong with it.
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from helpers.kalman.fused.entry import call, kept_on_disk
 from helpers.kalman.fused.forward import DONE
@@ -14,6 +14,7 @@ from helpers.kalman.fused.inputs import Arrays, Wanted, until
 from helpers.kalman.fused.lane_pass import all_in_lanes, lay_out
 from helpers.kalman.fused.lanes import Many
 from helpers.kalman.fused.tiles import LANES, jitable
+from helpers.kalman.on_disk import njit
 from helpers.kalman.square_root import fill_shares
 
 # Arrays (series, time, ...), contiguous: compiled for these alone, when this module is imported.
@@ -59,7 +60,7 @@ def room_for(n, p, m):
     return lay_out(n, p, m).end * LANES + 8
 
 
-@kept_on_disk(njit(IN_LANES, cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(IN_LANES, error_model="numpy", nogil=True))
 def in_lanes(first, stop, room, ends, y, model, backwards, tol, l, vague, y_bar, out):
     """Series first to stop - 1, each of ends[j] steps: their l (J,), y_bar (J, n, p) and out.
 
@@ -97,7 +98,7 @@ def of_series(arrays, j, n):
     )  # fmt: skip
 
 
-@kept_on_disk(njit(PASSES, cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(PASSES, error_model="numpy", nogil=True))
 def passes(members, ends, y, model, backwards, tol, l, failed, y_bar, out):
     """The series `members` one by one: as :func:`in_lanes`, added to y_bar and out.
 

@@ -6,7 +6,7 @@ Each part is compiled once, for arrays of one type, and what calls it does not c
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from helpers.kalman.fused.entry import (
     ARRAYS,
@@ -42,10 +42,11 @@ from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import linked_pull, linked_start
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
 from helpers.kalman.fused.tiles import jitable, padded
+from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import at_step, symmetric, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
 
-compiled = njit(cache=True, error_model="numpy", nogil=True)
+compiled = njit(error_model="numpy", nogil=True)
 
 
 @jitable

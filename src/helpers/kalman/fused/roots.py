@@ -6,7 +6,7 @@ met for the first time.
 """
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, types
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
@@ -33,10 +33,11 @@ from helpers.kalman.fused.inputs import (
 )
 from helpers.kalman.fused.layout import GAINS_FROM, HEADER, Saved, Sizes, lay_out
 from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.on_disk import cfunc, njit
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
 
-compiled = njit(cache=True, error_model="numpy", nogil=True)
+compiled = njit(error_model="numpy", nogil=True)
 
 
 @jitable
@@ -157,5 +158,5 @@ def _pass_from_roots(
     return how
 
 
-_code = kept_on_disk(cfunc(PASS, cache=True, error_model="numpy"))(_pass_from_roots)
+_code = kept_on_disk(cfunc(PASS, error_model="numpy"))(_pass_from_roots)
 ADDRESS = _code.address

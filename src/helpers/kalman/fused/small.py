@@ -11,7 +11,7 @@ until then.
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, cfunc
+from numba import carray
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import (
@@ -40,6 +40,7 @@ from helpers.kalman.fused.registers import (
     zeros,
 )
 from helpers.kalman.fused.tiles import jitable, put
+from helpers.kalman.on_disk import cfunc
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import WATCHED, fill_shares
 
@@ -351,7 +352,7 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
     what = f"Kalman filter of {m} states and {p} series"
-    return building.address(compiled, m, p, what, "ten seconds", announce)
+    return building.address(compiled, m, p, what, announce)
 
 
 def compiled(m: int, p: int):
@@ -371,4 +372,4 @@ def compiled(m: int, p: int):
             carray(y_bar, (n, p)), model, out, carray(report, 3),
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(SMALL, cache=True, error_model="numpy"))(small)
+    return kept_on_disk(cfunc(SMALL, error_model="numpy"))(small)

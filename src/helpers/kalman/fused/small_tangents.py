@@ -10,7 +10,7 @@ means are left to do.
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
 
 from helpers.kalman import recursions, tangents
 from helpers.kalman.fused import building
@@ -37,6 +37,7 @@ from helpers.kalman.fused.small import (
     vectors_vary,
 )
 from helpers.kalman.fused.tiles import jitable, put
+from helpers.kalman.on_disk import cfunc
 from helpers.kalman.recursions import symmetric
 
 # The numbers of `run`, tol, the weight, y, the model, directions, what comes of them, the slopes
@@ -365,7 +366,7 @@ def directions_of(num, y, a0, P0, c, d, T, Z, H, W):
 def address(m: int, p: int, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
     what = f"second derivatives of {m} states and {p} series"
-    return building.address(compiled, m, p, what, "five seconds", announce)
+    return building.address(compiled, m, p, what, announce)
 
 
 def compiled(m: int, p: int):
@@ -387,4 +388,4 @@ def compiled(m: int, p: int):
             carray(W_sum, (num[8], m, m)),
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(_SIGNATURE, cache=True, error_model="numpy"))(small_tangents)
+    return kept_on_disk(cfunc(_SIGNATURE, error_model="numpy"))(small_tangents)

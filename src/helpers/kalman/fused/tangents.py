@@ -7,7 +7,7 @@ this to.
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from helpers.kalman.fused.entry import LARGEST as LARGEST_SMALL
 from helpers.kalman.fused.entry import (
@@ -50,6 +50,7 @@ from helpers.kalman.fused.tiles import (
     padded,
     put,
 )
+from helpers.kalman.on_disk import njit
 
 # Side by side, directions save time where rows are short, and where there are several of them.
 WIDE_ENOUGH = 32
@@ -185,7 +186,7 @@ def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
     return how
 
 
-@kept_on_disk(njit(cache=True, error_model="numpy", nogil=True))
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def hessian_vector(
     y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
     W_dot, want_T, want_Z, everywhere, backwards, tol,

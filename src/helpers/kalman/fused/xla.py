@@ -8,7 +8,7 @@ computation is in float64.
 """
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -25,6 +25,7 @@ from helpers.kalman.fused.entry import (
 from helpers.kalman.fused.inputs import Arrays
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.tiles import jitable
+from helpers.kalman.on_disk import cfunc
 
 # Places in XLA_FFI_CallFrame (a list is its length and, two words on, its address) ...
 EXTENSION, API, ARGUMENTS, RESULTS = 1, 2, 7, 12
@@ -225,7 +226,7 @@ def _handler(work, dtype):
         return made
 
     handle.__qualname__ = f"{work.__name__}_{np.dtype(dtype).name}"
-    return kept_on_disk(cfunc(types.int64(types.int64), cache=True, error_model="numpy"))(handle)
+    return kept_on_disk(cfunc(types.int64(types.int64), error_model="numpy"))(handle)
 
 
 HANDLERS = handlers(value, gradient)

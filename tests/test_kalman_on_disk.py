@@ -1,0 +1,195 @@
+"""Machine code on disk that is damaged, or has no disk, and what is said while it is made."""
+
+import errno
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba import types
+
+from helpers.kalman import fused, on_disk
+from helpers.kalman.fused import building
+
+TEXT = """
+from numba import types
+from helpers.kalman.on_disk import cfunc, njit
+
+def twice(x):
+    return 2.0 * x
+
+def thrice(x):
+    return 3.0 * x
+"""
+DAMAGES = {
+    "cut short": lambda data: data[: len(data) // 2],
+    "one byte": lambda data: data[:1],
+    "empty": lambda data: b"",
+    "garbage": lambda data: bytes(range(256)) * 40,
+    "another pickle": lambda data: b"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00K\x07.",
+    "zeros, as after a crash": lambda data: bytes(len(data)),
+}
+
+
+@pytest.fixture
+def module(tmp_path):
+    path = tmp_path / "two_functions.py"
+    path.write_text(TEXT)
+    spec = importlib.util.spec_from_file_location("two_functions", path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def compiled(module):
+    """Both functions, from disk where they are there: their values and what came from disk."""
+    lazy = on_disk.njit()(module.twice)
+    assert lazy(1.0) == 2.0
+    at_once = on_disk.njit((types.float64,))(module.twice)
+    assert at_once(1.0) == 2.0 and not at_once._can_compile
+    code = on_disk.cfunc(types.float64(types.float64))(module.thrice)
+    assert code.ctypes(1.0) == 3.0
+    return sum(lazy.stats.cache_hits.values()), code.cache_hits
+
+
+def files_of(module):
+    return sorted((Path(module.__file__).parent / "__pycache__").glob("two_functions.*.nb?"))
+
+
+def test_a_function_comes_from_disk(module, capfd):
+    assert compiled(module) == (0, 0)
+    assert compiled(module) == (1, 1)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_damaged_files_are_thrown_away_and_the_functions_compiled_anew(module, kind, damage, capfd):
+    compiled(module)
+    damaged = [path for path in files_of(module) if path.suffix == f".{kind}"]
+    assert len(damaged) == 2
+    for path in damaged:
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    assert compiled(module) == (0, 0)
+    said = capfd.readouterr().err
+    # An index of another version of Numba is none, for Numba itself.
+    count = 0 if (kind, damage) == ("nbi", "another pickle") else 2
+    assert said.count("is damaged") == said.count("thrown away and compiled anew") == count
+    assert compiled(module) == (1, 1)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_full_disk_costs_the_next_process_its_time_and_nothing_else(module, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(on_disk.IndexDataCacheFile, "_save_data", full)
+    assert compiled(module) == (0, 0)
+    said = capfd.readouterr().err
+    assert "not kept on disk for the next time: [Errno 28] No space left on device" in said
+
+
+# A folder that is a file cannot be written by root either, to whom no permission is denied.
+READ_ONLY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import two_functions as module
+made = module.njit()(module.twice), module.njit()(module.thrice)
+code = module.cfunc(module.types.float64(module.types.float64))(module.thrice)
+assert (made[0](1.0), made[1](1.0), code.ctypes(1.0)) == (2.0, 3.0, 3.0)
+folder = made[0]._cache.cache_path
+print(folder and os.path.dirname(folder), bool(folder) and len(os.listdir(folder)))
+"""
+
+
+def where_nothing_can_be_written(module, script, **variables):
+    folder = Path(module.__file__).parent
+    for name in ("__pycache__", "home"):
+        (folder / name).write_text("")
+    variables = {"HOME": str(folder / "home" / "user"), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    kept = {x: X for x, X in os.environ.items() if x not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
+    return subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env=kept | variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the home of a user is not in HOME there")
+def test_where_nothing_can_be_written_a_temporary_folder_has_to_do(module, tmp_path):
+    found = where_nothing_can_be_written(module, READ_ONLY)
+    folder, count = found.stdout.split()
+    assert int(count) >= 4 and not Path(folder).exists()  # it is gone with the process
+    assert found.stderr.count("lost when this process ends") == 1
+    assert "NUMBA_CACHE_DIR" in found.stderr and "base_compiledir" in found.stderr
+    # What it says keeps the code.
+    (kept := tmp_path / "kept").mkdir()
+    for _ in range(2):
+        found = where_nothing_can_be_written(module, READ_ONLY, NUMBA_CACHE_DIR=str(kept))
+        assert found.stdout.split()[0] == str(kept) and found.stderr == ""
+    # Nor is there a temporary folder: then in memory alone.
+    nowhere = f"import tempfile\ntempfile.tempdir = '{tmp_path / 'home' / 'none'}'\n{READ_ONLY}"
+    found = where_nothing_can_be_written(module, nowhere)
+    assert found.stdout.split()[0] == "None" and "not kept at all" in found.stderr
+
+
+BACKEND = """
+import sys
+import pytensor
+import helpers.kalman.numba_backend
+from pytensor.link.numba.cache import NUMBA_CACHE_PATH
+print(NUMBA_CACHE_PATH, pytensor.config.compiledir, NUMBA_CACHE_PATH.exists())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the home of a user is not in HOME there")
+def test_pytensor_compiles_there_too(module, tmp_path):
+    found = where_nothing_can_be_written(module, BACKEND)
+    ours, theirs, exists = found.stdout.split()
+    assert exists == "True" and not Path(ours).exists() and not Path(theirs).exists()
+    assert found.stderr.count("lost when this process ends") == 1
+    flags = f"base_compiledir={tmp_path / 'kept'}"
+    found = where_nothing_can_be_written(module, BACKEND, PYTENSOR_FLAGS=flags)
+    assert found.stdout.startswith(str(tmp_path / "kept")) and found.stderr == ""
+
+
+def test_what_compiles_says_how_far_it_is_and_what_is_there_says_nothing(
+    module, monkeypatch, capfd
+):
+    monkeypatch.setattr(building, "SILENT", 0)
+    for expected in (4, 0):
+        with building.told("filter of a test", 2, announce=True):
+            compiled(module)
+            if expected:
+                while "of" not in (said := capfd.readouterr().err):
+                    pass
+                with building.waiting("part of it", 1):  # its functions count with the others
+                    on_disk.njit()(module.thrice)(1)
+                said += capfd.readouterr().err
+        said = (said if expected else "") + capfd.readouterr().err
+        assert said.count("Compiling the filter of a test, once on this machine") == bool(expected)
+
+
+COUNTED = """
+import sys
+from helpers.kalman import on_disk
+from helpers.kalman.fused import building
+heard = []
+on_disk.watching.append(heard.append)
+expected = building.functions(sys.argv[1])
+building.load(sys.argv[1])
+print(len(heard), expected)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", building.FUNCTIONS)
+def test_as_many_functions_as_are_told(name):
+    command = [sys.executable, "-c", COUNTED, name]
+    found, expected = subprocess.check_output(command, text=True).split()
+    assert found == expected
+
+
+def test_all_sizes_that_a_warmup_counts():
+    assert fused.SMALL_SIZES == fused._entry().LARGEST ** 2
