@@ -15,7 +15,7 @@ from onnx_checks import (
 
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradient
 from helpers.onnx_grad.constants import constants_by_use
-from helpers.onnx_grad.rules import COMPOSED, RULES
+from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.simplify import simplify
 from helpers.onnx_grad.tensor import Info, NoGradientError
 
@@ -1023,14 +1023,6 @@ ERRORS = {
         {},
         "output 'Y' has no declared shape.*make_tensor_value_info",
     ),
-    "a weight in a node": (
-        lambda: model_of(
-            """m (float[2] X) => (float[2] Y)
-            { W = Constant<value = float[2] {1, 2}>() Y = Mul(X, W) }"""
-        ),
-        {"weights": ["W"]},
-        "weight 'W' is the value of a Constant node",
-    ),
     "probabilities in dictionaries": (
         lambda: model_of(
             """m (float[N, 2] X) => (seq(map(int64, float)) Y) { P = Softmax(X)
@@ -1143,3 +1135,74 @@ def test_an_operator_without_rule_off_the_path_is_no_error():
     assert names(gradient.graph.output) == ["X_grad"]
     with pytest.raises(NotImplementedError, match="Det"):
         onnx_derivative(model)
+
+
+# Functions of the model, and what a rule may return
+
+
+def calling(shape="N, 3"):
+    """A function that calls another one, with an attribute that is left to its default."""
+    return model_of(
+        f"""m (double[{shape}] X) => (double[{shape}] Y) {{ A = my.Outer(X) Y = my.Power(A) }}
+        <domain: "my", opset_import: ["" : 21, "my" : 1]>
+        Outer (x) => (y) {{ z = Neg(x) y = my.Power<by = 3.0>(z) }}
+        <domain: "my", opset_import: ["" : 21, "my" : 1]>
+        Power <by: float = 2.0> (x) => (y)
+        {{ b = Constant<value_float: float = @by>() c = CastLike(b, x) y = my.Raised(x, c) }}
+        <domain: "my", opset_import: ["" : 21]> Raised (x, b) => (y) {{ y = Pow(x, b) }}""",
+        domains=["my"],
+    )
+
+
+@pytest.fixture
+def rule_of(monkeypatch):
+    """Register a rule that goes again after the test."""
+
+    def register(op_type, rule, domain="my"):
+        monkeypatch.setitem(RULES, (domain, op_type), None)
+        monkeypatch.setitem(ABOUT, (domain, op_type), None)
+        register_gradient(op_type, rule, domain=domain)
+
+    return register
+
+
+@pytest.mark.parametrize("op_type", ["Power", "Raised", "Outer", None])
+def test_a_rule_for_a_function_of_the_model_holds(rule_of, op_type):
+    """Where it is called, in another function too; the function itself still computes."""
+    X = np.array([[1.0, -2.0, 0.5]])
+    if op_type is None:
+        expected = 2 * (-X) ** 3 * -3 * X**2
+    elif op_type == "Outer":
+        rule_of("Outer", lambda g, node, dy: dy * 7.0)
+        expected = 7 * 2 * (-X) ** 3
+    elif op_type == "Power":
+        rule_of("Power", lambda g, node, dy: dy * (10.0 * node.attr("by")) * node.y[0])
+        expected = 20 * (-X) ** 6 * -30 * (-X) ** 3
+    else:
+        rule_of("Raised", lambda g, node, dy: (dy * 5.0, None))
+        expected = np.full((1, 3), -25.0)
+    gradient = onnx_derivative(calling(), options=FillGrad | KeepOutputs)
+    found = run_onnxruntime(gradient, {"X": X})
+    np.testing.assert_allclose(found["X_grad"], expected, rtol=1e-12)
+    np.testing.assert_allclose(found["Y"], X**6, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "shape, wrong, message",
+    [
+        ("2, 3", lambda g, dy: g.sum(dy, None), r"returned shape \[1, 1\] for 'X', .* \[2, 3\]"),
+        ("N, 3", lambda g, dy: g.sum(dy, [1]), r"returned shape \['N', 1\] for 'X', .*'N', 3"),
+        ("N, 3", lambda g, dy: g.sum(dy, None, False), r"returned shape \[\] for 'X'"),
+        ("2, 3", lambda g, dy: g.transpose(dy, [1, 0]), r"returned shape \[3, 2\] for 'X'"),
+        ("N, 3", lambda g, dy: dy.cast(1), "returned type float for 'X', which is double"),
+        ("N, 3", lambda g, dy: 0.0, "returned 0.0, expected a Tensor"),
+    ],
+)
+def test_what_a_rule_returns_is_held_against_its_input(rule_of, shape, wrong, message):
+    rule_of("Power", lambda g, node, dy: wrong(g, dy))
+    rule_of("Outer", lambda g, node, dy: wrong(g, dy))
+    with pytest.raises((ValueError, TypeError), match=f"gradient rule of .*Power .*{message[:9]}"):
+        onnx_derivative(calling(shape))
+    rule_of("Power", lambda g, node, dy: dy)
+    with pytest.raises((ValueError, TypeError), match=f"rule of .*Outer .*lambda.*{message}"):
+        onnx_derivative(calling(shape))

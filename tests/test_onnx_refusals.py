@@ -15,6 +15,7 @@ from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
 from helpers.onnx_grad.rules import ABOUT, RULES
 from helpers.onnx_grad.rules.coverage import coverage
+from helpers.onnx_grad.rules.quantize import straight_through
 from helpers.onnx_grad.rules.table import gradients
 from helpers.onnx_grad.tensor import Node, NoGradientError
 from helpers.onnx_grad.translation import _translate
@@ -32,7 +33,7 @@ MODEL = """m (float[2, 3, 4, 4] X, float[2, C, H, V] Z, float[3, 2, 2] T, float[
      float[3] s = {1, 2, 3}, float[4] ones = {1, 1, 2, 2}, float pad = {0}, int64[2] i = {0, 1},
      int64[8] pads = {0,0,0,0,0,0,1,1}, int64[2] end = {0, 1}, int64[4] sizes = {2,3,8,8},
      float[1, 8, 2] W4 = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
-        R = Reshape(X, S) G = Reshape(w, S) """
+        R = Reshape(X, S) G = Reshape(w, S) I = Cast<to = 3>(X) """
 LABELLED = "coefficients = [1.0, 2.0, 3.0], intercepts = [0.5]"
 
 # (operator, what): the nodes, and how the message goes on; a third entry is the opset.
@@ -62,6 +63,10 @@ REFUSALS = {
         "auto_pad and output_shape need a static image size",
     ),
     ("ConvTranspose", "kernel_shape"): ("Y = ConvTranspose(X, G)", "shape of its kernel"),
+    ("DequantizeLinear", "block_size"): (
+        "q = Cast<to = 3>(Z) Y = DequantizeLinear<axis = 2, block_size = 2>(q, X)",
+        "block_size, where its axis has an open length",
+    ),
     ("GatherElements", "opset"): (
         "Y = GatherElements(X, S)",
         "needs opset 16, the model has 13",
@@ -124,6 +129,7 @@ OF_RANK = {
     "Compress": "(R, B)",
     "Conv": "(R, k)",
     "ConvTranspose": "(R, k)",
+    "DequantizeLinear": "(I, R)",
     "Einsum": '<equation = "ij->ji">(R)',
     "GRU": "<hidden_size = 2>(R, W4, W4)",
     "Gather": "(R, i)",
@@ -229,25 +235,91 @@ def test_sequences_are_refused_with_what_to_do():
         onnx_derivative(model)
 
 
-QUANTISED = """m (float[2, 3] X) => (float[2, 3] Y) <float s = {0.5}, uint8 z = {3}> {
-    Q = QuantizeLinear(X, s, z) Y = DequantizeLinear(Q, s, z) }"""
+def quantised(nodes, z="uint8 z = {3}"):
+    """A model of quantised operators; s is a scale, w is a weight of eight bits."""
+    return model_of(
+        f"""m (float[2, 3] X) => (float[2, 3] Y) <float[1] s = {{0.5}}, {z}, uint8[3, 3] w =
+        {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, float[1] s2 = {{0.25}}> {{ {nodes} }}""",
+        ir=11,
+    )
 
 
-def test_a_quantised_model_has_no_gradient_of_zeros():
-    with pytest.raises(NoGradientError, match="DequantizeLinear .* before it is quantised; or"):
-        onnx_derivative(model_of(QUANTISED))
+QUANTISED = "Q = QuantizeLinear(X, s, z) Y = DequantizeLinear(Q, s, z)"
+OF_INTEGERS = {  # integers that stand for real numbers, by all that hands them on
+    "QuantizeLinear": QUANTISED,
+    "DynamicQuantizeLinear": "Q, a, b = DynamicQuantizeLinear(X) Y = DequantizeLinear(Q, a, b)",
+    "QLinearMatMul": """Q = QuantizeLinear(X, s, z)
+        P = QLinearMatMul(Q, s, z, w, s2, z, s, z) Y = DequantizeLinear(P, s, z)""",
+    "MatMulInteger": "Q = QuantizeLinear(X, s, z) P = MatMulInteger(Q, w) Y = Cast<to = 1>(P)",
+}
 
 
-def test_a_quantised_model_may_be_taken_straight_through(monkeypatch):
-    for op in ("QuantizeLinear", "DequantizeLinear"):  # as the message says
-        monkeypatch.setitem(RULES, ("", op), None)
-        monkeypatch.setitem(ABOUT, ("", op), None)
-        register_gradient(op, lambda g, node, dy, *_: dy)
-    gradient = onnx_derivative(model_of(QUANTISED))
-    X, Y_bar = np.float32([[1, -2, 3], [4, 0, 0.3]]), np.float32([[1, 2, 3], [4, 5, 6]])
-    known = {"X": X, "Y_grad": Y_bar}
-    found = run_onnxruntime(gradient, {x.name: known[x.name] for x in gradient.graph.input})
-    np.testing.assert_array_equal(found["X_grad"], Y_bar)
+@pytest.mark.parametrize("op_type", OF_INTEGERS)
+def test_a_quantised_model_has_no_gradient_of_zeros(op_type):
+    model = quantised(OF_INTEGERS[op_type])
+    with pytest.raises(NoGradientError, match=f"{op_type} .* it rounds.*weights=.. for none"):
+        onnx_derivative(model, weights=[])
+
+
+def test_integers_that_stand_for_real_numbers_are_handed_on():
+    """Between two quantised operators; a gradient of zeros would say that nothing depends on X."""
+    nodes = """Q = QuantizeLinear(X, s, z) a = Transpose(Q) b = Transpose(a)
+        Y = DequantizeLinear(b, s, z)"""
+    with pytest.raises(NoGradientError, match="QuantizeLinear .* it rounds"):
+        onnx_derivative(quantised(nodes), weights=[])
+
+
+def test_what_is_not_rounded_has_its_gradient():
+    """Weights of eight bits, dequantised: by the input, and by the scales of each column."""
+    model = model_of(
+        """m (float[2, 3] X) => (float[2, 4] Y) <float[4] s = {0.5, 1, 2, 0.25}, int8[3, 4] w =
+        {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}, int8[4] z = {1, 0, -1, 2}>
+        { W = DequantizeLinear(w, s, z) Y = MatMul(X, W) }"""
+    )
+    s, z = np.float32([0.5, 1, 2, 0.25]), np.array([1, 0, -1, 2])
+    steps = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]]) - z
+    X, bar = np.float32([[1, -2, 3], [0, 4, 1]]), np.float32([[1, 0, 2, 1], [3, 1, -1, 2]])
+    found = run_onnxruntime(onnx_derivative(model), {"X": X, "s": s, "Y_grad": bar})
+    np.testing.assert_allclose(found["X_grad"], bar @ (steps * s).T, rtol=1e-6)
+    np.testing.assert_allclose(found["s_grad"], (steps * (X.T @ bar)).sum(0), rtol=1e-6)
+    alone = onnx_derivative(model, weights=[])
+    np.testing.assert_array_equal(
+        run_onnxruntime(alone, {"X": X, "Y_grad": bar})["X_grad"], found["X_grad"]
+    )
+
+
+FAKE = {  # scales, zero points and attributes of X, (2, 3)
+    "one": ([0.5], [3], ""),
+    "each row": ([0.5, 0.3], [3, 0], "<axis = 0>"),
+    "each column": ([0.5, 0.3, 1.0], [0, -3, 1], "<axis = -1>"),
+}
+
+
+@pytest.mark.parametrize("kind, low, high", [("int8", -128, 127), ("uint8", 0, 255)])
+@pytest.mark.parametrize("name", FAKE)
+def test_a_quantised_model_may_be_taken_straight_through(monkeypatch, name, kind, low, high):
+    """As the message says; against the formulas of learned step sizes."""
+    monkeypatch.setitem(RULES, ("", "QuantizeLinear"), None)
+    monkeypatch.setitem(ABOUT, ("", "QuantizeLinear"), None)
+    register_gradient("QuantizeLinear", straight_through)
+    s, z, how = FAKE[name]
+    z = np.abs(z) if kind == "uint8" else np.array(z)
+    held = [", ".join(map(str, numbers)) for numbers in (s, z)]
+    text = f"""m (float[2, 3] X) => (float[2, 3] Y)
+        <float[{len(s)}] s = {{{held[0]}}}, {kind}[{len(z)}] z = {{{held[1]}}}> {{
+        Q = QuantizeLinear{how}(X, s, z) Y = DequantizeLinear{how}(Q, s, z) }}"""
+    X, bar = np.float32([[1.1, -2, 300], [-400, 0.1, 0.3]]), np.float32([[1, 2, 3], [4, 5, 6]])
+    s = np.float32(s)
+    known = {"X": X, "s": s, "Y_grad": bar}
+    found = run_onnxruntime(onnx_derivative(model_of(text)), known)
+    shape = (2, 1) if "0" in how else (1, -1)
+    S, Z = s.reshape(shape), z.reshape(shape)
+    steps = np.round(X / S) + Z
+    kept = (low <= steps) & (steps <= high)
+    np.testing.assert_array_equal(found["X_grad"], np.where(kept, bar, 0))
+    ds = bar * np.where(kept, steps - Z - X / S, np.clip(steps, low, high) - Z)
+    ds = ds.sum(axis=0 if "-1" in how else 1 if how else None)
+    np.testing.assert_allclose(found["s_grad"], np.reshape(ds, s.shape), rtol=1e-5, atol=1e-4)
 
 
 def test_an_index_of_unknown_rank_is_named():

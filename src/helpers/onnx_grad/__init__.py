@@ -13,15 +13,22 @@ from helpers.onnx_grad.derivative import DerivativeOptions, onnx_derivative
 from helpers.onnx_grad.feeds import random_feed
 from helpers.onnx_grad.files import file_derivative, save_model, with_weights
 from helpers.onnx_grad.rules import register_gradient
+from helpers.onnx_grad.training import adamw, add_loss, add_step, initial_state, sgd, training_step
 from helpers.onnx_grad.translation import to_pytensor
 
 __all__ = [
     "DerivativeOptions",
+    "adamw",
+    "add_loss",
+    "add_step",
     "file_derivative",
+    "initial_state",
     "onnx_derivative",
     "random_feed",
     "register_gradient",
     "save_model",
+    "sgd",
     "to_pytensor",
+    "training_step",
     "with_weights",
 ]

@@ -1,8 +1,8 @@
 """The gradient of a model in a file, as a file: python -m helpers.onnx_grad model.onnx -o grad.onnx
 
 Without -o, or with --list, it shows what the model has: inputs, outputs, the weights that are
-differentiated by unless --weights names others, the constants that stay and why, and the operators
-that have no rule.
+differentiated by (all that look like weights, or those that --weights names) and which operators
+share one, the constants that stay and why, and the operators that have no rule.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from helpers.onnx_grad.files import constants_of, file_derivative, read_structure
-from helpers.onnx_grad.interface import DerivativeOptions
+from helpers.onnx_grad.constants import set_apart, users
+from helpers.onnx_grad.files import file_derivative, read_structure
+from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
 from helpers.onnx_grad.simplify import live_nodes, tensor_infos
@@ -69,28 +70,44 @@ def _options(given: argparse.Namespace) -> DerivativeOptions:
 def _write(given: argparse.Namespace) -> None:
     if given.out.exists() and given.out.samefile(given.model):
         raise ValueError(f"{given.out} is the model itself; the gradient goes into another file")
-    options = _options(given)
-    model = read_structure(given.model)
+    model, constants = _read(given)
     gradient = file_derivative(
-        given.model, given.out, given.weights, given.inputs, options, given.loss, given.label
+        given.model,
+        given.out,
+        given.weights,
+        given.inputs,
+        _options(given),
+        given.loss,
+        given.label,
     )
     chosen = [y.name.removesuffix("_grad") for y in gradient.graph.output]
-    _print_weights(model, chosen, {} if given.weights is not None else constants_of(model))
+    _print_weights(model, chosen, constants)
     print(f"\n{given.out}: {len(model.graph.node)} nodes became {len(gradient.graph.node)}")
     _print_values("takes", gradient.graph.input)
     _print_values("gives", gradient.graph.output)
 
 
-def _show(given: argparse.Namespace) -> None:
+def _read(given: argparse.Namespace) -> tuple[ModelProto, dict[str, str]]:
+    """The model, and its constants with the reason."""
     model = read_structure(given.model)
+    return model, set_apart(model, given.weights, given.model.parent)
+
+
+def _show(given: argparse.Namespace) -> None:
+    model, constants = _read(given)
     opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in model.opset_import)
-    print(f"{given.model}: {len(model.graph.node)} nodes, {opsets}")
+    lines = f"{given.model}: {len(model.graph.node)} nodes, {opsets}"
+    chosen = [t.name for t in model.graph.initializer if t.name not in constants]
+    if any(x is not None for x in (given.weights, given.inputs, given.loss, given.label)):
+        options = checked_options(_options(given), given.loss, given.label)
+        choice = given.weights, given.inputs, options, given.loss, given.label
+        chosen = Interface(model, constants, *choice).targets
+        lines += f"\n\ngradients of: {', '.join(chosen)}"
+    print(lines)
     held = {t.name for t in model.graph.initializer}
     _print_values("inputs", [v for v in model.graph.input if v.name not in held])
     _print_values("outputs", model.graph.output)
-    real = [t.name for t in model.graph.initializer if t.data_type in REAL]
-    constants = constants_of(model)
-    _print_weights(model, [name for name in real if name not in constants], constants)
+    _print_weights(model, chosen, constants)
     _print_operators(model)
 
 
@@ -102,12 +119,16 @@ def _print_values(title: str, values) -> None:
 
 
 def _print_weights(model: ModelProto, chosen: list[str], reasons: dict[str, str]) -> None:
-    real = [t for t in model.graph.initializer if t.data_type in REAL]
+    real, used_by = [t for t in model.graph.initializer if t.data_type in REAL], users(model)
     for title, kept in (("weights", True), ("constants, left as they are", False)):
         print(f"\n{title}:")
         listed = [t for t in real if (t.name in chosen) is kept]
         for t in listed:
-            _print_line(t.name, t.data_type, t.dims, "" if kept else reasons.get(t.name, ""))
+            why = reasons.get(t.name, "not chosen")
+            if kept:
+                uses = used_by.get(t.name, [])
+                why = f"shared by {len(uses)}: {', '.join(uses)}" if len(uses) > 1 else ""
+            _print_line(t.name, t.data_type, t.dims, why)
         if not listed:
             print("  none")
 

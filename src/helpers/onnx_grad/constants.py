@@ -7,31 +7,36 @@ a Clip and the running statistics of a batch normalisation alike.  How they are 
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
+from onnx import ModelProto, NodeProto, defs
+from onnx.inliner import inline_selected_functions
 
+from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
-from helpers.onnx_grad.simplify import captured_names, tensor_infos
+from helpers.onnx_grad.simplify import captured_names, drop_identities, tensor_infos
+from helpers.onnx_grad.storage import as_initializers, constant_nodes, is_finite
 from helpers.onnx_grad.tensor import REAL, Info, canonical
 
-# What hands its first input on: it is used as the output is.
+# What hands its first input on, and Concat each: it is used as the output is.
 HANDED_ON = {
-    *("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"),
-    "Unsqueeze",
+    *("Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"),
+    *("Squeeze", "Transpose", "Unsqueeze"),
 }
 # What a small number is added in front of, to stay away from a pole.
 POLES = {"Sqrt", "Log", "Reciprocal"}
 
 
-def constants_by_use(model: ModelProto) -> dict[str, str]:
+def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dict[str, str]:
     """The real initializers that are no weights, and why.
 
     They are those that no gradient should step along,
 
-    - without axes (exponents, factors and epsilons are written so; a weight hardly ever is),
-    - with an entry that is not finite (masks),
+    - without axes (exponents, factors and epsilons are written so; a weight hardly ever is, and
+      one that is, like a temperature, has to be named),
+    - with an entry that is not finite, or the largest number of its type (masks),
     - used as settings of operators alone: the exponent of Pow, the bounds of Clip, the ratio of
       Dropout, the running statistics of BatchNormalization, ... (``settings`` in the rules);
       also through operators that hand them on, like Identity, Cast and Reshape,
@@ -39,16 +44,21 @@ def constants_by_use(model: ModelProto) -> dict[str, str]:
     - with one entry that is added in front of a root, a logarithm or a reciprocal,
     - not used.
 
-    A table that the model only reads, like the sines of positions that are written out as a
-    product, looks like a weight; name the weights in a model that has one.
+    How a tensor is stored makes no difference: in the file or beside it, sparse, or in a Constant
+    node, which is taken for an initializer of the name of its output.  A table that the model only
+    reads, like the sines of positions that are written out as a product, looks like a weight; name
+    the weights in a model that has one.
+
+    Parameters
+    ----------
+    model : ModelProto
+    folder : path, optional
+        Where tensors are that are not in the model but beside its file; each is read.
     """
-    graph, infos = model.graph, tensor_infos(model)
-    versions = {canonical(o.domain): o.version for o in model.opset_import}
-    uses, captured = defaultdict(list), set()
-    for node in graph.node:
-        captured |= captured_names(node)
-        for i, name in enumerate(node.input):
-            uses[name].append((node, i))
+    plain = _written_alike(model)
+    graph, infos = plain.graph, tensor_infos(plain)
+    versions = {canonical(o.domain): o.version for o in plain.opset_import}
+    uses, captured = _uses(plain)
     outputs = {value.name for value in graph.output} | captured
 
     def why(name: str, size: int) -> str | None:
@@ -56,7 +66,8 @@ def constants_by_use(model: ModelProto) -> dict[str, str]:
         reasons = [] if name not in outputs else [None]
         for node, i in uses[name]:
             reasons.append(_as_setting(node, i, infos, versions))
-            if reasons[-1] is None and i == 0 and _standard(node) in HANDED_ON:
+            first = i == 0 or node.op_type == "Concat"
+            if reasons[-1] is None and first and _standard(node) in HANDED_ON:
                 reasons[-1] = why(node.output[0], size)
             if reasons[-1] is None and size == 1 and _standard(node) == "Add":
                 after = [_standard(n) for n, k in uses[node.output[0]] if k == 0]
@@ -67,11 +78,66 @@ def constants_by_use(model: ModelProto) -> dict[str, str]:
     found = {}
     for tensor in graph.initializer:
         if tensor.data_type in REAL:
-            reason = "a scalar" if not tensor.dims else _not_finite(tensor)
-            reason = reason or why(tensor.name, int(np.prod(tensor.dims)))
+            reason = "a scalar" if not tensor.dims else why(tensor.name, int(np.prod(tensor.dims)))
+            if reason is None and not is_finite(tensor, folder):
+                reason = "not finite"
             if reason is not None:
                 found[tensor.name] = reason
     return found
+
+
+def users(model: ModelProto) -> dict[str, list[str]]:
+    """For each initializer the operators that use it; a weight of several is shared by them."""
+    plain = _written_alike(model)
+    uses, _ = _uses(plain)
+    return {t.name: [node.op_type for node, _ in uses[t.name]] for t in plain.graph.initializer}
+
+
+def inlined(model: ModelProto) -> ModelProto:
+    """The model without its local functions, but for those that have a rule of their own."""
+    if not model.functions:
+        return model
+    copy, functions = ModelProto(), {(f.domain, f.name): f for f in model.functions}
+    copy.CopyFrom(model)
+    for node in (n for body in (copy.graph, *copy.functions) for n in body.node):
+        function = functions.get((node.domain, node.op_type))
+        if function is not None:  # the inliner does not know defaults, and neither does a rule
+            given = {a.name for a in node.attribute}
+            node.attribute.extend(a for a in function.attribute_proto if a.name not in given)
+    ruled = [(domain, name) for domain, name in functions if (canonical(domain), name) in RULES]
+    return inline_selected_functions(copy, ruled, exclude=True)
+
+
+def set_apart(
+    model: ModelProto, weights: list[str] | None, folder: str | Path | None = None
+) -> dict[str, str]:
+    """The constants and why they are none of the weights, if these are not named; and, in place,
+    all that may be a weight becomes an initializer."""
+    constants = constants_by_use(model, folder) if weights is None else {}
+    named = constant_nodes(model).difference(constants) if weights is None else weights
+    as_initializers(model, named)
+    return constants
+
+
+def _written_alike(model: ModelProto) -> ModelProto:
+    """A copy without functions, constant branches and Identity, its constants stored alike."""
+    plain = ModelProto()
+    plain.CopyFrom(model)
+    plain = inlined(plain)
+    take_constant_branches(plain)
+    as_initializers(plain, constant_nodes(model))
+    drop_identities(plain)
+    return plain
+
+
+def _uses(model: ModelProto) -> tuple[dict[str, list[tuple[NodeProto, int]]], set[str]]:
+    """The nodes that use each tensor, each with the position; and what subgraphs use."""
+    uses, captured = defaultdict(list), set()
+    for node in model.graph.node:
+        captured |= captured_names(node)
+        for i, name in enumerate(node.input):
+            uses[name].append((node, i))
+    return uses, captured
 
 
 def _standard(node: NodeProto) -> str:
@@ -91,10 +157,3 @@ def _as_setting(node: NodeProto, i: int, infos, versions) -> str | None:
     known = node.op_type, versions.get(key[0], 1), key[0]
     names = defs.get_schema(*known).inputs if defs.has(*known) else ()
     return f"{names[i].name if i < len(names) else f'input {i}'} of {node.op_type}"
-
-
-def _not_finite(tensor: TensorProto) -> str | None:
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    finite = np.isfinite(numpy_helper.to_array(tensor).astype(np.float64)).all()
-    return None if finite else "not finite"

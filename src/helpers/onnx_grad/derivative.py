@@ -32,6 +32,7 @@ from helpers.onnx_grad.simplify import (
     live_nodes,
     small_constants,
 )
+from helpers.onnx_grad.storage import checked_model
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
@@ -60,10 +61,12 @@ def onnx_derivative(
         Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by
         and the outputs; an If whose condition is a constant is no obstacle.
     weights : list of str, optional
-        Initializers to differentiate with respect to.  None for all real ones that are used as
-        weights: not exponents, bounds, ratios, epsilons and other scalars, masks or running
-        statistics, which an exporter stores in the same way.  ``verbose=1`` prints what is left
-        out and why; :func:`~helpers.onnx_grad.constants.constants_by_use` has the rule.
+        Initializers to differentiate with respect to; a Constant node counts as one, under the
+        name of its output.  None for all real ones that are used as weights: not exponents,
+        bounds, ratios, epsilons, masks, running statistics or anything else without axes, which an
+        exporter stores in the same way.  A weight without axes has to be named.  ``verbose=1``
+        prints what is left out and why;
+        :func:`~helpers.onnx_grad.constants.constants_by_use` has the rule.
     inputs : list of str, optional
         Inputs to differentiate with respect to; None for all real ones (but the label).
     options : DerivativeOptions, optional
@@ -85,28 +88,33 @@ def onnx_derivative(
     Raises
     ------
     TypeError
-        If ``onx`` is not a model.
+        If ``onx`` is not a model; the message says how to get one of a path or of bytes.
     NoGradientError
         (a NotImplementedError and a ValueError) If an operator between the inputs or weights and
         the outputs has no rule, is control flow, or has a setting that its rule refuses.
         :func:`~helpers.onnx_grad.rules.table.register_gradient` adds rules.
     ValueError
-        If the opset is too old or too new; a weight, input, loss or label is unknown or not
-        real; the loss is not a scalar; options exclude each other; or ``<name>_grad`` is the name
-        of an input already.
+        If the opset is too old or too new; numbers of the model are not loaded; a weight, input,
+        loss or label is unknown or not real; the loss is not a scalar; options exclude each other;
+        ``<name>_grad`` is the name of an input already; or a rule returns a gradient of another
+        shape or type than its input's.
     """
-    if not isinstance(onx, ModelProto):
-        raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto")
     options = checked_options(options, loss, label)
-    model, constants = prepared(onx)
+    model, constants = prepared(checked_model(onx), weights)
     interface = Interface(model, constants, weights, inputs, options, loss, label)
     try:
         gradient = _Sweep(model, interface, options, verbose).run()
         onnx.checker.check_model(gradient, full_check=True)
     except (onnx.checker.ValidationError, InferenceError) as error:
+        try:
+            onnx.checker.check_model(onx, full_check=True)
+        except (onnx.checker.ValidationError, InferenceError) as own:
+            raise ValueError(
+                f"types or shapes of the model contradict each other: {str(own).strip()}"
+            ) from own
         raise ValueError(
-            f"types or shapes of the model contradict each other: {str(error).strip()}\n"
-            "onnx.checker.check_model(onx, full_check=True) says whether it did before"
+            "the model is valid, but its gradient is not: a rule is wrong, or ONNX infers a shape "
+            f"that no runtime finds; {str(error).strip()}"
         ) from error
     if path_name is not None:
         onnx.save(gradient, str(path_name))
@@ -268,7 +276,6 @@ class _Sweep:
         graph = helper.make_graph(
             nodes, old.name or "gradient", inputs, outputs, initializers, old.doc_string
         )
-        graph.sparse_initializer.extend(old.sparse_initializer)
         domains = {canonical(node.domain) for node in nodes} | {""}
         opsets = {**{"com.microsoft": 1}, **g.opsets}
         imports = [helper.make_opsetid(d, opsets[d]) for d in sorted(domains)]
@@ -278,6 +285,10 @@ class _Sweep:
             opset_imports=imports,
             ir_version=min(max(self.model.ir_version, 8), NEWEST_IR),
         )
+        if {(f.domain, f.name) for f in self.model.functions} & {
+            (node.domain, node.op_type) for node in nodes
+        }:
+            model.functions.extend(self.model.functions)
         model.doc_string = self.model.doc_string
         model.metadata_props.extend(self.model.metadata_props)
         fold_shapes(model)

@@ -18,19 +18,26 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from errno import ENOENT
+from errno import EISDIR, ENOENT
 from pathlib import Path
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
-from onnx.inliner import inline_local_functions
+from onnx.external_data_helper import uses_external_data
 
-from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.constants import set_apart
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
+from helpers.onnx_grad.storage import (
+    all_tensors,
+    as_initializers,
+    checked_model,
+    constant_nodes,
+    load_numbers,
+    size_of,
+)
 from helpers.onnx_grad.tensor import canonical
 
 __all__ = ["file_derivative", "read_structure", "save_model", "with_weights"]
@@ -70,20 +77,22 @@ def file_derivative(
     Raises
     ------
     OSError
-        If a file cannot be read or written.
+        If a file cannot be read or written, those beside the model included.
     ValueError
         If ``path`` holds no ONNX model, and what
         :func:`~helpers.onnx_grad.derivative.onnx_derivative` raises.
 
     Notes
     -----
-    The chosen weights are inputs of the gradient, so their numbers are not needed.  Large
+    The chosen weights are inputs of the gradient, so their numbers are not needed; without
+    ``weights`` they are read once, piece by piece, since a mask is told by its infinities.  Large
     constants that stay are set aside while the graph is made, for ONNX's shape inference takes
     models of up to two gigabytes only, and put back before it is written.
     """
-    model, folder = read_structure(path), Path(path).parent
+    model, folder, out = read_structure(path), Path(path).parent, _place(out)
     options = checked_options(options, loss, label)
-    interface = Interface(model, constants_of(model), weights, inputs, options, loss, label)
+    constants = set_apart(model, weights, folder)
+    interface = Interface(model, constants, weights, inputs, options, loss, label)
     aside = {t.name: t for t in model.graph.initializer if uses_external_data(t)}
     aside = {name: t for name, t in aside.items() if name not in interface.weights}
     light = _as_inputs(model, [*aside, *interface.weights])
@@ -103,7 +112,7 @@ def read_structure(path: str | Path) -> ModelProto:
     ValueError
         If it holds no ONNX model.
     """
-    path = Path(path)
+    path = _path(path)
     data = path.read_bytes()
     try:
         model = ModelProto.FromString(data)
@@ -113,16 +122,17 @@ def read_structure(path: str | Path) -> ModelProto:
         raise ValueError(f"{path} is not an ONNX file: it holds no graph")
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
-    constants = [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
-    for tensor in (*model.graph.initializer, *constants):
-        if uses_external_data(tensor) and _bytes(tensor) <= SMALL_BYTES:
-            load_external_data_for_tensor(tensor, str(path.parent))
+    large = {t.name for t in model.graph.initializer if size_of(t) > SMALL_BYTES}
+    for tensor in all_tensors(model.graph):
+        if uses_external_data(tensor) and tensor.name not in large:
+            load_numbers(tensor, path.parent)
     return model
 
 
-def constants_of(model: ModelProto) -> dict[str, str]:
-    """The initializers that are no weights, and why, also where local functions use them."""
-    return constants_by_use(inline_local_functions(model) if model.functions else model)
+def _path(path) -> Path:
+    if isinstance(path, ModelProto):
+        raise TypeError("expected the path of a file, got a model; onnx_derivative takes a model")
+    return Path(path)
 
 
 def save_model(model: ModelProto, path: str | Path) -> None:
@@ -137,25 +147,37 @@ def save_model(model: ModelProto, path: str | Path) -> None:
     ValueError
         If it is not a valid model; nothing is written then.
     """
-    path = Path(path)
+    model, path = checked_model(model), _place(path)
+    beside = sum(size_of(t) for t in model.graph.initializer) > LARGEST_FILE
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+            made = Path(folder) / path.name
+            if beside:
+                copy = ModelProto()
+                copy.CopyFrom(model)  # saving empties the tensors that it moves
+                data = f"{path.name}.data"
+                onnx.save(copy, str(made), save_as_external_data=True, location=data)
+            else:
+                made.write_bytes(model.SerializeToString())
+            try:
+                onnx.checker.check_model(str(made), full_check=True)
+            except onnx.checker.ValidationError as error:
+                message = str(error).replace(folder, str(path.parent))
+                raise ValueError(f"not a valid model, so not written: {message}") from error
+            for file in sorted(Path(folder).iterdir(), reverse=True):  # the data before the model
+                os.replace(file, path.parent / file.name)
+    except OSError as error:  # which names the folder that is gone again
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _place(path) -> Path:
+    """Where a file may go: the folder is there, and the name is not that of a folder."""
+    path = _path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(ENOENT, "no such folder", str(path.parent))
-    beside = sum(_bytes(t) for t in model.graph.initializer) > LARGEST_FILE
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        made = Path(folder) / path.name
-        if beside:
-            copy = ModelProto()
-            copy.CopyFrom(model)  # saving empties the tensors that it moves
-            data = f"{path.name}.data"
-            onnx.save(copy, str(made), save_as_external_data=True, location=data)
-        else:
-            made.write_bytes(model.SerializeToString())
-        try:
-            onnx.checker.check_model(str(made), full_check=True)
-        except onnx.checker.ValidationError as error:
-            raise ValueError(f"not a valid model, so not written: {error}") from error
-        for file in sorted(Path(folder).iterdir(), reverse=True):  # the data before the model
-            os.replace(file, path.parent / file.name)
+    if path.is_dir():
+        raise IsADirectoryError(EISDIR, "is a folder, expected the name of a file", str(path))
+    return path
 
 
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelProto:
@@ -165,7 +187,8 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
     ----------
     model : ModelProto
     weights : mapping of name -> array
-        Each of the type and shape of the initializer that has its name; the others stay.
+        Each of the type and shape of the initializer that has its name; the others stay.  The name
+        of what a Constant node makes stands for that node, which becomes an initializer.
 
     Raises
     ------
@@ -173,7 +196,8 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
         If a name is no initializer, or an array has another shape or type.
     """
     copy = ModelProto()
-    copy.CopyFrom(model)
+    copy.CopyFrom(checked_model(model))
+    as_initializers(copy, constant_nodes(copy).intersection(weights))
     held = {t.name: t for t in copy.graph.initializer}
     for name, value in weights.items():
         if name not in held:
@@ -190,10 +214,6 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
         tensor.CopyFrom(numpy_helper.from_array(value, name))
         tensor.doc_string = doc
     return copy
-
-
-def _bytes(tensor: TensorProto) -> int:
-    return helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * int(np.prod(tensor.dims))
 
 
 def _as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
@@ -220,5 +240,5 @@ def _put_back(gradient: ModelProto, tensors: dict[str, TensorProto], folder: Pat
     graph.input.extend(inputs)
     for name, tensor in tensors.items():
         if name in used:
-            load_external_data_for_tensor(tensor, str(folder))
+            load_numbers(tensor, folder)
             graph.initializer.append(tensor)

@@ -81,9 +81,6 @@ class Interface:
         if label is not None and label not in self.inputs:
             raise ValueError(f"label {label!r} is no input; the inputs are {_listed(self.inputs)}")
         real_inputs = [n for n in self.inputs if self.is_real(n) and n != label]
-        self.constant_nodes = {
-            node.output[0] for node in graph.node if node.op_type == "Constant" and not node.domain
-        }
         self.left_out = {n: why for n, why in constants.items() if weights is None}
         by_default = [n for n in real_weights if n not in constants]
         self.weights = self._chosen("weight", weights, real_weights, initializers, by_default)
@@ -134,11 +131,6 @@ class Interface:
             if name in all_names:
                 why = "it is the label" if self.is_real(name) else "its type is not real"
                 raise ValueError(f"{kind} {name!r} cannot be differentiated by: {why}")
-            if kind == "weight" and name in self.constant_nodes:
-                raise ValueError(
-                    f"weight {name!r} is the value of a Constant node; put that value into "
-                    "graph.initializer under its name and remove the node"
-                )
             where = {"weight": "initializer", "input": "input"}[kind]
             raise ValueError(f"{kind} {name!r} is no {where}; the real ones are {_listed(real)}")
         return list(dict.fromkeys(names))

@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
-from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.external_data_helper import uses_external_data
+from onnx.inliner import inline_selected_functions
 
 from helpers.onnx_grad.branches import take_constant_branches
-from helpers.onnx_grad.constants import constants_by_use
+from helpers.onnx_grad.constants import inlined, set_apart
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
-from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical
+from helpers.onnx_grad.storage import all_tensors
+from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical, compatible
 
 OLDEST, NEWEST = 13, 26
 
 
-def prepared(onx: ModelProto) -> tuple[ModelProto, dict[str, str]]:
-    """A checked copy: one opset, local functions inlined, static shape arithmetic folded;
-    and which of its initializers are constants, with the reason."""
+def prepared(
+    onx: ModelProto, weights: list[str] | None = None
+) -> tuple[ModelProto, dict[str, str]]:
+    """A checked copy: one opset, local functions inlined, static shape arithmetic folded, and all
+    that may be a weight an initializer; and which of these are constants, with the reason."""
     model = ModelProto()
     model.CopyFrom(onx)
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
+    outside = [t.name for t in all_tensors(model.graph) if uses_external_data(t)]
+    if outside:
+        raise ValueError(
+            f"the numbers of {outside[0]!r} are not in the model but beside its file: "
+            "onnx.load(path) reads them, and file_derivative(path, out) needs no weights' numbers"
+        )
     _check_dictionaries(model)
     _check_opset(model)
     state_lengths(model)
-    _declare_outputs(model)
+    declare_outputs(model)
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"onx is not a valid model: {error}") from error
-    if model.functions:
-        model = inline_local_functions(model)
+    constants = set_apart(model, weights)
+    model = inlined(model)
     state_lengths(model)
     _correct_shapes(model)
     take_constant_branches(model)
-    constants = constants_by_use(model)
     written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
     # ONNX's own inference stumbles over the body of the last one without its axes.
     _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
     if written_out:
         model = _written_out(model, written_out)
-    fold_all_shapes(model)
+    real = {t.name for t in model.graph.initializer if t.data_type in REAL}
+    fold_all_shapes(model, constants if weights is None else real.difference(weights))
     return model, constants
 
 
@@ -106,9 +116,20 @@ def _check_dictionaries(model: ModelProto) -> None:
 
 
 def _check_opset(model: ModelProto) -> None:
+    for domain, version in ((o.domain, o.version) for o in model.opset_import):
+        known = [s.since_version for s in onnx.defs.get_all_schemas() if s.domain == domain]
+        newest = onnx.defs.onnx_opset_version() if not domain else max(known, default=version)
+        if version > newest:
+            raise ValueError(
+                f"opset {version} of domain {domain or 'ai.onnx'} is unknown: onnx "
+                f"{onnx.__version__} knows them up to {newest}"
+            )
     versions = [o for o in model.opset_import if not canonical(o.domain)]
     if not versions:
         raise ValueError("the model imports no opset of the domain ai.onnx: 13 to 26 expected")
+    if len({o.version for o in versions}) > 1:
+        given = " and ".join(str(o.version) for o in versions)
+        raise ValueError(f"the model imports opsets {given} of the domain ai.onnx, expected one")
     version = versions[0].version
     if version < OLDEST:
         raise ValueError(
@@ -141,17 +162,11 @@ def _correct_shapes(model: ModelProto) -> None:
     infos = tensor_infos(bare)
     for value in (*model.graph.value_info, *model.graph.output):
         declared, found = Info.of(value.type).shape, infos.get(value.name, Info(None, None)).shape
-        if declared is not None and found is not None and not _agree(declared, found):
+        if not compatible(declared, found):
             value.type.CopyFrom(Info(value.type.tensor_type.elem_type, found).proto())
 
 
-def _agree(a, b) -> bool:
-    """Whether two shapes may be of one tensor."""
-    numbers = [{d for d in pair if isinstance(d, int)} for pair in zip(a, b, strict=False)]
-    return len(a) == len(b) and all(len(known) < 2 for known in numbers)
-
-
-def _declare_outputs(model: ModelProto) -> None:
+def declare_outputs(model: ModelProto) -> None:
     """Outputs declared without a shape get the inferred one: the checker insists on one."""
     bare = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
     if any(v.type.HasField("tensor_type") for v in bare):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -98,18 +98,18 @@ def small_constants(graph: GraphProto, real: bool = False) -> dict[str, np.ndarr
     }
 
 
-def fold_shapes(model: ModelProto) -> int:
+def fold_shapes(model: ModelProto, fixed: Container[str] = ()) -> int:
     """Replace shape arithmetic that is known now by constants, in place; how many nodes that was.
 
     Outputs of the graph keep their nodes. What is real, like the scales of a Resize, becomes a
-    Constant, and is not made of initializers: these may be weights.
+    Constant, and is not made of initializers but those that are ``fixed``: these may be weights.
     """
     from helpers.onnx_grad.lengths import state_lengths  # it asks this module for shapes
 
     state_lengths(model)
     graph, infos = model.graph, tensor_infos(model)
     constants, outputs = small_constants(graph), {value.name for value in graph.output}
-    weights = {t.name for t in graph.initializer}
+    weights = {t.name for t in graph.initializer if t.name not in fixed}
     reals = small_constants(graph, real=True).items()
     constants |= {name: value for name, value in reals if name not in weights}
     imports = list(model.opset_import)
@@ -134,9 +134,9 @@ def fold_shapes(model: ModelProto) -> int:
     return folded
 
 
-def fold_all_shapes(model: ModelProto) -> None:
+def fold_all_shapes(model: ModelProto, fixed: Container[str] = ()) -> None:
     """:func:`fold_shapes` until nothing is left: what becomes known may make more known."""
-    while fold_shapes(model):
+    while fold_shapes(model, fixed):
         pass
 
 

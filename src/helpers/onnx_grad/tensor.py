@@ -61,6 +61,16 @@ def same_shape(a: Shape, b: Shape) -> bool:
     return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
 
 
+def compatible(a: Shape, b: Shape) -> bool:
+    """Whether two shapes, as far as they are known, may be of one tensor."""
+    if a is None or b is None:
+        return True
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(
+        m == n or not isinstance(m, int) or not isinstance(n, int) for m, n in pairs
+    )
+
+
 def is_static(shape: Shape) -> bool:
     """Whether every dimension is a number."""
     return shape is not None and all(isinstance(d, int) for d in shape)

@@ -32,9 +32,9 @@ def identity(g, node, dy):
 @register_gradient("Cast")
 @register_gradient("CastLike")
 def cast(g, node, dy):
-    """dX = dY in the type of X."""
+    """dX = dY in the type of X, or as it is if the integers of X stand for real numbers."""
     (x, *_) = node.x
-    return dy.cast(x.dtype) if x.dtype in REAL else None
+    return dy.cast(x.dtype) if x.dtype in REAL else dy
 
 
 @register_gradient("Add")

@@ -14,12 +14,12 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from helpers.onnx_grad.attributes import unsupported
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.simplify import captured_names
-from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical
+from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical, compatible
 
 Rule = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 
@@ -50,12 +50,8 @@ COMPOSED: dict[str, tuple[int, ...]] = {
     "RotaryEmbedding": (1, 2),
 }
 # Their integers stand for real numbers. A gradient of zero would be right and of no use to anyone.
-QUANTIZE = {"QuantizeLinear", "DynamicQuantizeLinear"}
-TAKES_QUANTIZED = {
-    "ConvInteger",
-    "DequantizeLinear",
-    "MatMulInteger",
-    "QLinearConv",
+QUANTIZED = {
+    *("QuantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv"),
     "QLinearMatMul",
 }
 
@@ -79,9 +75,11 @@ def register_gradient(
     rule : function ``rule(g, node, *cotangents)``
         Its cotangents come one for each output of the node, None where nothing depends on that
         output.  It returns the gradient with respect to each input, None where there is none;
-        a tensor alone stands for the first.  Leave it out to use this function as a decorator.
+        a tensor alone stands for the first.  Each has to have the type and shape of its input, as
+        far as these are known.  Leave it out to use this function as a decorator.
     domain : str
-        The operator's domain; "" and "ai.onnx" are the standard one.
+        The operator's domain; "" and "ai.onnx" are the standard one.  A function of the model is an
+        operator too: where it has a rule, it is not replaced by its body.
     settings : ints
         Positions of the inputs that are settings of the operator, such as an exponent: an
         initializer that is used so alone is no weight, unless it is asked for by name.
@@ -156,9 +154,22 @@ def gradients(node: Node, dys: Iterable[Tensor | None]) -> tuple[Tensor | None, 
             f"the gradient rule of {node} returned {len(result)} gradients "
             f"for {len(node.proto.input)} inputs"
         )
-    for dx in result:
-        if dx is not None and not isinstance(dx, Tensor):
-            raise TypeError(f"the gradient rule of {node} returned {dx!r}, expected a Tensor")
+    for x, dx in zip(node.x, result, strict=False):
+        if dx is None:
+            continue
+        of = f"the gradient rule of {node}, {getattr(rule, '__qualname__', rule)},"
+        if not isinstance(dx, Tensor):
+            raise TypeError(f"{of} returned {dx!r}, expected a Tensor")
+        if x is None or x.dtype not in REAL:
+            continue
+        if dx.dtype not in (None, x.dtype):
+            found, wanted = (TensorProto.DataType.Name(t.dtype).lower() for t in (dx, x))
+            raise ValueError(f"{of} returned type {found} for {x.name!r}, which is {wanted}")
+        if not compatible(dx.shape, x.shape):
+            raise ValueError(
+                f"{of} returned shape {list(dx.shape)} for {x.name!r}, which has {list(x.shape)}; "
+                "g.reduce_to(dx, node.x[i]) sums over what was repeated, g.expand_like repeats"
+            )
     return tuple(result[: len(node.proto.input)])
 
 
@@ -173,11 +184,15 @@ def without_rule(node: Node) -> str:
             "is a constant): export the model with the branch taken, or with the loop unrolled"
             + (distances if node.op_type == "Scan" else "")
         )
-    if not node.domain and (node.op_type in QUANTIZE or node.op_type in TAKES_QUANTIZED):
+    if not node.domain and node.op_type in QUANTIZED:
+        given = node.input(0).name
         return (
-            "what it computes with is rounded, so that the gradient is zero: differentiate the "
-            "model before it is quantised; or take its cotangent straight through, by "
-            f"register_gradient({node.op_type!r}, lambda g, node, dy, *_: dy)"
+            "it rounds, or computes with what is rounded: by what its integers are made of, like "
+            f"{given!r}, the gradient is zero wherever there is one, which trains nothing. "
+            "Differentiate the model before it is quantised, or name in weights and inputs what is "
+            "not rounded (weights=[] for none); to take the rounding for the identity, write "
+            "QuantizeLinear in its place and register_gradient('QuantizeLinear', straight_through) "
+            "of helpers.onnx_grad.rules.quantize"
         )
     if not node.domain and "Sequence" in node.op_type:
         return (
@@ -234,15 +249,19 @@ def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | N
 
 
 def dependents(g: Graph, nodes, start: Iterable[str]) -> set[str]:
-    """The real tensors that depend on those of the start, and the integers that stand for some."""
+    """The real tensors that depend on those of the start, and the integers that stand for some:
+    those that are quantised, and what is made of them."""
     found = set(start)
     for node in nodes:
-        if found.intersection(inputs_of(node)):
-            for y in node.output:
-                dtype = g.info(y).dtype
-                if y and (dtype is None or dtype in REAL or node.op_type in QUANTIZE):
-                    found.add(y)
+        used = found.intersection(inputs_of(node))
+        if used:
+            integers = node.op_type in QUANTIZED or not all(_may_be_real(g, x) for x in used)
+            found.update(y for y in node.output if y and (integers or _may_be_real(g, y)))
     return found
+
+
+def _may_be_real(g: Graph, name: str) -> bool:
+    return g.info(name).dtype is None or g.info(name).dtype in REAL
 
 
 def inputs_of(node: NodeProto) -> set[str]:
