@@ -1,6 +1,7 @@
 """The graph transform: options, names, errors, opsets, batches, tensors used more than once."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +14,14 @@ from onnx_checks import (
     run_reference,
 )
 
-from helpers.onnx_grad import DerivativeOptions, onnx_derivative, register_gradient
+from helpers.checks import complex_step
+from helpers.onnx_grad import (
+    DerivativeOptions,
+    onnx_derivative,
+    register_gradient,
+    save_model,
+    with_weights,
+)
 from helpers.onnx_grad.constants import constants_by_use
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.simplify import simplify
@@ -1088,6 +1096,15 @@ ERRORS = {
         r"options is \[1\], expected one of DerivativeOptions: Z",
     ),
     "opset too old": (lambda: mlp(12), {}, "opset 12 of domain ai.onnx is too old"),
+    "opset unknown": (lambda: mlp(99), {}, "opset 99 of domain ai.onnx is unknown: onnx .* to 28"),
+    "opset of another domain unknown": (
+        lambda: parser.parse_model(
+            """<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 99]>
+            m (float[2] X) => (float[2] Y) { Y = Neg(X) }"""
+        ),
+        {},
+        "opset 99 of domain ai.onnx.ml is unknown",
+    ),
     "no real output": (
         lambda: model_of("m (float[2] X) => (int64[1] Y) { Y = Shape(X) }"),
         {},
@@ -1123,9 +1140,25 @@ def test_errors(name):
         onnx_derivative(make(), **arguments)
 
 
-def test_not_a_model():
-    with pytest.raises(TypeError, match="expected an onnx.ModelProto"):
-        onnx_derivative("model.onnx")
+@pytest.mark.parametrize(
+    "onx, message",
+    [
+        (
+            "model.onnx",
+            r"onx is a str.*onnx.load\(path\) reads one, and file_derivative\(path, out",
+        ),
+        (Path("model.onnx"), r"Path, expected an onnx.ModelProto; onnx.load\(path\)"),
+        (b"", r"bytes, expected an onnx.ModelProto; onnx.load_from_string\(data\)"),
+        (onnx.GraphProto(), r"GraphProto, expected an onnx.ModelProto; onnx.helper.make_model"),
+        (None, "NoneType, expected an onnx.ModelProto"),
+    ],
+)
+@pytest.mark.parametrize(
+    "function", [onnx_derivative, lambda x: with_weights(x, {}), lambda x: save_model(x, "x")]
+)
+def test_not_a_model(function, onx, message):
+    with pytest.raises(TypeError, match=message):
+        function(onx)
 
 
 def test_an_operator_without_rule_off_the_path_is_no_error():
@@ -1206,3 +1239,31 @@ def test_what_a_rule_returns_is_held_against_its_input(rule_of, shape, wrong, me
     rule_of("Power", lambda g, node, dy: dy)
     with pytest.raises((ValueError, TypeError), match=f"rule of .*Outer .*lambda.*{message}"):
         onnx_derivative(calling(shape))
+
+
+EINSUMS = [  # an equation, and the lengths of its operands as declared and as fed
+    ("ij,ij->i", "1, 5", "4, 5"),
+    ("ij,ij->i", "4, 5", "1, 5"),
+    ("ij,jk", "3, 1", "5, 2"),
+    ("ij,ij->", "1, 5", "4, 1"),
+    ("ij,ij->ji", "1, 1", "N, 5"),
+    ("i,ij->i", "1", "4, 5"),
+]
+
+
+@pytest.mark.parametrize("equation, a, b", EINSUMS)
+def test_a_length_of_one_in_an_einsum_is_broadcast(equation, a, b):
+    """As the runtime does, where ONNX's inference takes the length of the first operand."""
+    rng = np.random.default_rng(0)
+    A, B = (rng.normal(size=eval(f"({dims},)", {"N": 4})) for dims in (a, b))
+    Y = np.einsum(equation, A, B)
+    model = model_of(
+        f"""m (double[{a}] A, double[{b}] B) => (double{list(Y.shape) if Y.ndim else ""} Y)
+        {{ Z = Einsum<equation = "{equation}">(A, B) Y = Neg(Z) }}"""
+    )
+    bar = rng.normal(size=Y.shape)
+    found = run_onnxruntime(onnx_derivative(model), {"A": A, "B": B, "Y_grad": bar})
+    by_A = complex_step(lambda A: -np.sum(bar * np.einsum(equation, A, B)), A)
+    by_B = complex_step(lambda B: -np.sum(bar * np.einsum(equation, A, B)), B)
+    np.testing.assert_allclose(found["A_grad"], by_A, rtol=1e-12)
+    np.testing.assert_allclose(found["B_grad"], by_B, rtol=1e-12)

@@ -206,6 +206,40 @@ def test_the_command_says_why_a_constant_stays(tmp_path, capsys):
     assert "val_6_grad" not in outputs
 
 
+@pytest.mark.parametrize("choice", [[], ["--weights", "gain"], ["--weights"]])
+def test_the_list_shows_what_is_shared_chosen_and_left_out(tmp_path, capsys, choice):
+    """Two normalisations whose gains are one initializer, as exporters write equal ones."""
+    model = parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 2] X) => (float[N, 2] Y) <float[2] gain = {1.0, 1.0}, float two = {2.0},
+            float[2] b = {0.0, 0.0}>
+        { same = Identity(gain) a = LayerNormalization(X, gain) c = Add(a, b)
+          d = Pow(c, two) Y = LayerNormalization(d, same) }"""
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert main([str(path), "--list", *choice]) == 0
+    said = {
+        part.split(":")[0]: part.split("\n")[1:] for part in capsys.readouterr().out.split("\n\n")
+    }
+    weights, constants = said["weights"], said["constants, left as they are"]
+    shared = "gain float [2] shared by 2: LayerNormalization, LayerNormalization".split()
+    if choice == ["--weights"]:
+        assert [line.split() for line in weights] == [["none"]]
+    else:
+        assert weights[0].split() == shared
+        assert len(weights) == 2 - len(choice) // 2
+    if not choice:
+        assert [line.split() for line in constants] == ["two float [] a scalar".split()]
+    else:
+        assert all(line.endswith("not chosen") for line in constants)
+
+
+def test_a_model_is_no_path(tmp_path):
+    with pytest.raises(TypeError, match="path of a file, got a model; onnx_derivative takes a mod"):
+        file_derivative(network(), tmp_path / "g.onnx")
+
+
 def test_the_command_lists_operators_without_a_rule(tmp_path, capsys):
     model = parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "my.own" : 1]>

@@ -120,16 +120,17 @@ case("Dropout", normal(2, 3), np.float64(0.4), np.array(False), constants=["x1",
 case("EyeLike", normal(3, 3))
 codes, scales = rng.integers(-9, 9, (2, 3, 4)).astype(np.int8), positive(12).astype(np.float32)
 zeros = np.arange(-1, 11, dtype=np.int8)
-case("DequantizeLinear", codes, scales[0], **SINGLE)
-case("DequantizeLinear", codes.astype(np.uint8), scales[:1], np.uint8([3]), **SINGLE)
-case("DequantizeLinear", codes, scales[:3], zeros[:3], **SINGLE)
-case("DequantizeLinear", codes, scales[:4], zeros[:4], axis=-1, **SINGLE)
-case("DequantizeLinear", codes.astype(np.int32), scales[:2], axis=0, **SINGLE)
+LINEAR = {"step": 0.25, "tolerance": 1e-3}  # in its scales
+case("DequantizeLinear", codes, scales[0], **LINEAR)
+case("DequantizeLinear", codes.astype(np.uint8), scales[:1], np.uint8([3]), **LINEAR)
+case("DequantizeLinear", codes, scales[:3], zeros[:3], **LINEAR)
+case("DequantizeLinear", codes, scales[:4], zeros[:4], axis=-1, **LINEAR)
+case("DequantizeLinear", codes.astype(np.int32), scales[:2], axis=0, **LINEAR)
 for axis, size, shape in ((1, 3, (2, 1, 4)), (2, 2, (2, 3, 2)), (-3, 1, (2, 3, 4))):
     held = scales[: np.prod(shape)] if np.prod(shape) <= 12 else positive(24).astype(np.float32)
     blocked = np.resize(zeros, shape)
     case("DequantizeLinear", codes, held.reshape(shape), blocked, axis=axis, block_size=size,
-         modes=["static"], **SINGLE)  # fmt: skip
+         modes=["static"], **LINEAR)  # fmt: skip
 case("RandomNormalLike", normal(3, 3), note="shape only")
 case("RandomUniformLike", normal(3, 3), note="shape only")
 

@@ -79,7 +79,7 @@ def test_what_is_a_weight_does_not_depend_on_how_it_is_stored(role, how, tmp_pat
     model = stored(body, w, how)
     expected = ["X_grad"] if reason else ["X_grad", "w_grad"]
     monkeypatch.setattr("helpers.onnx_grad.storage.PIECE", 8)
-    monkeypatch.setattr("helpers.onnx_grad.files.SMALL_BYTES", 0)
+    monkeypatch.setattr("helpers.onnx_grad.files.SMALL_BYTES", 8)
     path, out = tmp_path / "m.onnx", tmp_path / "g.onnx"
     beside = {"save_as_external_data": True, "size_threshold": 0} if how == "beside" else {}
     onnx.save(model, str(path), **beside, location="data")
@@ -88,7 +88,8 @@ def test_what_is_a_weight_does_not_depend_on_how_it_is_stored(role, how, tmp_pat
     model = onnx.load(path)
     gradient = onnx_derivative(model)
     assert names(gradient.graph.output) == expected
-    assert names(onnx_derivative(model, weights=["w"]).graph.output) == ["X_grad", "w_grad"]
+    if role != "scales":  # which have to be constants
+        assert names(onnx_derivative(model, weights=["w"]).graph.output) == ["X_grad", "w_grad"]
     assert constants_by_use(model).get("w", "").startswith(reason or "\0") is bool(reason)
     X, bar = np.float32([[1, 2, 3], [0.5, 1, 4]]), np.ones((2, 3), np.float32)
     known = {"X": X, "w": w, "Y_grad": bar}

@@ -33,8 +33,17 @@ as a *setting* alone is a constant unless `weights` names it.
 
 What a Where, or an Imputer, does not choose has no influence on a gradient, also where its slope is
 infinite or NaN: the branches of an exported PowerTransformer, for example, or a row of attention
-whose mask allows nothing. Quantised models are refused, since rounding has a gradient of zero:
-differentiate a model before it is quantised.
+whose mask allows nothing.
+
+Of a quantised model the scales have gradients, and so has all that goes through DequantizeLinear
+and not through a rounding, like the input of a model whose weights have eight bits. By what is
+rounded the gradient is zero, and QuantizeLinear is refused:
+{{func}}`~helpers.onnx_grad.rules.quantize.straight_through` is a rule to register by hand that
+takes the rounding for the identity.
+
+LSTM, GRU and RNN are written out step by step, forwards and backwards, so the number of nodes grows
+with the number of steps: a GRU with all its gradients has more than 40 nodes for each step of each
+layer and direction, which is some 18 000 for two layers of 100 steps in both directions.
 
 A runtime needs kernels for the operators of the gradient, in the type of the model. onnxruntime's
 CPU provider has none in float64 for {no_float64}: networks with these are run in float32 there.

@@ -54,6 +54,7 @@ STANDARD: dict[str, dict[str, tuple]] = {
     "ConvTranspose": {**WINDOWS, **dict.fromkeys(("group", "output_padding", "output_shape"), ANY)},
     "CumSum": {"exclusive": FLAG, "reverse": FLAG},
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), BLOCKS),
+    "DequantizeLinear": dict.fromkeys(("axis", "block_size", "output_dtype"), ANY),
     "Dropout": {"ratio": ANY, "seed": ANY},
     "Einsum": {"equation": ANY},
     "EyeLike": {"dtype": ANY, "k": ANY},

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from helpers.onnx_grad.simplify import small_constants, tensor_infos
 from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
 
+NOTHING = Info(None, None)
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
@@ -37,14 +38,43 @@ def state_lengths(model: ModelProto) -> None:
     opset = next((o.version for o in model.opset_import if not canonical(o.domain)), 0)
     infos = None
     for node in list(model.graph.node):
+        if node.op_type == "Einsum" and not canonical(node.domain):
+            infos = tensor_infos(model) if infos is None else infos
+            if _squeeze_einsum(model, node, [infos.get(x, NOTHING).shape for x in node.input]):
+                infos = None
         change = changes.get(node.op_type)
         if change is None or canonical(node.domain):
             continue
         infos = tensor_infos(model) if infos is None else infos
-        shape = infos.get(node.input[0], Info(None, None)).shape
+        shape = infos.get(node.input[0], NOTHING).shape
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if shape is not None and change(model, node, attributes, opset, shape):
             infos = None  # what comes after has other lengths now
+
+
+def _squeeze_einsum(model: ModelProto, node: NodeProto, shapes: list) -> bool:
+    """Drop indices of length 1 that are longer in another operand: inference takes the first
+    operand's length for all, where the runtime broadcasts."""
+    equation = helper.get_attribute_value(node.attribute[0]).decode().replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if "." in equation or len(terms) != len(shapes) or None in shapes:
+        return False
+    if not arrow:
+        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    lengths = [list(zip(t, shape, strict=False)) for t, shape in zip(terms, shapes, strict=True)]
+    wide = {c for operand in lengths for c, n in operand if n != 1}
+    for i, operand in enumerate(lengths):
+        gone = [a for a, (c, n) in enumerate(operand) if n == 1 and c in wide]
+        if gone:
+            axes = _constant(model, gone, f"{node.output[0]}_axes")
+            inputs = [node.input[i], axes]
+            node.input[i] = _computed(model, node, "Squeeze", inputs, f"{node.output[0]}_operand")
+            terms[i] = "".join(c for a, (c, _) in enumerate(operand) if a not in gone)
+    if ",".join(terms) == left:
+        return False
+    _set(node, equation=f"{','.join(terms)}->{result}")
+    return True
 
 
 def _set(node: NodeProto, **attributes) -> None:

@@ -9,6 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_shapes
 
+from helpers.onnx_grad.storage import is_constant, value_of
 from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
 
 # What shape arithmetic is made of; evaluated where all inputs are small constants.
@@ -81,14 +82,8 @@ def small_constants(graph: GraphProto, real: bool = False) -> dict[str, np.ndarr
     inputs = {value.name for value in graph.input}
     found = {t.name: t for t in graph.initializer if t.name not in inputs}
     for node in graph.node:
-        if node.op_type == "Constant" and not canonical(node.domain):
-            (attribute,) = node.attribute
-            if attribute.name == "value":
-                found[node.output[0]] = attribute.t
-            elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
-                kind = np.int64 if "int" in attribute.name else np.float32
-                value = np.array(helper.get_attribute_value(attribute), dtype=kind)
-                found[node.output[0]] = numpy_helper.from_array(value)
+        if is_constant(node) and (tensor := value_of(node)) is not None:
+            found[node.output[0]] = tensor
     return {
         name: numpy_helper.to_array(t)
         for name, t in found.items()

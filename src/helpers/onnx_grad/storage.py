@@ -95,7 +95,7 @@ def is_finite(tensor: TensorProto, folder: str | Path | None) -> bool:
 
 def constant_nodes(model: ModelProto) -> set[str]:
     """What the Constant nodes of the main graph make, but for the graph's own outputs."""
-    made = {n.output[0] for n in model.graph.node if _is_constant(n)}
+    made = {n.output[0] for n in model.graph.node if is_constant(n)}
     return made.difference(value.name for value in model.graph.output)
 
 
@@ -107,7 +107,7 @@ def as_initializers(model: ModelProto, names: Collection[str]) -> None:
         graph.initializer.append(_dense(sparse, sparse.values.name))
     del graph.sparse_initializer[:]
     for node in graph.node:
-        tensor = _value(node) if _is_constant(node) and node.output[0] in names else None
+        tensor = value_of(node) if is_constant(node) and node.output[0] in names else None
         if tensor is None or tensor.data_type not in REAL:
             kept.append(node)
         else:
@@ -117,22 +117,24 @@ def as_initializers(model: ModelProto, names: Collection[str]) -> None:
         graph.node.extend(kept)
 
 
-def _is_constant(node: NodeProto) -> bool:
+def is_constant(node: NodeProto) -> bool:
+    """Whether it is a Constant of the standard domain."""
     return node.op_type == "Constant" and not canonical(node.domain)
 
 
-def _value(node: NodeProto) -> TensorProto | None:
+def value_of(node: NodeProto) -> TensorProto | None:
+    """What a Constant node makes, under the name of its output; None for strings."""
     (a,) = node.attribute
+    if a.name == "value":
+        tensor = TensorProto.FromString(a.t.SerializeToString())
+        tensor.name = node.output[0]
+        return tensor
     if a.name == "sparse_value":
         return _dense(a.sparse_tensor, node.output[0])
-    if a.name in ("value_float", "value_floats"):
-        value = np.array(helper.get_attribute_value(a), np.float32)
-        return numpy_helper.from_array(value, node.output[0])
-    if a.name != "value":
+    if a.name not in ("value_int", "value_ints", "value_float", "value_floats"):
         return None
-    tensor = TensorProto.FromString(a.t.SerializeToString())
-    tensor.name = node.output[0]
-    return tensor
+    kind = np.int64 if "int" in a.name else np.float32
+    return numpy_helper.from_array(np.array(helper.get_attribute_value(a), kind), node.output[0])
 
 
 def _dense(sparse, name: str) -> TensorProto:
