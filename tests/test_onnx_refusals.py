@@ -33,7 +33,7 @@ MODEL = """m (float[2, 3, 4, 4] X, float[2, C, H, V] Z, float[3, 2, 2] T, float[
      float[3] s = {1, 2, 3}, float[4] ones = {1, 1, 2, 2}, float pad = {0}, int64[2] i = {0, 1},
      int64[8] pads = {0,0,0,0,0,0,1,1}, int64[2] end = {0, 1}, int64[4] sizes = {2,3,8,8},
      float[1, 8, 2] W4 = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
-        R = Reshape(X, S) G = Reshape(w, S) I = Cast<to = 3>(X) """
+        R = Reshape(X, S) G = Reshape(w, S) Q8 = Cast<to = 3>(X) """
 LABELLED = "coefficients = [1.0, 2.0, 3.0], intercepts = [0.5]"
 
 # (operator, what): the nodes, and how the message goes on; a third entry is the opset.
@@ -129,7 +129,7 @@ OF_RANK = {
     "Compress": "(R, B)",
     "Conv": "(R, k)",
     "ConvTranspose": "(R, k)",
-    "DequantizeLinear": "(I, R)",
+    "DequantizeLinear": "(Q8, R)",
     "Einsum": '<equation = "ij->ji">(R)',
     "GRU": "<hidden_size = 2>(R, W4, W4)",
     "Gather": "(R, i)",

@@ -1,6 +1,9 @@
 """Losses and optimisers' steps as graphs, against the formulas in NumPy and the complex step."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper
 from onnx_checks import run_onnxruntime
@@ -283,3 +286,32 @@ def test_names_that_are_taken():
     )
     with pytest.raises(ValueError, match="the name 'w_u' is taken in the graph"):
         training_step(add_loss(model, "mse"), sgd(momentum=0.5))
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[1] / "book" / "onnx-training.md"
+
+
+def test_the_code_of_the_page_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    model = model_of("m (float[N, 4] x) => (float[N, 3] y) { y = MatMul(x, W) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 3), "f"), "W"))
+    onnx.save(model, "model.onnx")
+    data = {"x": X.astype("f"), "label": LABELS}
+    exec(code, {"batches": [tuple(data.values())] * 300})
+    before, after = (
+        run_onnxruntime(add_loss(onnx.load(file), "cross_entropy"), data)["loss"]
+        for file in ("model.onnx", "trained.onnx")
+    )
+    np.testing.assert_allclose(before, np.log(3), rtol=1e-6)
+    assert after < 0.8 * before
+
+
+def test_gradients_may_be_accumulated():
+    """As the page says: a graph that has their sums as inputs and hands them on."""
+    handed = model_of("m (float[2] w, float[2] G) => (float[2] w_grad) { w_grad = Identity(G) }")
+    feed = {"w": np.float32([1, 2]), "G": np.float32([4, 8]), "rate": np.array(0.25)}
+    found = run_onnxruntime(add_step(handed, sgd(), ["w"]), feed)
+    np.testing.assert_array_equal(found["w_new"], [0, 0])
