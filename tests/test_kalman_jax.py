@@ -57,7 +57,9 @@ def fixture_total(request):
 
 
 by_scans = pytest.mark.parametrize("total", ["scan"], indirect=True)
-mostly_fused = pytest.mark.parametrize("total", ["fused", thorough("scan")], indirect=True)
+mostly_fused = pytest.mark.parametrize(
+    "total", ["fused", thorough("scan"), thorough("parallel")], indirect=True
+)
 
 
 def total_by_autodiff(*arrays):
