@@ -169,7 +169,8 @@ def test_one_step_for_several_weights_of_two_types():
         { b = Constant<value = float[2] {3.0, 4.0}>() c = Cast<to = 11>(b)
           Z = Mul(X, a) Y = Mul(Z, c) }"""
     )
-    step = training_step(add_loss(model, "mse", reduction="sum"), adamw())
+    loss = add_loss(model, "mse", reduction="sum")
+    step = training_step(loss, adamw(), weights=["a", "b"])
     state = initial_state(step, model)
     assert {k: v.dtype.name for k, v in state.items() if "_" not in k} == {
         "a": "float64",

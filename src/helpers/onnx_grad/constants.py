@@ -17,7 +17,7 @@ from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
 from helpers.onnx_grad.simplify import captured_names, drop_identities, tensor_infos
-from helpers.onnx_grad.storage import as_initializers, constant_nodes, is_finite
+from helpers.onnx_grad.storage import as_initializers, is_finite
 from helpers.onnx_grad.tensor import REAL, Info, canonical
 
 # What hands its first input on, and Concat each: it is used as the output is.
@@ -44,10 +44,10 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
     - with one entry that is added in front of a root, a logarithm or a reciprocal,
     - not used.
 
-    How a tensor is stored makes no difference: in the file or beside it, sparse, or in a Constant
-    node, which is taken for an initializer of the name of its output.  A table that the model only
-    reads, like the sines of positions that are written out as a product, looks like a weight; name
-    the weights in a model that has one.
+    How an initializer is stored makes no difference: in the file or beside it, dense or sparse,
+    used directly or through Identity.  What a Constant node makes is a constant, as exporters mean
+    it, unless it is named.  A table that the model only reads, like the sines of positions that are
+    written out as a product, looks like a weight; name the weights in a model that has one.
 
     Parameters
     ----------
@@ -112,10 +112,9 @@ def set_apart(
     model: ModelProto, weights: list[str] | None, folder: str | Path | None = None
 ) -> dict[str, str]:
     """The constants and why they are none of the weights, if these are not named; and, in place,
-    all that may be a weight becomes an initializer."""
+    each weight that is named becomes an initializer."""
     constants = constants_by_use(model, folder) if weights is None else {}
-    named = constant_nodes(model).difference(constants) if weights is None else weights
-    as_initializers(model, named)
+    as_initializers(model, weights or ())
     return constants
 
 
@@ -125,7 +124,7 @@ def _written_alike(model: ModelProto) -> ModelProto:
     plain.CopyFrom(model)
     plain = inlined(plain)
     take_constant_branches(plain)
-    as_initializers(plain, constant_nodes(model))
+    as_initializers(plain, ())
     drop_identities(plain)
     return plain
 

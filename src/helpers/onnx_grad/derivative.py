@@ -61,8 +61,8 @@ def onnx_derivative(
         Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by
         and the outputs; an If whose condition is a constant is no obstacle.
     weights : list of str, optional
-        Initializers to differentiate with respect to; a Constant node counts as one, under the
-        name of its output.  None for all real ones that are used as weights: not exponents,
+        Initializers to differentiate with respect to; a Constant node may be named too, by its
+        output.  None for all real ones that are used as weights: not exponents,
         bounds, ratios, epsilons, masks, running statistics or anything else without axes, which an
         exporter stores in the same way.  A weight without axes has to be named.  ``verbose=1``
         prints what is left out and why;
