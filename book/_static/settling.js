@@ -13,7 +13,8 @@
       <p>Steady gain <output data-value="gain"></output><br>within 10<sup>−13</sup> after <output data-value="steps"></output></p>
     </div>
     <div class="live-plot" aria-hidden="true"></div>`;
-  figure.after(box);
+  /* Below the head of the chapter, which is to fit on a screen. */
+  (document.querySelector("p.prerequisites") || figure).after(box);
   const plot = box.querySelector(".live-plot"), knob = box.querySelector("input");
   const say = (name, text) => { box.querySelector(`[data-value=${name}]`).textContent = text; };
 

@@ -37,6 +37,9 @@ def move(app, doctree):
         moved.append(code)
     at = section.index(last) + 1
     section[at:at] = moved
+    last["classes"].append("prerequisites")
+    for picture in list(section.findall(nodes.figure))[:1]:
+        picture["classes"].append("head-figure")
 
 
 def setup(app):
