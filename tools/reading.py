@@ -1,4 +1,4 @@
-"""How long a chapter takes to read: `python -m tools.reading` writes it into every chapter."""
+"""How long a chapter takes to read; `make notebooks` writes it into the head of the chapter."""
 
 import re
 from collections.abc import Iterable
