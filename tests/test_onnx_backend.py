@@ -63,6 +63,7 @@ WITHOUT = {
     "CDist",
     "Col2Im",
     "Compress",
+    "DequantizeLinear",
     "EyeLike",
     "GridSample",
     "RandomNormalLike",
