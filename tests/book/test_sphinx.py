@@ -6,7 +6,7 @@ import pytest
 from docutils import nodes
 from pybtex.database import parse_string
 
-from tools.sphinx import author_year, formula_spacing, page_head
+from tools.sphinx import author_year, first_screen, formula_spacing, page_head, search_prose
 
 
 def paragraph(*parts):
@@ -72,3 +72,32 @@ def test_description():
 def test_labels_of_the_bibliography(authors, label):
     entries = parse_string(f"@book{{a, author={{{authors}}}, year={{1960}}}}", "bibtex").entries
     assert list(author_year.AuthorYear().format_labels(entries.values())) == [label]
+
+
+def cell(*parts, hidden=True):
+    made = nodes.container("", nb_element="cell_code", **({"hide_mode": "input"} if hidden else {}))
+    for kind, node in parts:
+        made += nodes.container("", node, nb_element=kind)
+    return made
+
+
+def test_set_up_comes_below_the_head_in_its_order():
+    code = [("cell_code_source", nodes.literal_block("", text)) for text in ("import", "draw")]
+    drawn = ("cell_code_output", nodes.figure("", nodes.image(uri="picture.png")))
+    parts = [nodes.title("", "T"), paragraph("Why?"), cell(code[0]), cell(code[1], drawn)]
+    parts += [paragraph("So."), paragraph("Prerequisites: none."), paragraph("The body.")]
+    tree = nodes.section("", *parts)
+    document = nodes.document(None, None)
+    document += tree
+    first_screen.move(None, document)
+    said = [node.astext() for node in tree]
+    assert said == ["T", "Why?", "", "So.", "Prerequisites: none.", "import", "draw", "The body."]
+    assert tree[2].next_node(nodes.image) and not tree[6].next_node(nodes.image)
+    assert tree[6]["hide_mode"] == "input" and "hide_mode" not in tree[2]
+
+
+def test_the_index_holds_prose():
+    tree = nodes.document(None, None)
+    tree += [paragraph("steady state"), nodes.literal_block("", "import statespace")]
+    assert search_prose.prose(tree).astext().split() == ["steady", "state"]
+    assert "statespace" in tree.astext()
