@@ -254,9 +254,9 @@ FAULTS = {
     ),
     "few states: tangents settled before a gap stay so after it": (
         "small_tangents.py",
-        "            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)\n"
+        "            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)\n"
         "            settled, since, before, looked = False, t, -1.0, t\n",
-        "            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)\n",
+        "            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)\n",
     ),
     "few states: tangents of N as they were when those of the gain had not settled": (
         "small_tangents.py",
@@ -270,7 +270,7 @@ FAULTS = {
     ),
     "few states: the tangents of r and N after the first step taken for those before it": (
         "small_tangents.py",
-        "    _, _, r = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)  # before",
+        "    _, _, r = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)  # before",
         "    # before",
     ),
     "few states: a change of tangents where there is no variance overlooked": (

@@ -34,14 +34,14 @@ def value_and_sums(y, model, R, Q):
         mean, np.empty((n, m)), np.empty((n, p)), cov, np.empty((n, m, m)), np.empty((n, p, p)),
         np.empty(n),
     )  # fmt: skip
-    w, u, C_inv, S, Kf, J = run(y, o, model, out)
+    _, u, C_inv, _, Kf, _ = run(y, o, model, out)
     r, N = np.zeros(m), np.zeros((m, m))
     c_bar, d_bar, T_bar, W_bar = np.zeros(m), np.zeros(p), np.zeros((m, m)), np.zeros((m, m))
     Z_bar, H_bar = np.zeros((p, m)), np.zeros((p, p))
     for t in range(n - 1, -1, -1):
         c_bar += r
         e, T_t, Z_t, H_t, W_t, r, N = pull_smooth(
-            r, N, T, w[t], u[t], C_inv[t], S[t], Kf[t], J[t], mean[t], cov[t]
+            r, N, T, model.Z[0] * o[t].reshape(-1, 1), u[t], C_inv[t], Kf[t], mean[t], T @ cov[t]
         )
         d_bar += e * o[t]
         T_bar += T_t

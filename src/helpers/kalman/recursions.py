@@ -126,23 +126,38 @@ def mask(o, d, Z, H):
     return rows(d, o), rows(Z, o), rows(rows(symmetric(H), o).T, o)
 
 
-def factor(o, P, Z, H, I_p, I_m):
-    """What the update needs of the covariances alone.
+def gains(o, P, Z, H, I_p):
+    """What the update makes of the covariances alone.
 
-    Returns F (p, p), log|F|, C^-1 (p, p; zero where missing), S (p, m), the filter gain Kf (m, p),
-    J (m, m), P_filt (m, m) and G (p, m).
+    Returns F (p, p), log|F|, C^-1 (p, p; zero where missing), G (p, m), the filter gain Kf (m, p)
+    and P - G'G (m, m), which is P_filt unless that leaves little of a variance.
     """
     ZP = Z @ P
     F = symmetric(ZP @ Z.T + H)
     C, logdet = cholesky(F + I_p * (1 - o))
     # The inverse of a triangular factor is as good as solves with it; that of F would not be.
     C_inv = solve(C, I_p) * o
-    S, G = C_inv @ Z, C_inv @ ZP
-    Kf, J = G.T @ C_inv, I_m - G.T @ S  # def-filter-gain
-    # Joseph's form J P J' + Kf H Kf' by products of rank p: no difference of large numbers is left.
-    JP = P - G.T @ G
-    P_filt = symmetric(JP - (JP @ Z.T - Kf @ H) @ Kf.T)
-    return F, logdet, C_inv, S, Kf, J, P_filt, G
+    G = C_inv @ ZP
+    return F, logdet, C_inv, G, G.T @ C_inv, P - G.T @ G  # def-filter-gain
+
+
+def joseph(X, Z, H, Kf):
+    """P_filt (m, m) in Joseph's form J P J' + Kf H Kf' from X = P - G'G: no digits are lost.
+
+    By products of rank p, and no difference of large numbers is left.
+    """
+    return symmetric(X - (X @ Z.T - Kf @ H) @ Kf.T)
+
+
+def factor(o, P, Z, H, I_p, I_m):
+    """:func:`gains` with P_filt in Joseph's form, and what other cotangents than those of l need.
+
+    Returns F (p, p), log|F|, C^-1 (p, p), S = C^-1 Z (p, m), Kf (m, p), J = I - Kf Z (m, m), P_filt
+    (m, m) and G (p, m).
+    """
+    F, logdet, C_inv, G, Kf, X = gains(o, P, Z, H, I_p)
+    S = C_inv @ Z
+    return F, logdet, C_inv, S, Kf, I_m - G.T @ S, joseph(X, Z, H, Kf), G
 
 
 def update(y, o, a, d, Z, logdet, C_inv, G):
@@ -217,24 +232,28 @@ def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
     return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w
 
 
-def smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt):
+def smooth_mean(r, T, Z, u, Kf, a_filt, TP):
     """What one step back of the disturbance smoother makes of the data.
 
-    From r (m,) after the step. Returns e (p,), the smoothed mean (m,) and r before the step.
+    From r (m,) after the step and TP = T P_filt (m, m). Returns e (p,), the smoothed mean (m,) and
+    r before the step.
     """
     s = r @ T
-    return u - s @ Kf, a_filt + P_filt @ s, s @ J + w @ S  # eq-adjoint-r-recursion
+    e = u - s @ Kf
+    return e, a_filt + r @ TP, s + e @ Z  # eq-adjoint-r-recursion
 
 
-def smooth_covariance(N, T, C_inv, S, Kf, J, P_filt):
+def smooth_covariance(N, T, Z, C_inv, Kf, TP):
     """What one step back of the disturbance smoother makes of covariances alone.
 
-    From N (m, m) after the step. Returns what T_bar (m, m) loses and Z_bar (p, m) gains by them,
-    D (p, p), and N before the step.
+    From N (m, m) after the step and TP = T P_filt (m, m). Returns what T_bar (m, m) loses and Z_bar
+    (p, m) gains by them, D (p, p), and N before the step.
     """
-    Y, X = N @ T @ P_filt, symmetric(T.T @ N @ T)
-    D = C_inv.T @ C_inv + symmetric(Kf.T @ X @ Kf)
-    return Y, Kf.T @ T.T @ Y - Kf.T, D, symmetric(J.T @ X @ J + S.T @ S)
+    NTP, X = N @ TP, symmetric(T.T @ (N @ T))
+    KX = Kf.T @ X
+    D = C_inv.T @ C_inv + symmetric(KX @ Kf)  # eq-adjoint-N
+    Y = D @ Z / 2 - KX
+    return NTP, Kf.T @ T.T @ NTP - Kf.T, D, X + 2 * symmetric(Z.T @ Y)  # eq-adjoint-sparse
 
 
 def smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D):
@@ -247,13 +266,13 @@ def smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D):
     )
 
 
-def pull_smooth(r, N, T, w, u, C_inv, S, Kf, J, a_filt, P_filt):
+def pull_smooth(r, N, T, Z, u, C_inv, Kf, a_filt, TP):
     """One step back of the disturbance smoother: the gradient of the plain log-likelihood.
 
     From r (m,) and N (m, m) after the step. Returns e (p,), the step's T_bar (m, m), Z_bar (p, m),
     H_bar (p, p) and W_bar (m, m), and r and N before the step; c_bar is r, d_bar is e.
     """
-    e, a_smooth, r_before = smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
-    of_T, of_Z, D, N_before = smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
+    e, a_smooth, r_before = smooth_mean(r, T, Z, u, Kf, a_filt, TP)
+    of_T, of_Z, D, N_before = smooth_covariance(N, T, Z, C_inv, Kf, TP)
     gradient = smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D)
     return e, *gradient, r_before, N_before

@@ -390,8 +390,9 @@ def _pull_smoother(T, filtered: Filtered):
     for t in reversed(range(len(T))):
         c_bar = r
         e, T_bar, Z_bar, H_bar, W_bar, r, N = recursions.pull_smooth(
-            r, N, T[t], *filtered.saved(t), P_filt[t]
-        )
+            r, N, T[t], filtered.Z[t], filtered.u[t], filtered.C_inv[t], filtered.Kf[t],
+            filtered.out.a_filt[t], T[t] @ P_filt[t],
+        )  # fmt: skip
         per_step.append(StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
     return r, (np.outer(r, r) - N) / 2, per_step[::-1]
 

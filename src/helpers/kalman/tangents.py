@@ -79,30 +79,27 @@ def push_pull_update(
     return de, dZ_bar, dH_bar, db + g * dz, dP_bar
 
 
-def push_smooth_mean(dr, dT, du, dKf, dJ, da_filt, dP_filt, dZ, r, T, u, Kf, J, P_filt, Z):
-    """The tangent of ``smooth_mean``: de (p,), that of the smoothed mean (m,), and dr before.
-
-    dJ is -d(Kf Z).
-    """
-    s, ds = r @ T, dr @ T + r @ dT
-    dr_before = ds @ J + s @ dJ + du @ Z + u @ dZ
-    return du - ds @ Kf - s @ dKf, da_filt + dP_filt @ s + P_filt @ ds, dr_before
+def push_smooth_mean(dr, dT, du, dKf, da_filt, dTP, dZ, r, T, Z, e, Kf, TP):
+    """The tangent of ``smooth_mean``: de (p,), that of the smoothed mean (m,), and dr before."""
+    ds = dr @ T + r @ dT
+    de = du - ds @ Kf - r @ T @ dKf
+    return de, da_filt + dr @ TP + r @ dTP, ds + de @ Z + e @ dZ
 
 
-def push_smooth_covariance(dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt):
+def push_smooth_covariance(dN, dT, dE, dKf, dTP, dZ, N, T, Z, C_inv, Kf, TP):
     """The tangent of ``smooth_covariance``.
 
     Returns those of what T_bar (m, m) loses and Z_bar (p, m) gains, of D (p, p), and of N (m, m)
     before the step.
     """
-    X = T.T @ N @ T
-    dX = symmetric(2 * dT.T @ N @ T + T.T @ dN @ T)
-    of_T = dN @ T @ P_filt + N @ (dT @ P_filt + T @ dP_filt)
-    of_Z = (dKf.T @ X + Kf.T @ dX) @ P_filt + Kf.T @ X @ dP_filt - dKf.T
-    dD = symmetric(2 * dKf.T @ X @ Kf + Kf.T @ dX @ Kf) - C_inv.T @ dE @ C_inv
-    dS = C_inv @ dZ
-    dN_before = symmetric(2 * dJ.T @ X @ J + J.T @ dX @ J + 2 * dS.T @ S) - S.T @ dE @ S
-    return of_T, of_Z, dD, dN_before
+    NT, NTP, dNTP = N @ T, N @ TP, dN @ TP + N @ dTP
+    X, dX = symmetric(T.T @ NT), symmetric(2 * dT.T @ NT + T.T @ (dN @ T))
+    KX, dKX = Kf.T @ X, dKf.T @ X + Kf.T @ dX
+    D = C_inv.T @ C_inv + symmetric(KX @ Kf)
+    dD = symmetric(dKX @ Kf + KX @ dKf) - C_inv.T @ dE @ C_inv
+    Y, dY = D @ Z / 2 - KX, (dD @ Z + D @ dZ) / 2 - dKX
+    of_Z = dKf.T @ T.T @ NTP + Kf.T @ (dT.T @ NTP + T.T @ dNTP) - dKf.T
+    return dNTP, of_Z, dD, dX + 2 * symmetric(dZ.T @ Y + Z.T @ dY)
 
 
 def push_smooth_gradient(dr, dN, de, da_smooth, of_T, of_Z, dD, r, e, a_smooth):

@@ -22,6 +22,7 @@ from helpers.kalman.fused.entry import GRADIENT, SMALL, bundle, kept_on_disk
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
+    JOSEPH_BELOW,
     NOT_POSITIVE_DEFINITE,
     VAGUE,
     is_steady,
@@ -64,14 +65,14 @@ class InTime(NamedTuple):
 class Kept(NamedTuple):
     """What the way back reads of each step, by address, in Python a Memory."""
 
-    mean: int  # w, u, a_filt
-    gain: int  # C^-1, S, Kf, J, P_filt
+    mean: int  # u, a_filt
+    gain: int  # C^-1, Z (masked), Kf, P_filt
 
 
 @jitable
 def sizes_of_kept(m, p):
     """Doubles of a step in each of `Kept`."""
-    return 2 * p + m, p * p + 2 * p * m + 2 * m * m
+    return p + m, p * p + 2 * p * m + m * m
 
 
 @jitable
@@ -101,7 +102,7 @@ def vectors_vary(model):
 
 @jitable
 def gains_at(like, kept, gain):
-    """C^-1, S, Kf, J and P_filt of the step `gain`."""
+    """C^-1, Z with zeros where a component is missing, Kf and P_filt of the step `gain`."""
     m, p = len(like.I_m), len(like.I_p)
     _, of_gain = sizes_of_kept(m, p)
     place = gain * of_gain
@@ -110,21 +111,16 @@ def gains_at(like, kept, gain):
         read(like.Z, kept.gain, place + p * p),
         read(like.Z.T, kept.gain, place + p * p + p * m),
         read(like.I_m, kept.gain, place + p * p + 2 * p * m),
-        read(like.I_m, kept.gain, place + p * p + 2 * p * m + m * m),
     )
 
 
 @jitable
 def means_at(like, kept, t):
-    """w, u and a_filt of step t."""
+    """u and a_filt of step t."""
     x, z, p = diagonal(like.I_m), diagonal(like.I_p), len(like.I_p)
     of_mean, _ = sizes_of_kept(len(like.I_m), p)
     place = t * of_mean
-    return (
-        read(z, kept.mean, place),
-        read(z, kept.mean, place + p),
-        read(x, kept.mean, place + 2 * p),
-    )
+    return read(z, kept.mean, place), read(x, kept.mean, place + p)
 
 
 @jitable
@@ -163,11 +159,11 @@ def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, 
     of_mean, of_gain = sizes_of_kept(m, p)
     x, z = diagonal(I_m), diagonal(I_p)  # vectors of the states and of the series
     a, P = at_step(x, model.a0, 0), symmetric(at_step(I_m, model.P0, 0))
-    P_next = P_filt = J = T = W = I_m
+    P_next = P_filt = T = W = I_m
     C_inv = H = I_p
-    c, d, Z, S, G, Kf = x, z, like.Z, like.Z, like.Z, like.Z.T
+    c, d, Z, G, Kf = x, z, like.Z, like.Z, like.Z.T
     Z_t, logdet, moving = Z, 0.0, vectors_vary(model)
-    share, most = read(x, shares, 0), 0.0 * x
+    share, most, below = read(x, shares, 0), 0.0 * x, 0.0 * x + JOSEPH_BELOW
     watch = share.sum() > 0.0
     first, until, gain, steady, taken = n, 0, 0, False, 0.0
     since, before, looked = 0, -1.0, 0
@@ -183,27 +179,27 @@ def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, 
         o = seen(y_t)
         if t >= until:
             _, Z_t, H_t = recursions.mask(o, d, Z, H)
-            _, logdet, C_inv, S, Kf, J, P_filt, G = recursions.factor(o, P, Z_t, H_t, I_p, I_m)
+            _, logdet, C_inv, G, Kf, P_filt = recursions.gains(o, P, Z_t, H_t, I_p)
+            if fell(P_filt, below, diagonal(P)):
+                P_filt = recursions.joseph(P_filt, Z_t, H_t, Kf)
             if np.isnan(logdet):
                 return NOT_POSITIVE_DEFINITE, t, n
             gain = t
             if back:
                 place = t * of_gain
                 write(kept.gain, place, C_inv)
-                write(kept.gain, place + p * p, S)
+                write(kept.gain, place + p * p, Z_t)
                 write(kept.gain, place + p * p + p * m, Kf)
-                write(kept.gain, place + p * p + 2 * p * m, J)
-                write(kept.gain, place + p * p + 2 * p * m + m * m, P_filt)
+                write(kept.gain, place + p * p + 2 * p * m, P_filt)
         gain_of[t] = gain
-        _, w, u, a_filt, l_t = recursions.update(
+        _, _, u, a_filt, l_t = recursions.update(
             filled(y_t), o, a, recursions.rows(d, o), Z_t, logdet, C_inv, G
         )
         put(l, t, l_t)
         if back:
             place = t * of_mean
-            write(kept.mean, place, w)
-            write(kept.mean, place + p, u)
-            write(kept.mean, place + 2 * p, a_filt)
+            write(kept.mean, place, u)
+            write(kept.mean, place + p, a_filt)
         if t < until:
             a, _ = recursions.predict(a_filt, P_filt, c, T, W)
             continue
@@ -240,8 +236,8 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     n, p = len(gain_of), len(I_p)
     x, z = diagonal(I_m), diagonal(I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * I_p
-    r, N, T = no_x, no_m, I_m
-    C_inv, S, Kf, J, P_filt = I_p, like.Z, like.Z.T, I_m, I_m
+    r, N, T, TP = no_x, no_m, I_m, I_m
+    C_inv, Z, Kf = I_p, like.Z, like.Z.T
     of_T, of_Z, D, N_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
     gain, settled, since, before, looked = n, False, n, -1.0, n
@@ -251,17 +247,16 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             T = at_step(I_m, model.T, t)
         if gain_of[t] != gain:
             gain = gain_of[t]
-            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
+            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)
+            TP = T @ P_filt
             settled, since, before, looked = False, t, -1.0, t
-        w, u, a_filt = means_at(like, kept, t)
-        e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
+        u, a_filt = means_at(like, kept, t)
+        e, a_smooth, r_before = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)
         write(y_bar, t * p, -weight * e)
         c_sum, d_sum = c_sum + r, d_sum + e
         if wanted.matrices:
             if not settled:
-                of_T, of_Z, D, N_before = recursions.smooth_covariance(
-                    N, T, C_inv, S, Kf, J, P_filt
-                )
+                of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, Z, C_inv, Kf, TP)
                 if tol > 0.0 and is_time_to_look(looked - t, since - t):
                     now = change(N, N_before)
                     settled = is_steady(now, before, looked - t, tol)

@@ -143,7 +143,7 @@ def smooth_steps(like, shared, W_bar):
     _, model, varying, tol, weight, kept, gain_of, smoothed, N_of = shared
     I_m, n, m, p = like.I_m, len(gain_of), len(like.I_m), len(like.I_p)
     r, N, T = 0.0 * diagonal(I_m), 0.0 * I_m, I_m
-    C_inv, S, Kf, J, P_filt = like.I_p, like.Z, like.Z.T, I_m, I_m
+    C_inv, Z, Kf, TP = like.I_p, like.Z, like.Z.T, I_m
     of_mean, of_N = sizes_of_smoothed(m, p)
     of_T, of_Z, D, N_before = N, like.Z, like.I_p, N
     W_sum, gain, here, settled, since, before, looked = N, n, n, False, n, -1.0, n
@@ -152,10 +152,11 @@ def smooth_steps(like, shared, W_bar):
             T = at_step(I_m, model.T, t)
         if gain_of[t] != gain:
             gain = gain_of[t]
-            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
+            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)
+            TP = T @ P_filt
             settled, since, before, looked = False, t, -1.0, t
-        w, u, a_filt = means_at(like, kept, t)
-        e, a_smooth, r_before = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)
+        u, a_filt = means_at(like, kept, t)
+        e, a_smooth, r_before = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)
         place = t * of_mean
         write(smoothed.mean, place, e)
         write(smoothed.mean, place + p, a_smooth)
@@ -163,7 +164,7 @@ def smooth_steps(like, shared, W_bar):
         if not settled:
             here = t
             write(smoothed.N, t * of_N, N)
-            of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, C_inv, S, Kf, J, P_filt)
+            of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, Z, C_inv, Kf, TP)
             if tol > 0.0 and is_time_to_look(looked - t, since - t):
                 now = change(N, N_before)
                 settled = is_steady(now, before, looked - t, tol)
@@ -191,7 +192,7 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
     da, dP = at_step(x, dots.a0, 0), symmetric(at_step(I_m, dots.P0, 0))
     c = dc = x
     T = W = dT = dW = P_filt = dP_filt = I_m
-    dd, Z, dZ, dH, Z_t = z, like.Z, like.Z, like.I_p, like.Z
+    dd, Z, dZ, dH = z, like.Z, like.Z, like.I_p
     C_inv = dF = dE = like.I_p
     Kf = M = dM = dKf = like.Z.T
     of_mean, of_gain = sizes_of_moved(m, p)
@@ -202,24 +203,24 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
             c, dc, dd = at_step(x, model.c, t), at_step(x, dots.c, t), at_step(z, dots.d, t)
         if t == 0 or varying:
             T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
-            Z, dZ = at_step(like.Z, model.Z, t), at_step(like.Z, dots.Z, t)
+            dZ = at_step(like.Z, dots.Z, t)
             W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, t))
             dH = symmetric(at_step(like.I_p, dots.H, t))
         o = seen(read(z, y, t * p))
         if gain_of[t] != gain:
-            gain, Z_t = gain_of[t], recursions.rows(Z, o)
-            C_inv, _, Kf, _, P_filt = gains_at(like, kept, gain)
+            gain = gain_of[t]
+            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)
             settled, since, before, looked = False, t, -1.0, t
-        _, u, a_filt = means_at(like, kept, t)
+        u, a_filt = means_at(like, kept, t)
         if not settled:
-            M, dM, dF, dE, dKf, dP_filt = tangents.push_covariance(dP, dZ, dH, C_inv, Kf, P, Z_t)
+            M, dM, dF, dE, dKf, dP_filt = tangents.push_covariance(dP, dZ, dH, C_inv, Kf, P, Z)
             here, place = t, t * of_gain
             write(moved.gain, place, dE)
             write(moved.gain, place + p * p, dKf)
             write(moved.gain, place + p * p + m * p, dP_filt)
         moved_of[t] = here
         dy_t = recursions.rows(at_step(z, dots.y, t), o)
-        du, da_filt, dl = tangents.push_mean(dy_t, da, dd, dZ, M, dM, dF, dE, u, C_inv, a, Z_t)
+        du, da_filt, dl = tangents.push_mean(dy_t, da, dd, dZ, M, dM, dF, dE, u, C_inv, a, Z)
         put(slopes, t, dl)
         write(moved.mean, t * of_mean, du)
         write(moved.mean, t * of_mean + p, da_filt)
@@ -238,13 +239,12 @@ def push_direction(like, shared, dots, moved, moved_of, slopes):
 @jitable
 def pull_direction(like, shared, dots, moved, moved_of, bars):
     """Backwards along one direction: write those of y, a0 and P0 in `bars`, add the others."""
-    y, model, varying, tol, weight, kept, gain_of, smoothed, N_of = shared
+    _, model, varying, tol, weight, kept, gain_of, smoothed, N_of = shared
     I_m, n, p, of_N = like.I_m, len(gain_of), len(like.I_p), len(like.I_m) ** 2
     x, z = diagonal(I_m), diagonal(like.I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * like.I_p
-    r, dr, N, dN, T, dT, Z, dZ, Z_t = no_x, no_x, I_m, no_m, I_m, I_m, like.Z, like.Z, like.Z
-    C_inv, S, Kf, J, P_filt = like.I_p, like.Z, like.Z.T, I_m, I_m
-    dE, dKf, dJ, dP_filt = like.I_p, like.Z.T, I_m, I_m
+    r, dr, N, dN, T, dT, Z, dZ = no_x, no_x, I_m, no_m, I_m, I_m, like.Z, like.Z
+    C_inv, Kf, TP, dE, dKf, dTP = like.I_p, like.Z.T, I_m, like.I_p, like.Z.T, I_m
     of_T, of_Z, dD, dN_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
     gain, where_moved, where_N = n, n, n
@@ -253,24 +253,22 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T, dT = at_step(I_m, model.T, t), at_step(I_m, dots.T, t)
-            Z, dZ = at_step(like.Z, model.Z, t), at_step(like.Z, dots.Z, t)
+            dZ = at_step(like.Z, dots.Z, t)
         if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:
             gain, where_moved, where_N = gain_of[t], moved_of[t], N_of[t]
-            C_inv, S, Kf, J, P_filt = gains_at(like, kept, gain)
+            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)
             dE, dKf, dP_filt = moved_gains_at(like, moved, where_moved)
             N = read(I_m, smoothed.N, where_N * of_N)
-            Z_t = recursions.rows(Z, seen(read(z, y, t * p)))
-            dJ = -dKf @ Z_t - Kf @ dZ
+            TP, dTP = T @ P_filt, dT @ P_filt + T @ dP_filt
             settled, since, before, looked = False, t, -1.0, t
-        _, u, _ = means_at(like, kept, t)
         du, da_filt = moved_means_at(like, moved, t)
         e, a_smooth, r = smoothed_at(like, smoothed, t)
         de, da_smooth, dr_before = tangents.push_smooth_mean(
-            dr, dT, du, dKf, dJ, da_filt, dP_filt, dZ, r, T, u, Kf, J, P_filt, Z_t
+            dr, dT, du, dKf, da_filt, dTP, dZ, r, T, Z, e, Kf, TP
         )
         if not settled:
             of_T, of_Z, dD, dN_before = tangents.push_smooth_covariance(
-                dN, dT, dE, dKf, dJ, dP_filt, dZ, N, T, C_inv, S, Kf, J, P_filt
+                dN, dT, dE, dKf, dTP, dZ, N, T, Z, C_inv, Kf, TP
             )
             if tol > 0.0 and is_time_to_look(looked - t, since - t):
                 now, most = moved_change(N, dN, dN_before, most, n)
@@ -293,8 +291,8 @@ def pull_direction(like, shared, dots, moved, moved_of, bars):
             add_to(bars.H, t, weight * H_sum)
             add_to(bars.W, t, weight * W_sum)
             T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m
-    w, u, a_filt = means_at(like, kept, 0)
-    _, _, r = recursions.smooth_mean(r, T, w, u, S, Kf, J, a_filt, P_filt)  # before the first step
+    u, a_filt = means_at(like, kept, 0)
+    _, _, r = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)  # before the first step
     write(bars.a0.w, 0, weight * dr)
     write(bars.P0.w, 0, weight * (symmetric(recursions.outer(dr, r)) - dN / 2))
 
