@@ -174,7 +174,6 @@ def test_node_tests(operator):
 RESIZE_REFUSED = {
     "antialias": "antialias",
     "tf_crop": "tf_crop",
-    "not_(larger|smaller)": "keep_asp",
 }
 # These divide by a length with a fraction, where onnxruntime and PyTorch take the whole length.
 FRACTIONS = "downsample_scales_.*_align_corners"

@@ -456,7 +456,7 @@ RESIZES += [dict(mode="nearest", nearest_mode=m) for m in ("floor", "ceil", "rou
 PLACES = ("align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric")
 RESIZES += [dict(mode="linear", coordinate_transformation_mode=m) for m in PLACES]
 RESIZES += [dict(mode="nearest", coordinate_transformation_mode=m) for m in PLACES]
-RESIZES += [dict(mode="cubic", exclude_outside=1)]
+RESIZES += [dict(mode="cubic", exclude_outside=1), dict(mode="linear", extrapolation_value=7.5)]
 for attributes in RESIZES:
     kind = {"step": 0.5, "modes": ("static",), "constants": ["x2"], **attributes}
     scales = np.array([1, 1, 2.6, 0.5], np.float32)

@@ -101,6 +101,7 @@ STANDARD: dict[str, dict[str, tuple]] = {
         ),
         "cubic_coeff_a": ANY,
         "exclude_outside": FLAG,
+        "extrapolation_value": ANY,  # of tf_crop_and_resize alone
         "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
         "mode": ("nearest", "linear", "cubic"),
         "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
