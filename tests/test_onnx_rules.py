@@ -681,6 +681,24 @@ def test_pads_that_crop_and_are_known_at_run_time(mode):
         np.testing.assert_allclose(found[f"{name}_grad"], expected[name], atol=1e-4)
 
 
+@pytest.mark.parametrize("run", [run_reference, run_onnxruntime])
+@pytest.mark.parametrize("of_scale", [np.float16, np.float32])
+def test_dequantised_numbers_of_another_type_than_the_scale(of_scale, run):
+    """Their cotangent has the type of output_dtype, the scale's gradient that of the scale."""
+    scale, of_output = positive(4).astype(of_scale), {np.float16: "FLOAT", np.float32: "FLOAT16"}
+    steps, zero = np.int8([[[-9, 8, 0, 3]] * 3, [[5, -7, 2, -1]] * 3]), np.int8([-1, 0, 1, 2])
+    feeds = {"x": steps, "s": scale, "z": zero}
+    kind = {"axis": 2, "output_dtype": TensorProto.DataType.Value(of_output[of_scale])}
+    model = node_model("DequantizeLinear", feeds, opset=23, **kind)
+    dy = normal(2, 3, 4).astype(run(model, feeds)["y0"].dtype)
+    assert dy.dtype != of_scale
+    gradient = onnx_derivative(model)
+    found = run(gradient, gradient_feeds(gradient, feeds, {"y0": dy}))["s_grad"]
+    expected = np.einsum("abc,abc->c", dy.astype(float), steps.astype(float) - zero)
+    assert found.dtype == of_scale
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-2)
+
+
 def half(array):
     array = np.asarray(array)
     return array.astype(np.float16) if array.dtype == np.float64 else array
@@ -729,6 +747,7 @@ def test_every_known_value_of_an_attribute_has_a_case():
             if left or not (known or found):
                 missing.add((key[1], name, *sorted(left)))
     elsewhere = {
+        ("DequantizeLinear", "output_dtype"),
         ("GridSample", "mode", "bilinear"),
         ("LinearClassifier", "classlabels_strings"),
         ("Resize", "coordinate_transformation_mode", "tf_half_pixel_for_nn"),
