@@ -668,7 +668,7 @@ def in_onnxruntime(c, mode, gradient, feeds, cotangents):
 def test_pads_that_crop_and_are_known_at_run_time(mode):
     """The reference evaluator has no negative pads."""
     X = normal(4, 3).astype(np.float32)
-    value = {"v": np.float32(1.5)} if mode == "constant" else {"v": None}
+    value = {"v": np.array(1.5, np.float32)} if mode == "constant" else {"v": None}
     feeds = {"X": X, "pads": ints(0, 0, 0, 0), **value}
     model = node_model("Pad", feeds, shapes="named", mode=mode)
     feeds = {x.name: feeds[x.name] for x in model.graph.input} | {"pads": ints(2, -1, -1, 2)}
