@@ -33,6 +33,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import applys_between
 from pytensor.link.c.op import COp
+from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import get_scalar_type
 
 from helpers.checks.gradients import _directions, complex_step, step_sweep, symmetrize
@@ -43,8 +44,9 @@ AS_WRITTEN = Mode(linker="py", optimizer=None)  # compiles nothing, and rewrites
 SHAPES = Mode(linker="py", optimizer="fast_compile")  # asks infer_shape
 REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "BlasOpt")
 BACKENDS = {"numba": "Numba", "jax": "JAX", "c": "C"}
-# The default linker runs C where there is any, and Python elsewhere.
-MODES = {"numba": "NUMBA", "jax": "JAX", "c": Mode("cvm", "fast_compile")}
+# This linker runs C where there is any, and Python elsewhere.
+IN_C = Mode(VMLinker(use_cloop=True, c_thunks=True), "fast_compile")
+MODES = {"numba": "NUMBA", "jax": "JAX", "c": IN_C}
 DIFFERENCES = 1e-5  # what central differences can be trusted to
 SINGLE = 1e-3  # float32, after a short computation
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
@@ -384,6 +386,12 @@ class Graph:
         where = type(self.op) if self.is_op else self.op
         module = getattr(where, "__module__", None) or ""
         return where is OpFromGraph or module.split(".")[0] != "pytensor"
+
+    @cached_property
+    def inherited(self) -> str:
+        """Of what is wrong in the graph: a note, if all its Ops are PyTensor's own."""
+        ops = [node.op for node in applys_between(self.xs, self.ys)]
+        return "FAULT" if any(map(_is_brought, ops)) else "note"
 
     def severity(self) -> str:
         """Of what a function inherits from its Ops, or PyTensor's own Op has."""
@@ -729,7 +737,8 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
                 if y.type.dtype in pt.type.integer_dtypes and not whole_answer:
                     raise Found(
                         f"{who} output {j} is declared {y.type.dtype}, which "
-                        "truncates real numbers: turn inputs into floats in make_node"
+                        "truncates real numbers: turn inputs into floats in make_node",
+                        of.inherited,
                     )
                 is_single = "float32" in (y.type.dtype, str(right.dtype))
                 compare(f"{who} output {j}", left, right, "that of floats",
@@ -817,7 +826,10 @@ def slope(at: Point, k: int) -> Slope:
     plain = differences(at, k, f, symmetric=False)
     if agrees(plain):
         return plain
-    if _is_symmetric(x) and (pulled is None or _is_for_symmetric(pulled)):
+    # Nor is there another gradient where a function reads one triangle alone.
+    if _is_symmetric(x) and (
+        pulled is None or _is_for_symmetric(pulled) or _is_for_symmetric(plain.value)
+    ):
         symmetric = differences(at, k, f, symmetric=True)
         if agrees(symmetric) or (pulled is None and not np.any(np.isfinite(plain.value))):
             return symmetric
@@ -1005,7 +1017,7 @@ def pull_single(at: Point) -> None:
     """The gradient of float32 is the same, and of float32."""
     of, arrays = at.of, _to_single(at)
     try:
-        xs, ys = built(of.op, of.labels, arrays)
+        xs, ys = built(of.op, of.labels, arrays, [x.type.shape for x in of.xs])
     except Exception:
         raise Found("float32 is refused", "skipped") from None
     narrow = Graph(of.op, of.labels, xs, ys, None, of.rtol, of.seed)
@@ -1068,8 +1080,8 @@ def second(at: Point) -> str | None:
             low, high = sorted(one_sided(moved, x, v))
             if high - low > 1e-3 * max(abs(low), abs(high)) and low <= along <= high:
                 continue  # at a kink of the gradient
-            says = _difference(np.array(along), np.array(true), 0)
-            raise Found(f"the gradient of the pullback for {of.labels[k]} {says}")
+            says = _difference(np.array(along), np.array(true), rtol)
+            raise Found(f"the gradient of the pullback for {of.labels[k]} {says}", of.inherited)
     if nulls:
         who = ", ".join(of.labels[k] for k in nulls)
         why = _first_line(next(iter(nulls.values())).type.why_null)
@@ -1150,11 +1162,11 @@ def pushforward(at: Point) -> str:
         rtol = max(s.rtol for s in at.slopes.values())
         size = max(np.abs(s.value * at.x_dots[k]).sum() for k, s in at.slopes.items())
         cost = abs(float(_along(at.y_bars, [at.values[j] for j in of.smooth])))
-        gap = forwards - sum(terms.values())
-        if not abs(gap) <= rtol * size + 1e-9 * cost:
-            says = _difference(np.array(forwards), np.array(forwards - gap), 0)
+        true = sum(terms.values())
+        if not abs(forwards - true) <= rtol * size + 1e-9 * cost:
+            says = _difference(np.array(forwards), np.array(true), rtol)
             if not _kink_along(at, forwards):
-                raise Found(f"the pushforward {says} ({', '.join(sorted(methods))})")
+                raise Found(f"the pushforward {says} ({', '.join(sorted(methods))})", of.inherited)
             return "at a kink, between the slopes of both sides"
     if not right:
         return f"against {', '.join(sorted(methods))}"
@@ -1194,12 +1206,13 @@ def push_partly(at: Point) -> None:
         except Exception as error:
             raise Found(
                 f"if {of.labels[k]} alone moves, pushforward fails ({_brief(error)}): a "
-                "tangent may be of DisconnectedType, which has no arithmetic"
+                "tangent may be of DisconnectedType, which has no arithmetic",
+                of.inherited,
             ) from None
         zeros = [d if i == k else 0 * d for i, d in at.x_dots.items()]
         for y_dot, true in zip(alone, of.push(*at.arrays, *zeros), strict=True):
             compare(f"the pushforward, if {of.labels[k]} alone moves,", y_dot, true,
-                    "zero tangents", _tolerance(of))  # fmt: skip
+                    "zero tangents", _tolerance(of), of.inherited)  # fmt: skip
 
 
 def default_push(at: Point) -> None:
@@ -1374,6 +1387,12 @@ def jax_rule(at: Point) -> str | None:
     return None
 
 
+def _is_brought(op) -> bool:
+    """Whether an Op is not PyTensor's own."""
+    op = getattr(op, "scalar_op", getattr(op, "core_op", op))
+    return type(op) is OpFromGraph or type(op).__module__.split(".")[0] != "pytensor"
+
+
 def _has_c(of: Graph) -> bool:
     """Whether there is a compiler, and an Op in the graph has C code."""
     return bool(pytensor.config.cxx) and any(
@@ -1396,12 +1415,12 @@ def _brings_c(node) -> bool:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def compare(what, found, true, against, rtol) -> None:
+def compare(what, found, true, against, rtol, severity="FAULT") -> None:
     found, true = np.asarray(found), np.asarray(true)
     if found.shape != true.shape:
-        raise Found(f"{what} has shape {found.shape}, expected {true.shape} ({against})")
+        raise Found(f"{what} has shape {found.shape}, expected {true.shape} ({against})", severity)
     if says := _difference(found, true, rtol):
-        raise Found(f"{what} {says} ({against})")
+        raise Found(f"{what} {says} ({against})", severity)
 
 
 def _difference(value, true, rtol: float, floor: float = 0.0) -> str:

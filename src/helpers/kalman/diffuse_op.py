@@ -32,6 +32,7 @@ from helpers.kalman.numba_backend import (
 )
 from helpers.kalman.op import (
     _from_model,
+    as_compiled,
     check_lengths,
     filter_outputs_from_W,
     less,
@@ -311,7 +312,7 @@ class KalmanIntegrated(_IntegratedOp):
         return Apply(self, inputs, [pt.tensor(dtype=dtype, shape=shape) for shape in shapes])
 
     def perform(self, node, inputs, output_storage):
-        found = load("integrated").integrated(*inputs, *[False] * 5, self.tol)
+        found = load("integrated").integrated(*as_compiled(inputs), *[False] * 5, self.tol)
         _, value, mean, root, *_ = found
         for storage, X in zip(output_storage, (value, mean, root @ root.T), strict=True):
             storage[0] = np.asarray(X, dtype=node.outputs[0].dtype)
@@ -366,7 +367,7 @@ class KalmanIntegratedGrad(_IntegratedOp):
 
     def perform(self, node, inputs, output_storage):
         _, value, mean, root, _, y_bar, starts_bar, c_bar, out, _ = load("integrated").integrated(
-            *inputs, *self.flags(), self.tol
+            *as_compiled(inputs), *self.flags(), self.tol
         )
         found = out._asdict() | {
             "value": value, "y": y_bar, "starts": starts_bar, "c": c_bar,

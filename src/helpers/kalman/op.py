@@ -251,6 +251,15 @@ THIRD = (
 )
 
 
+def as_compiled(arrays) -> list:
+    """Arrays such as the passes are compiled for.
+
+    For those of another type, of another layout or read-only, as a batch's are, Numba would compile
+    the passes' entries anew, for seconds.
+    """
+    return [np.require(X, np.float64, "CW") for X in arrays]
+
+
 class _KalmanOp(Op):
     """What the four Ops share: nine inputs, of which some vary over time."""
 
@@ -277,10 +286,10 @@ class _KalmanOp(Op):
     def over_time(self, inputs) -> list:
         """The nine inputs with a time axis, of length 1 where they do not vary."""
         _check_shapes(DIMENSIONS, {x: X.shape for x, X in zip(INPUTS, inputs, strict=True)})
-        return [
+        return as_compiled(
             X if x in ("y", *STATIC, *self.varying) else X[np.newaxis]
             for x, X in zip(INPUTS, inputs, strict=True)
-        ]
+        )
 
     def _gradient(self, name: str, out, y_bar):
         """The gradient of an input, among what the compiled pass returns."""
@@ -403,7 +412,8 @@ class KalmanLoglikeGrad(_KalmanOp):
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
         entry = load("entry")
-        l, bars, y_bar, _ = entry.loglike_and_grad(*model, l_bar, *self.flags(), self.tol)
+        weights = as_compiled([l_bar])
+        l, bars, y_bar, _ = entry.loglike_and_grad(*model, *weights, *self.flags(), self.tol)
         out = entry.Arrays(*bars)
         values = [l if x == "l" else self._gradient(x, out, y_bar) for x in self.requested]
         self._store(output_storage, values, node.outputs[0].dtype)
@@ -519,7 +529,7 @@ class KalmanLoglikeTangent(_KalmanOp):
         for x, X in zip(INPUTS, model, strict=True):
             shape = (*(many or (1,)), *laid_out(x, X.shape))
             dots.append(np.reshape(given[x], shape) if x in given else np.zeros(shape))
-        arrays = [np.ascontiguousarray(X, np.float64) for X in (*model, l_bar, *dots)]
+        arrays = as_compiled([*model, l_bar, *dots])
         _, l, bars = load("tangents").hessian_vector(*arrays, *self.flags(), self.tol)
         shapes = dict(zip(INPUTS, (X.shape for X in inputs), strict=False)) | {"l": l_bar.shape}
         found = dict(zip(INPUTS, bars, strict=True)) | {"l": l}
@@ -648,10 +658,7 @@ class KalmanFilterGrad(_KalmanOp):
     def perform(self, node, inputs, output_storage):
         model = self.over_time(inputs[: len(INPUTS)])
         given = dict(zip(self.given, inputs[len(INPUTS) :], strict=True))
-        bars = [
-            np.ascontiguousarray(given.get(x, np.zeros((0,) * len(letters))), dtype=np.float64)
-            for x, letters in OUTPUTS.items()
-        ]
+        bars = as_compiled(given.get(x, np.zeros((0,) * len(k))) for x, k in OUTPUTS.items())
         out, y_bar = load("outputs").reverse(*model, *bars)
         values = [self._gradient(x, out, y_bar) for x in INPUTS]
         self._store(output_storage, values, node.outputs[0].dtype)

@@ -37,6 +37,7 @@ from helpers.kalman.op import (
     KalmanLoglike,
     _connected,
     _from_model,
+    as_compiled,
     beside,
     less,
     of_one_float_type,
@@ -163,7 +164,8 @@ class _PanelOp(Op):
     def perform(self, node, inputs, output_storage):
         weights = [] if len(inputs) > len(INPUTS) else [np.ones(inputs[0].shape[:2])]
         code = load("panel").loglike_and_grad
-        l, y_bar, a0_bar, c_bar, out, _ = code(*inputs, *weights, *self._flags(), self.tol)
+        arrays = as_compiled([*inputs, *weights])
+        l, y_bar, a0_bar, c_bar, out, _ = code(*arrays, *self._flags(), self.tol)
         found = out._asdict() | {"l": l, "y": y_bar, "a0": a0_bar, "c": c_bar}
         for storage, name in zip(output_storage, self.requested, strict=True):
             storage[0] = np.asarray(found[name], dtype=node.outputs[0].dtype)
