@@ -487,10 +487,16 @@ def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
 
 # Without positions a rulebook does not say how many channels Q had: its transpose cannot know.
 # A linear map counts the entries of its arguments, and takes any number of dimensions.
-KNOWN = {"BuildQ": {"empty gradient"}, "LinearMap": {"number of dimensions"}}
+# The cotangent of draws is refused when the graph runs, if it has another number of dimensions.
+KNOWN = {
+    "BuildQ": {"empty gradient"},
+    "LinearMap": {"number of dimensions"},
+    "KalmanDrawGrad": {"number of dimensions"},
+}
 
 
-SLOW_OURS = {"KalmanFilterGrad"}  # its second derivatives are loops in Python
+# Their second derivatives are loops in Python.
+SLOW_OURS = {"KalmanFilter", "KalmanFilterGrad", "KalmanPanelGrad"}
 
 
 @pytest.mark.parametrize("name", [thorough(x, id=x) if x in SLOW_OURS else x for x in OURS])
@@ -725,3 +731,18 @@ SLOW = {"gammainc", "kron", "logaddexp", "expm"}
 def test_an_op_of_pytensor_raises_no_false_alarm(name):
     op, *inputs = OWN[name]
     assert faults(op, inputs) == {}
+
+
+def test_a_batch_of_an_op_of_the_filter_compiles_nothing_anew():
+    """A batch of one input alone hands on the others read-only: a type of its own for Numba."""
+    from helpers.kalman.fused.building import load
+
+    op, inputs = OURS["KalmanLoglike"]
+    code = load("entry").loglike
+    op.perform(op(*inputs).owner, inputs, [[None]])
+    known, out = set(code.signatures), [[None]]
+    views = [np.broadcast_to(x[None], (2, *x.shape))[0].astype(x.dtype, copy=False) for x in inputs]
+    assert not any(x.flags.writeable for x in views)
+    op.perform(op(*views).owner, views, out)
+    op.perform(op(*inputs).owner, [np.array(x, "float32", order="F") for x in inputs], out)
+    assert set(code.signatures) == known

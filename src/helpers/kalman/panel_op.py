@@ -272,19 +272,22 @@ class KalmanPanelGrad(_PanelOp):
         return graph_replace(moved, given, strict=False)
 
 
+def _repeated(X, length, axis=0):
+    """X with an axis of this length, if it has length 1, which need not be known before it runs."""
+    own = X.shape[axis]  # PyTensor would not stretch it then
+    return pt.take(X, pt.arange(pt.maximum(length, own)) * pt.neq(own, 1), axis=axis)
+
+
 def _one_by_one(inputs, tol):
     """The log-likelihoods (J, n) by a loop over the Op for one series, from the panel's inputs."""
     y, a0, P0, c, *matrices = inputs
     J, n, p = y.shape
-    m = P0.shape[0]
     fixed = c.type.shape[1] == 1
-    c = pt.broadcast_to(c, (J, c.shape[1] if fixed else n, m))
-    over_time = [
-        X[0] if X.type.shape[0] == 1 else pt.broadcast_to(X, (n, *X.shape[1:])) for X in matrices
-    ]
+    c = _repeated(c, J) if fixed else _repeated(_repeated(c, J), n, axis=1)
+    over_time = [X[0] if X.type.shape[0] == 1 else _repeated(X, n) for X in matrices]
     of_all = [P0, pt.zeros((p,), dtype=y.dtype), *over_time]
     P0, d, *matrices = (X[np.newaxis] for X in of_all)
-    a0 = pt.broadcast_to(a0, (J, m))
+    a0 = _repeated(a0, J)
     varying = tuple(x for x, X in zip("TZHW", over_time, strict=True) if X.ndim == 3)
     op = KalmanLoglike(varying if fixed else ("c", *varying), tol)
     return Blockwise(op)(y, a0, P0, c[:, 0] if fixed else c, d, *matrices)
