@@ -38,28 +38,6 @@ onnx/05-rules-of-layers
 onnx/03-training-with-an-inference-runtime
 """.split()
 
-# Their line is written when they are run the next time.
-STALE = """
-pytensor/02-pushing-and-pulling
-pytensor/06-writing-an-op
-pytensor/07-the-gradient-of-a-solution
-pytensor/08-nan-zero-or-wrong
-kalman/11-one-op
-kalman/13-drop-in
-kalman/19-a-score-for-statsmodels
-sparse/01-convolving-what-is-there
-sparse/02-gradient-of-a-gather
-sparse/03-a-custom-op-in-three-frameworks
-sparse/04-training-on-sparse-digits
-sparse/05-when-does-sparse-pay
-sparse/06-a-residual-network-on-voxels
-onnx/01-a-graph-that-differentiates-a-graph
-onnx/02-rules
-onnx/05-rules-of-layers
-onnx/03-training-with-an-inference-runtime
-onnx/04-three-engines
-""".split()
-
 
 def test_minutes():
     text = new_markdown_cell("word " * 220 + "\n$$\na\n\\\\ b c d e\n$$\n" * 30)
@@ -95,8 +73,6 @@ def test_a_chapter_is_a_lesson(name):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_a_chapter_says_how_long_it_takes(name):
-    if name.removeprefix("notebooks/") in STALE:
-        pytest.skip("to be run again")
     cells = book.read_cells(name)
     said = next(int(found[1]) for cell in cells if (found := reading.SAID.search(cell.source)))
     assert said == reading.rounded(CHAPTERS[name]), "run make notebooks"
