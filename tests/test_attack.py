@@ -512,7 +512,8 @@ def test_every_op_of_the_package_is_attacked():
     ops, found = {"Op"}, set()
     while found != ops:
         found, ops = ops, ops | {name for name, base in bases.items() if base in ops}
-    shared = {"Op", "RulebookOp"} | {name for name in ops if name.startswith("_")}
+    # OneStepTerms is taken away by rewrites, and its gradient is that of a sum.
+    shared = {"Op", "RulebookOp", "OneStepTerms"} | {x for x in ops if x.startswith("_")}
     assert ops - shared == set(OURS)
 
 

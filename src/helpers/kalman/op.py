@@ -286,10 +286,10 @@ class _KalmanOp(Op):
     def over_time(self, inputs) -> list:
         """The nine inputs with a time axis, of length 1 where they do not vary."""
         _check_shapes(DIMENSIONS, {x: X.shape for x, X in zip(INPUTS, inputs, strict=True)})
-        return as_compiled(
+        return [
             X if x in ("y", *STATIC, *self.varying) else X[np.newaxis]
             for x, X in zip(INPUTS, inputs, strict=True)
-        )
+        ]
 
     def _gradient(self, name: str, out, y_bar):
         """The gradient of an input, among what the compiled pass returns."""
@@ -352,7 +352,7 @@ class KalmanLoglike(_KalmanOp):
         return Apply(self, inputs, [self._output("n", inputs)])
 
     def perform(self, node, inputs, output_storage):
-        l = load("entry").loglike(*self.over_time(inputs), self.tol)
+        l = load("entry").loglike(*as_compiled(self.over_time(inputs)), self.tol)
         self._store(output_storage, [l], node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -408,7 +408,7 @@ class KalmanLoglikeGrad(_KalmanOp):
 
     def perform(self, node, inputs, output_storage):
         *model, l_bar = inputs
-        model = self.over_time(model)
+        model = as_compiled(self.over_time(model))
         if l_bar.shape != model[0].shape[:1]:
             raise ValueError(f"l_bar has shape {l_bar.shape}, expected (n,) = ({len(model[0])},)")
         entry = load("entry")
@@ -620,7 +620,7 @@ class KalmanFilter(_KalmanOp):
         return Apply(self, inputs, [self._output(x, inputs) for x in OUTPUTS.values()])
 
     def perform(self, node, inputs, output_storage):
-        values = load("outputs").filter_outputs(*self.over_time(inputs))
+        values = load("outputs").filter_outputs(*as_compiled(self.over_time(inputs)))
         self._store(output_storage, values, node.outputs[0].dtype)
 
     def numba_function(self, node):
@@ -656,7 +656,7 @@ class KalmanFilterGrad(_KalmanOp):
         return Apply(self, [*model, *bars], outputs)
 
     def perform(self, node, inputs, output_storage):
-        model = self.over_time(inputs[: len(INPUTS)])
+        model = as_compiled(self.over_time(inputs[: len(INPUTS)]))
         given = dict(zip(self.given, inputs[len(INPUTS) :], strict=True))
         bars = as_compiled(given.get(x, np.zeros((0,) * len(k))) for x, k in OUTPUTS.items())
         out, y_bar = load("outputs").reverse(*model, *bars)
