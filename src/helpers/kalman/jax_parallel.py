@@ -1,6 +1,6 @@
 r"""All steps at once: the Kalman filter and its way back in O(log n) steps one after the other.
 
-The series is cut into blocks of :data:`BLOCK` steps, and all blocks go side by side:
+The series is cut into blocks of ``BLOCK`` steps, and all blocks go side by side:
 
 1. every block runs the filter from a state that is known exactly, and notes on the way how its end
    depends on its start: a *map* of five arrays (Särkkä and García-Fernández 2021,
