@@ -87,8 +87,8 @@ BY_SCANS = "gaps", "time-varying with gaps", "H = 0, singular P0 and Q", "Nile"
 )
 def test_value_and_gradient_for_any_weights(name, method):
     y, model = make(name)
-    # The Nile's start is vague, and its gradients are small: it stands near its optimum.
-    bound = 1e-11 if name == "Nile" else 1e-12
+    # The Nile's start is vague, and it stands near its optimum: the terms of H_bar cancel.
+    bound = 1e-10 if name == "Nile" else 1e-12
 
     def weighted(weights, *arrays):
         return weights @ loglike(*arrays, method=method, tol=0.0)

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -107,6 +108,8 @@ print(folder and os.path.dirname(folder), bool(folder) and len(os.listdir(folder
 
 def where_nothing_can_be_written(module, script, **variables):
     folder = Path(module.__file__).parent
+    # Importing the module has left its bytecode, unless Python was told to write none.
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     for name in ("__pycache__", "home"):
         (folder / name).write_text("")
     variables = {"HOME": str(folder / "home" / "user"), "PYTHONDONTWRITEBYTECODE": "1"} | variables
