@@ -570,6 +570,41 @@ FAULTS = {
         "            if wanted.W:\n                accumulate_W(w, first, n,",
         "            if True:\n                accumulate_W(w, first, n,",
     ),
+    "rotation: a gap takes its column of H^-1/2 along": (
+        "collapse.py",
+        "            orthonormalize(V, A, q + m, along)\n",
+        "            V[:q] = 0.0\n            orthonormalize(V, A, q + m, along)\n",
+    ),
+    "rotation: the determinant of H whatever is missing": (
+        "collapse.py",
+        "                logdet += 2.0 * np.log(A[j, j])  # eq-hundred-gaps\n",
+        "                pass\n",
+    ),
+    "rotation: x* by the first projection alone": (
+        "collapse.py",
+        "            along[j] += x\n",
+        "            along[j] = x\n",
+    ),
+    "rotation: weights left out of what does not see the state": (
+        "collapse.py",
+        "y_bar[t, i], left[row, i] = -g[t] * x.z[place, i]",
+        "y_bar[t, i], left[row, i] = -x.z[place, i]",
+    ),
+    "rotation: the mixed term of H forgotten": (
+        "collapse.py",
+        "                add(right, top + j, -Y_bar[t, j], x.z, place)\n",
+        "",
+    ),
+    "rotation: h without its weight": (
+        "collapse.py",
+        "right[i] = g[t] * x.x[place, i]",
+        "right[i] = x.x[place, i]",
+    ),
+    "rotation: digits of H's gradient lost without a word": (
+        "collapse.py",
+        "return least >= LEAST_LEFT * most",
+        "return True",
+    ),
     "P0's gradient twice too large": (
         "backward.py",
         "out.P0[i, j] = 0.5 * weight * x",
@@ -578,9 +613,14 @@ FAULTS = {
 }
 
 
+# The tests that look at a file, where they are not those of the twin.
+TESTS = {"collapse.py": ("test_kalman_collapse.py", "-k", "python or patterns or sizes")}
+
+
 def plant(name: str) -> tuple[bool, float, str]:
     """Whether a test fails with this fault in place, the seconds that took, and which one."""
     file, there, planted = FAULTS[name]
+    tests, *chosen = TESTS.get(file, ("test_kalman_twin.py",))
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for part in ("src", "tests"):
@@ -597,7 +637,7 @@ def plant(name: str) -> tuple[bool, float, str]:
         paths = f"{folder}/src{os.pathsep}{folder}/tests{os.pathsep}{folder}"
         command = [
             sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
-            "-c", os.devnull, "--rootdir", folder, f"{folder}/tests/test_kalman_twin.py",
+            "-c", os.devnull, "--rootdir", folder, f"{folder}/tests/{tests}", *chosen,
         ]  # fmt: skip
         done = subprocess.run(
             command,

@@ -13,6 +13,7 @@ from pathlib import Path
 PATIENCE = 600  # seconds without a sign of life after which a process no longer waits for another
 SILENT = 3  # seconds that need no word
 PURPOSE = {
+    "collapsed": "for more series than states",
     "tangents": "for second derivatives",
     "integrated": "for diffuse starts",
     "panel": "for many series of one model",
@@ -24,8 +25,8 @@ PURPOSE = {
 }
 # How many functions each module compiles or finds on disk, and the modules that it imports for it.
 FUNCTIONS = {
-    "entry": 3, "roots": 3, "outputs": 4, "tangents": 1, "integrated": 2, "panel": 3, "own": 2,
-    "xla": 4, "xla_integrated": 2, "xla_panel": 2, "xla_tangents": 2,
+    "entry": 3, "roots": 3, "outputs": 4, "tangents": 1, "collapsed": 1, "integrated": 2,
+    "panel": 3, "own": 2, "xla": 4, "xla_integrated": 2, "xla_panel": 2, "xla_tangents": 2,
 }  # fmt: skip
 NEEDS = {
     "panel": ("roots",),

@@ -61,6 +61,9 @@ def kept_on_disk(compile):
     return decorate
 
 
+# Beside how a pass ended: H does not allow to rotate the series into fewer.
+NOT_ROTATED = 4
+
 # What a pass is for: the value alone; the gradient; the value, and the gains for a sweep.
 VALUE, GRADIENT, GAINS = 0, 1, 2
 REALS, INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
@@ -185,15 +188,17 @@ SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
 LARGEST_MADE = 64
 SIZES = "KALMAN_BY_HAND_SIZES"  # names the sizes for which it is, as "13,1 10,5": m, p
 # Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers and
-# the whole one, made for the size or for any; at (0, 0) the one with its first steps in roots, at
-# (0, 1) the whole one for any size; at (m, TANGENTS + p) that of tangents in registers. At (1, 0):
-# whether the compilation of the one at (0, 0) has failed.
+# the whole one, made for the size or for any; at (0, ROOTS) the one with its first steps in roots,
+# at (0, WHOLE) the whole one for any size, at (0, COLLAPSE) the one that rotates series into fewer;
+# at (m, TANGENTS + p) that of tangents in registers. At (1, 0): whether the compilation of one of
+# those in row 0 has failed.
+ROOTS, WHOLE, COLLAPSE = 0, 1, 2
 _KEPT = "helpers_kalman_passes"
 TANGENTS = LARGEST_MADE
 _WIDTH = TANGENTS + LARGEST + 1
 _addresses = np.zeros((LARGEST_MADE + 1, _WIDTH), np.int64)
 _addresses[1:, 1 : LARGEST_MADE + 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
-_addresses[0, 1] = _addresses[1, 1]
+_addresses[0, WHOLE] = _addresses[1, 1]
 _addresses[1 : LARGEST + 1, 1 : LARGEST + 1] = 0
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
 
@@ -216,7 +221,7 @@ def make_for(m: int, p: int) -> bool:
     """
     if not LARGEST < max(m, p) <= LARGEST_MADE:
         return False
-    if _addresses[m, p] == _addresses[0, 1]:
+    if _addresses[m, p] == _addresses[0, WHOLE]:
         _addresses[m, p] = 0
     return True
 
@@ -231,7 +236,7 @@ def compile_later(m, p, announce=None):
 
     if max(m, p) <= LARGEST_MADE and not _addresses[m, p]:
         if not m:
-            _addresses[m, p] = load("roots").ADDRESS
+            _addresses[m, p] = load("collapsed" if p == COLLAPSE else "roots").ADDRESS
         else:
             passes = load("small" if max(m, p) <= LARGEST else "made")
             _addresses[m, p] = passes.address(m, p, announce)
@@ -292,14 +297,14 @@ def address_of(m, p):
 
 @jitable
 def is_not_compiled():
-    """Whether the pass with its first steps in roots was asked for and could not be compiled."""
+    """Whether a pass in row 0 was asked for and could not be compiled."""
     return _kept_address(1, 0) != 0
 
 
 @jitable
 def address_of_pass(m, p):
     """That of the whole pass, made for this size if it was asked for and compiled."""
-    for_any = _kept_address(0, 1)
+    for_any = _kept_address(0, WHOLE)
     if max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
         return for_any
     address = address_of(m, p)
@@ -332,6 +337,30 @@ def small_pass_for(sizes, l_bar):
     return address_of(m, p)
 
 
+# So many steps pass before a covariance is steady, after the start and after each change of gaps.
+STEADY_AFTER = 50
+
+
+@jitable
+def collapses(y, m, never_steady):
+    """Whether rotating the series of each step into m takes less time than it saves.
+
+    By nanoseconds, of which an operation of large products takes less than one. (With m + 1 series
+    never: as many they are rotated into where one is to be read off.)
+    """
+    n, p = y.shape
+    if p <= max(m + 1, LARGEST):
+        return False
+    changes = n if never_steady else 1
+    for t in range(1, n):
+        for i in range(p):
+            if np.isnan(y[t, i]) != np.isnan(y[t - 1, i]):
+                changes += 1
+                break
+    now = min(n, STEADY_AFTER * changes) * p * (p * p // 3 + 4 * p * m) + n * p * (p + 4 * m) // 2
+    return now > n * (1000 + 5 * p * m + p * p // 5)
+
+
 @jitable
 def addresses(arrays):
     """Those of the model's arrays, or its gradient's."""
@@ -360,7 +389,7 @@ def run(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
     return run_at(address, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
 
 
-NOT_COMPILED = "the pass for a vague P0 was not compiled; why not, a message above says"
+NOT_COMPILED = "a pass was not compiled; why not, a message above says"
 OUT_OF_MEMORY = "the Kalman filter ran out of memory; it needs about n (m + p) (m + 3 p) doubles"
 
 
@@ -454,8 +483,17 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
          len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
          int(wanted.W), 1]
     )  # fmt: skip
-    small = small_pass_for(sizes, l_bar)
-    how = VAGUE
+    how = NOT_ROTATED
+    if collapses(y, m, tol == 0.0 or varies(model)):
+        address = address_of(0, COLLAPSE)
+        if address == 0:
+            raise RuntimeError(NOT_COMPILED)
+        how = run_at(address, (), sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        if how == 0:
+            raise MemoryError(OUT_OF_MEMORY)
+        if how != NOT_ROTATED:
+            return how
+    small, how = small_pass_for(sizes, l_bar), VAGUE
     if small != 0:
         how = run_at(small, (), sizes, report, tol, l, l_bar, y, y_bar, model, out)
         if how == 0:
@@ -476,7 +514,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
         whole = address_of_pass(m, p)
         how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
-        from_roots = address_of(0, 0)
+        from_roots = address_of(0, ROOTS)
         if from_roots == 0:
             raise RuntimeError(NOT_COMPILED)
         how = run(from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)

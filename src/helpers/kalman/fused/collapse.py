@@ -1,0 +1,449 @@
+"""More series than states: each step's p observations become m, exactly, by one rotation.
+
+With H = H^1/2 H^1/2' the entries of x = H^-1/2 (y - d) have unit variances. H^-1/2 Z = V A, V with
+orthonormal columns and A upper triangular, says which m combinations of them see the state:
+x* = V'x = A alpha + noise of covariance I. What is left, x - V x*, is independent of the state and
+of x*. A missing component is a number that y leaves free: the column of H^-1/2 that belongs to it
+is projected out of both sides. (For a diagonal H that leaves its row out.) A column of H^-1/2 Z
+that depends on those before it has a zero in the place of its column of V: few observations need
+nothing else. The gradient comes back by products with B = V' H^-1/2 and z = H^-1/2' (x - V x*).
+
+Labels name the equations of the chapter "A hundred series". A collapse by (Z'H^-1 Z)^-1 Z'H^-1
+instead: Jungbacker and Koopman 2015, doi:10.1111/ectj.12029.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.fused.tiles import PART, jitable
+from helpers.kalman.recursions import LOG_2PI, at_step
+
+# A pivot of H below this share of its variance leaves too few digits to divide by.
+LEAST_PIVOT = 1e-10
+# What is left of a column below this share of it is rounding.
+SPANNED = 1e-14
+# A is inverted where that costs fewer than four digits.
+WORST_A = 1e4
+# What the states do not explain has to be this share of H^-1, or H_bar loses its digits.
+LEAST_LEFT = 1e-3
+
+
+class Patterns(NamedTuple):
+    """Steps sorted so that those that observe the same components stand together."""
+
+    order: np.ndarray  # (n,), the step at each place
+    start: np.ndarray  # (patterns + 1,), the place where each pattern begins
+
+
+class Rotated(NamedTuple):
+    """What rotations make of the data, and what leads back; steps in the order of `Patterns`."""
+
+    x: np.ndarray  # (n, m), x*
+    z: np.ndarray  # (n, p)
+    l: np.ndarray  # (n,), the log-likelihood of what does not see the state
+    A: np.ndarray  # (patterns, m, m)
+    A_inv: np.ndarray  # the same
+    B: np.ndarray  # (patterns, m, p)
+    H_inv: np.ndarray  # (1 or n, p, p), the sum of g H^-1 over the steps that share H_bar
+
+
+@jitable
+def same_pattern(o, s, t):
+    """Whether steps s and t observe the same components."""
+    for i in range(o.shape[1]):
+        if o[s, i] != o[t, i]:
+            return False
+    return True
+
+
+@jitable
+def patterns_of(o, varying):
+    """`Patterns` of o (n, p), 0.0 where y is missing; a step each if the matrices are `varying`."""
+    n, p = o.shape
+    first, pattern, key, count = np.zeros(n, np.int64), np.arange(n), np.zeros(n, np.int64), 0
+    for t in range(n):
+        for i in range(p):
+            key[t] = (31 * key[t] + (7 if o[t, i] == 0.0 else 3)) & (2**50 - 1)
+        k = count if varying else 0
+        while k < count and not (key[first[k]] == key[t] and same_pattern(o, first[k], t)):
+            k += 1
+        if k == count:
+            first[k], count = t, count + 1
+        pattern[t] = k
+    order, start = np.zeros(n, np.int64), np.zeros(count + 1, np.int64)
+    for t in range(n):
+        start[pattern[t] + 1] += 1
+    for k in range(count):
+        start[k + 1] += start[k]
+        first[k] = start[k]
+    for t in range(n):
+        order[first[pattern[t]]] = t
+        first[pattern[t]] += 1
+    return Patterns(order, start)
+
+
+@jitable
+def is_diagonal(H):
+    """Whether H (1 or n, p, p) is zero off the diagonal at any time."""
+    for t in range(len(H)):
+        for i in range(H.shape[1]):
+            for j in range(H.shape[1]):
+                if i != j and H[t, i, j] != 0.0:
+                    return False
+    return True
+
+
+@register_jitable(**PART, fastmath={"reassoc"})
+def dot(A, i, B, j):
+    """The product of row i of A and row j of B."""
+    x = 0.0
+    for k in range(A.shape[1]):
+        x += A[i, k] * B[j, k]
+    return x
+
+
+@jitable
+def add(A, i, factor, B, j):
+    """Add `factor` times row j of B to row i of A, as many entries as B has."""
+    for k in range(B.shape[1]):
+        A[i, k] += factor * B[j, k]
+
+
+@jitable
+def leave_out(A, i, o):
+    """Zeros in row i of A where the vector o is zero."""
+    for k in range(len(o)):
+        if o[k] == 0.0:
+            A[i, k] = 0.0
+
+
+@jitable
+def times(X, A, diagonal):
+    """X A; A may be `diagonal`."""
+    if not diagonal:
+        return X @ A
+    out = np.empty(X.shape)
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            out[i, j] = X[i, j] * A[j, j]
+    return out
+
+
+@jitable
+def whitening(H, o):
+    """H^-1/2 (p, p), lower triangular, and log|H|; false if H is too ill.
+
+    Rows and columns of H where o (p,) is zero are those of an identity matrix.
+    """
+    p = len(H)
+    root, inverse, logdet = np.eye(p), np.eye(p), 0.0
+    for j in range(p):
+        if o[j] != 0.0:
+            x = H[j, j]
+            for k in range(j):
+                x -= root[j, k] ** 2
+            if not LEAST_PIVOT * H[j, j] < x < np.inf:
+                return root, 0.0, False
+            logdet += np.log(x)
+            for i in range(j + 1, p):
+                if o[i] != 0.0:
+                    y = 0.5 * (H[i, j] + H[j, i])
+                    for k in range(j):
+                        y -= root[i, k] * root[j, k]
+                    root[i, j] = y / np.sqrt(x)
+            root[j, j] = np.sqrt(x)
+    for i in range(p):
+        for j in range(i):
+            if root[i, j] != 0.0:
+                add(inverse, i, -root[i, j], inverse, j)
+        for j in range(i + 1):
+            inverse[i, j] /= root[i, i]
+    return inverse, logdet, True
+
+
+@jitable
+def project(X, row, V, rows, along):
+    """Take from a row of X its part in the first `rows` rows of V, which ``along`` (rows,) gets.
+
+    Once more where little is left, of which the rounding of the first time would be too much.
+    """
+    for j in range(rows):
+        along[j] = 0.0
+    before, again = dot(X, row, X, row), True
+    while again:
+        for j in range(rows):
+            x = dot(V, j, X, row)
+            along[j] += x
+            add(X, row, -x, V, j)
+        after = dot(X, row, X, row)
+        again, before = SPANNED**2 * before < after < 0.5 * before, after
+    return after
+
+
+@jitable
+def orthonormalize(V, A, rows, along):
+    """Make the first `rows` of V orthonormal; A (rows, rows) upper triangular: V was A' V.
+
+    Gram-Schmidt, repeated where it is needed. A row that depends on those before it becomes zero.
+    """
+    for j in range(rows):
+        before = dot(V, j, V, j)
+        length = np.sqrt(project(V, j, V, j, along))
+        for i in range(rows):
+            A[i, j] = along[i] if i < j else 0.0
+        if length > SPANNED * np.sqrt(before):
+            A[j, j] = length
+        for i in range(V.shape[1]):
+            V[j, i] = V[j, i] / length if A[j, j] > 0.0 else 0.0
+
+
+@jitable
+def invert(A, A_inv):
+    """A_inv = A^-1, A (m, m) upper triangular; returns whether that costs few digits."""
+    m, largest, most = len(A), 0.0, 0.0
+    for j in range(m):
+        if A[j, j] == 0.0:
+            return False
+        A_inv[j, j] = 1.0 / A[j, j]
+        for i in range(j - 1, -1, -1):
+            for k in range(i + 1, j + 1):
+                A_inv[i, j] -= A[i, k] * A_inv[k, j] / A[i, i]
+        for i in range(j + 1):
+            largest, most = max(largest, abs(A[i, j])), max(most, abs(A_inv[i, j]))
+    return m * largest * most < WORST_A
+
+
+@jitable
+def rotate(y, o, d, Z, H, g, patterns, backwards):
+    """`Rotated`, whether each of its A has a good inverse, and false if H is too ill.
+
+    y (n, p) and o (n, p), zero where y is missing; d, Z and H with an axis of length 1 or n for
+    time; g (n,) weights.
+    """
+    n, p = y.shape
+    m, count = Z.shape[2], len(patterns.start) - 1
+    diagonal, fixed = is_diagonal(H), len(H) == 1
+    groups = 1 if fixed else n  # of steps with the same H
+    gaps, observed, ever = 0, np.zeros(count, np.int64), np.zeros((groups, p))
+    for k in range(count):
+        t = patterns.order[patterns.start[k]]
+        for i in range(p):
+            ever[k if groups > 1 else 0, i] = max(ever[k if groups > 1 else 0, i], o[t, i])
+            observed[k] += int(o[t, i])
+        gaps += p - observed[k]
+    out = Rotated(
+        np.zeros((n, m)), np.zeros((n, p)), np.zeros(n), np.zeros((count, m, m)),
+        np.zeros((count, m, m)), np.zeros((count, m, p)), np.zeros(H.shape),
+    )  # fmt: skip
+    V, A, along = np.zeros((p + m, p)), np.zeros((p + m, p + m)), np.zeros(p + m)
+    B, Z_white = np.zeros((count * m if fixed else m, p)), np.zeros((m, p))
+    of_gaps, weighted = np.zeros((gaps if fixed and not diagonal else 0, p)), np.zeros((1, p))
+    if backwards:
+        weighted = np.zeros(of_gaps.shape)
+    invertible = True
+    for group in range(groups):
+        first, last = (0, count) if fixed else (group, group + 1)
+        begin, end = patterns.start[first], patterns.start[last]
+        H_t = at_step(H, patterns.order[begin])
+        inverse, whole, good = whitening(H_t, ever[group])
+        if not good:
+            return out, False, False
+        inverse_t = np.ascontiguousarray(inverse.T)
+        X = np.zeros((end - begin, p))
+        for place in range(begin, end):
+            t = patterns.order[place]
+            of_d = t if len(d) > 1 else 0
+            for i in range(p):
+                if o[t, i] != 0.0:
+                    X[place - begin, i] = y[t, i] - d[of_d, i]
+        X, total, q_before = times(X, inverse_t, diagonal), 0.0, 0
+        for k in range(first, last):
+            t = patterns.order[patterns.start[k]]
+            if k == first or len(Z) > 1:  # Z_white = (H^-1/2 Z)'
+                of_Z = t if len(Z) > 1 else 0
+                for i in range(p):
+                    there = o[t, i] if len(Z) > 1 else ever[group, i]
+                    for j in range(m):
+                        Z_white[j, i] = Z[of_Z, i, j] if there != 0.0 else 0.0
+                        if not np.isfinite(Z_white[j, i]):
+                            return out, False, False
+                Z_white = times(Z_white, inverse_t, diagonal)
+            # The columns of H^-1/2 that belong to gaps, and those of H^-1/2 Z.
+            logdet, q = whole, 0
+            for i in range(p):
+                if o[t, i] == 0.0 and ever[group, i] != 0.0:
+                    if diagonal:
+                        logdet += 2.0 * np.log(inverse[i, i])  # eq-hundred-gaps
+                    else:
+                        for j in range(p):
+                            V[q, j] = inverse_t[i, j]
+                        q += 1
+            for j in range(m):
+                for i in range(p):
+                    V[q + j, i] = Z_white[j, i]
+                if diagonal:
+                    leave_out(V, q + j, o[t])
+            orthonormalize(V, A, q + m, along)
+            for i in range(m):
+                for j in range(m):
+                    out.A[k, i, j] = A[q + i, q + j]
+            for j in range(q):
+                logdet += 2.0 * np.log(A[j, j])  # eq-hundred-gaps
+            weight, const = 0.0, (observed[k] - m) * LOG_2PI + logdet
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                weight += g[patterns.order[place]]
+                square = project(X, place - begin, V, q + m, along)
+                out.l[place] = -0.5 * (const + square)  # eq-hundred-value
+                for j in range(m):
+                    out.x[place, j] = along[q + j]
+            if not backwards:
+                continue
+            total += weight
+            invertible = invert(out.A[k], out.A_inv[k]) and invertible
+            for j in range(m):
+                for i in range(p):
+                    B[(k - first) * m + j, i] = V[q + j, i]
+            for j in range(q):
+                for i in range(p):
+                    of_gaps[q_before + j, i] = V[j, i]
+                    weighted[q_before + j, i] = weight * V[j, i]
+            q_before += q
+            if diagonal:
+                for i in range(p):
+                    at = k if groups > 1 else 0
+                    out.H_inv[at, i, i] += weight * o[t, i] * inverse[i, i] ** 2
+        if not backwards:
+            continue
+        z, B_whole = times(X, inverse, diagonal), times(B, inverse, diagonal)
+        for k in range(first, last):
+            here = o[patterns.order[patterns.start[k]]]
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                add(out.z, place, 1.0, z, place - begin)
+                leave_out(out.z, place, here)
+            for j in range(m):
+                add(out.B[k], j, 1.0, B_whole, (k - first) * m + j)
+                leave_out(out.B[k], j, here)
+        if not diagonal:  # the sum of g H^-1/2' (I - V_g V_g') H^-1/2
+            inner = -(of_gaps[:q_before].T @ weighted[:q_before])
+            for i in range(p):
+                inner[i, i] += total * ever[group, i]
+            at = patterns.order[begin] if groups > 1 else 0
+            out.H_inv[at] = inverse_t @ (inner @ inverse)
+    return out, invertible, True
+
+
+@jitable
+def keeps_digits(x, patterns, g):
+    """Whether H_bar, a difference of H^-1 and what sees the state, keeps all but three digits.
+
+    It would not where few series with next to no noise say all that there is to know.
+    """
+    most, least = 0.0, 0.0
+    for i in range(x.z.shape[1]):
+        whole = 0.0
+        for t in range(len(x.H_inv)):
+            whole += x.H_inv[t, i, i]
+        rest = whole
+        for k in range(len(patterns.start) - 1):
+            weight = 0.0
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                weight += g[patterns.order[place]]
+            for j in range(x.B.shape[1]):
+                rest -= weight * x.B[k, j, i] ** 2
+        most, least = max(most, abs(whole)), max(least, abs(rest))
+    return least >= LEAST_LEFT * most
+
+
+@jitable
+def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out):
+    """Add the gradients of d, Z and H to `out`, and write y_bar (n, p): eq-hundred-gradient.
+
+    From those of the rotated series, Y_bar (n, m or more) and `bars`, and h (n, m).
+    """
+    m, p = x.B.shape[1:]
+    n, count, whole = len(g), len(patterns.start) - 1, len(bars.Z) == 1
+    # H_bar is one product: B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step;
+    # Z_bar is B' A_bar and z h'.
+    rows = count * m + n if len(out.H) == 1 and len(out.Z) == 1 else m + 1
+    left, right, of_Z = np.zeros((rows, p)), np.zeros((rows, p)), np.zeros((rows, m))
+    A_bar, Phi_bar, row = np.zeros((m, m)), np.zeros((m, m)), 0
+    for k in range(count):
+        A_bar[:], Phi_bar[:] = 0.0, 0.0
+        top = row
+        for j in range(m):
+            for i in range(p):
+                left[row, i], right[row, i] = x.B[k, j, i], 0.0
+            row += 1
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            t = patterns.order[place]
+            of_d, at = t if len(out.d) > 1 else 0, 0 if whole else t
+            for i in range(p):
+                y_bar[t, i], left[row, i] = -g[t] * x.z[place, i], x.z[place, i]
+                right[row, i] = 0.5 * g[t] * x.z[place, i]
+            for j in range(m):
+                add(y_bar, t, Y_bar[t, j], x.B[k], j)
+                add(right, top + j, -Y_bar[t, j], x.z, place)
+                of_Z[row, j] = h[t, j]
+                Phi_bar[j, j] += 0.5 * g[t]
+                if wanted.matrices and (not whole or place == patterns.start[k]):
+                    for i in range(m):
+                        Phi_bar[j, i] += bars.H[at, j, i]
+                        A_bar[j, i] += bars.Z[at, j, i]
+            add(out.d, of_d, -1.0, y_bar, t)
+            row += 1
+        for j in range(m):
+            for i in range(m):
+                add(right, top + j, Phi_bar[j, i], x.B[k], i)
+                of_Z[top + j, i] = A_bar[j, i]
+        if wanted.matrices and (rows == m + 1 or k == count - 1):
+            t = patterns.order[patterns.start[k]]
+            left_t = np.ascontiguousarray(left[:row].T)
+            at_step(out.H, t)[:] += left_t @ right[:row]
+            if wanted.Z:
+                at_step(out.Z, t)[:] += left_t @ of_Z[:row]
+        row = row if rows > m + 1 else 0
+    if wanted.matrices:
+        for t in range(len(out.H)):
+            for i in range(p):
+                for j in range(i + 1):
+                    found = 0.5 * (out.H[t, i, j] + out.H[t, j, i])
+                    found -= 0.25 * (x.H_inv[t, i, j] + x.H_inv[t, j, i])
+                    out.H[t, i, j] = out.H[t, j, i] = found
+
+
+@jitable
+def smoothed(x, patterns, g, Y_bar):
+    """h (n, m) from A h = g x* - e*: eq-hundred-smoothed."""
+    n, m = x.x.shape
+    h, right = np.zeros((n, m)), np.zeros(m)
+    for k in range(len(patterns.start) - 1):
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            t = patterns.order[place]
+            for i in range(m):
+                right[i] = g[t] * x.x[place, i] + Y_bar[t, i]
+            for i in range(m):
+                for j in range(m):
+                    h[t, i] += x.A_inv[k, i, j] * right[j]
+    return h
+
+
+@jitable
+def rotated_model(x, patterns, model, read_off):
+    """y and the model of the rotated series, with the component that h is read off, if asked."""
+    n, m = x.x.shape
+    k, steps = m + int(read_off), 1 if len(patterns.start) == 2 and not read_off else n
+    y, Z, H = np.ones((n, k)), np.zeros((steps, k, m)), np.zeros((steps, k, k))
+    for i in range(len(patterns.start) - 1):
+        for place in range(patterns.start[i], patterns.start[i + 1]):
+            t = patterns.order[place]
+            for j in range(m):
+                y[t, j] = x.x[place, j]
+                for l in range(m):
+                    Z[t if steps > 1 else 0, j, l] = x.A[i, j, l]
+    for t in range(steps):
+        for i in range(k):
+            H[t, i, i] = 1.0
+    return y, Arrays(model.a0, model.P0, model.c, np.zeros((1, k)), model.T, Z, H, model.W)

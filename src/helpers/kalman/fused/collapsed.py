@@ -1,0 +1,62 @@
+"""The pass over rotated series as machine code, called by its address.
+
+The text is that of :mod:`~helpers.kalman.fused.collapse`. This module is imported, and its code
+compiled, when a model is met whose series are rotated.
+"""
+
+import numpy as np
+from numba import carray
+
+from helpers.kalman.fused.collapse import (
+    expand,
+    keeps_digits,
+    patterns_of,
+    rotate,
+    rotated_model,
+    smoothed,
+)
+from helpers.kalman.fused.entry import NOT_ROTATED, SMALL, VALUE, bundle, call, kept_on_disk
+from helpers.kalman.fused.forward import DONE
+from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman.on_disk import cfunc
+from helpers.kalman.recursions import LOG_2PI
+
+
+def _collapsed(
+    sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
+    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+):  # fmt: skip
+    """A pass over the rotated series, with the arguments of the passes in registers."""
+    num = carray(sizes, 15)
+    n, p, m = num[0], num[1], num[2]
+    model = bundle(num, a0, P0, c, d, T, Z, H, W)
+    out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+    backwards = num[9] != VALUE
+    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    ys, dys, ls, g = carray(y, (n, p)), carray(y_bar, (n, p)), carray(l, n), carray(l_bar, n)
+    o = np.ones((n, p))
+    for t in range(n):
+        for i in range(p):
+            if np.isnan(ys[t, i]):
+                o[t, i] = 0.0
+    patterns = patterns_of(o, max(len(model.Z), len(model.H)) > 1)
+    x, invertible, good = rotate(ys, o, model.d, model.Z, model.H, g, patterns, backwards)
+    if not good or (wanted.matrices and not keeps_digits(x, patterns, g)):
+        return NOT_ROTATED
+    read_off = wanted.Z and not invertible
+    Y, rotated = rotated_model(x, patterns, model, read_off)
+    Y_bar, d_star = np.zeros(Y.shape), np.zeros(rotated.d.shape)
+    Z_star, H_star = np.zeros(rotated.Z.shape), np.zeros(rotated.H.shape)
+    bars = Arrays(out.a0, out.P0, out.c, d_star, out.T, Z_star, H_star, out.W)
+    how = call(Y, rotated, bars, ls, g, Y_bar, backwards, wanted, tol, carray(report, 3))
+    if how == DONE:
+        for j in range(n):
+            ls[patterns.order[j]] += x.l[j] + (0.5 * (LOG_2PI + 1.0) if read_off else 0.0)
+        if backwards:
+            h = np.ascontiguousarray(Z_star[:, m]) if read_off else smoothed(x, patterns, g, Y_bar)
+            expand(x, patterns, g, wanted, h, dys, Y_bar, bars, out)
+    return how
+
+
+_code = kept_on_disk(cfunc(SMALL, error_model="numpy"))(_collapsed)
+ADDRESS = _code.address

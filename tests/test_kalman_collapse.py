@@ -1,0 +1,260 @@
+"""More series than states: the rotation of each step's observations, in Python and compiled."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kalman_oracle import true_gradient
+
+from helpers.checks import relative_error
+from helpers.datasets import random_model, simulate
+from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
+from helpers.kalman.fused import arrays_of, collapse
+from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman.recursions import LOG_2PI
+from helpers.statespace import NAMES
+
+# name: p, m, steps, whether H is full, share of gaps, arrays that vary
+CASES = {
+    "diagonal H, gaps": (14, 2, 40, False, 0.4, ()),
+    "full H, gaps": (12, 3, 30, True, 0.4, ()),
+    "full H, complete": (12, 3, 30, True, 0, ()),
+    "diagonal H, complete": (12, 2, 30, False, 0, ()),
+    "one state": (12, 1, 20, True, 0.5, ()),
+    "two series more": (12, 10, 15, True, 0.2, ()),
+    "H varies": (12, 2, 12, True, 0.2, ("H",)),
+    "Z varies": (12, 2, 12, True, 0.2, ("Z",)),
+    "all vary": (12, 2, 10, False, 0.2, ("c", "d", "T", "Z", "R", "H", "Q")),
+}
+WEIGHTS = "equal", "unequal"
+
+
+def make(name, weights="equal"):
+    p, m, n, full, gaps, varying = CASES[name]
+    rng = np.random.default_rng(len(name))
+    n_or_none = {"n": n, "time_varying": varying} if varying else {}
+    model = StateSpace(**random_model(m, p, rng=rng, **n_or_none))
+    root = rng.standard_normal((p, p))
+    H = root @ root.T / p + np.eye(p) if full else np.diag(rng.uniform(0.5, 2, p))
+    if "H" in varying:
+        H = H * np.linspace(1, 2, n)[:, None, None]
+    model = replace(model, H=H)
+    y, _ = simulate(n, rng, **model.asdict())
+    if gaps:
+        y[rng.random(y.shape) < gaps] = np.nan
+        y[3], y[4, 1:] = np.nan, np.nan  # nothing, and a single one
+    return y, model, np.ones(n) if weights == "equal" else rng.uniform(0.5, 2, n)
+
+
+def in_python(y, model, g, read_off):
+    """Value and gradients by the lines of the module, with the readable filter in their middle."""
+    _, *arrays = arrays_of(y, model)
+    given, o = Arrays(*arrays), (~np.isnan(y)).astype(float)
+    patterns = collapse.patterns_of(o, max(len(given.Z), len(given.H)) > 1)
+    x, invertible, good = collapse.rotate(
+        y, o, given.d, given.Z, given.H, g, patterns, True
+    )  # fmt: skip
+    assert good
+    read_off = read_off or not invertible
+    Y, rotated = collapse.rotated_model(x, patterns, given, read_off)  # noqa: N806
+    m = model.m
+    over_time = {name: X[0] if len(X) == 1 else X for name, X in
+                 {"Z": rotated.Z, "H": rotated.H, "d": rotated.d}.items()}  # fmt: skip
+    small = replace(model, **over_time)
+    l = reference.kalman_filter(Y, small).out.l
+    l[patterns.order] += x.l + (0.5 * (LOG_2PI + 1) if read_off else 0.0)
+    _, Y_bar, bars = reference.loglike_and_grad(Y, small, g)  # noqa: N806
+    stars = given._replace(**{
+        name: getattr(bars, name).reshape(getattr(rotated, name).shape) for name in ("Z", "H")
+    })  # fmt: skip
+    out = Arrays(*(np.zeros(X.shape) for X in given))
+    y_bar = np.zeros(y.shape)
+    if read_off:
+        h = np.ascontiguousarray(bars.Z[:, m])
+    else:
+        h = collapse.smoothed(x, patterns, g, Y_bar)
+    wanted = Wanted(True, True, True, True)
+    collapse.expand(x, patterns, g, wanted, h, y_bar, Y_bar, stars, out)
+    found = {name: getattr(out, name) for name in ("d", "Z", "H")}
+    shapes = {name: getattr(model, name).shape for name in found}
+    found = {name: X.reshape(shapes[name]) for name, X in found.items()}
+    return l, y_bar, replace_all(bars, found)
+
+
+def replace_all(bars, found):
+    return {name: found.get(name, getattr(bars, name)) for name in NAMES}
+
+
+def assert_same(found, y, model, g, bound=1e-12):
+    l, y_bar, bars = found
+    expected_l = reference.kalman_filter(y, model).out.l
+    value, expected_y, expected = reference.loglike_and_grad(y, model, g)
+    assert relative_error(g @ l, value) < 1e-13
+    assert relative_error(l, expected_l) < 1e-12
+    assert relative_error(y_bar, expected_y) < bound
+    assert (y_bar[np.isnan(y)] == 0).all()
+    for name in NAMES:
+        assert relative_error(bars[name], getattr(expected, name)) < bound, name
+
+
+@pytest.mark.parametrize("read_off", [False, True])
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_lines_in_python(name, weights, read_off):
+    y, model, g = make(name, weights)
+    assert_same(in_python(y, model, g, read_off), y, model, g)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_compiled_pass(name, weights):
+    y, model, g = make(name, weights)
+    assert fused._entry().collapses(y, model.m, True)
+    value, y_bar, bars = fused.loglike_and_grad(y, model, tol=0, weights=g)
+    l = fused._entry().loglike(*arrays_of(y, model), 0.0)
+    assert relative_error(value, g @ l) < 1e-13
+    assert_same((l, y_bar, bars.asdict()), y, model, g, 1e-11)
+
+
+def test_a_steady_state_is_found_where_no_pattern_changes():
+    rng = np.random.default_rng(6)
+    model = replace(StateSpace(**random_model(3, 40, rng=rng)), H=np.eye(40))
+    y, _ = simulate(600, rng, **model.asdict())
+    assert fused._entry().collapses(y, 3, False)
+    arrays = arrays_of(y, model)
+    report = fused._entry().loglike_and_grad(
+        *arrays, np.ones(len(y)), True, True, True, True, 1e-13
+    )[3]
+    assert report[2] < len(y) // 2
+    value, _, bars = loglike_and_grad(y, model)
+    expected, _, others = loglike_and_grad(y, model, method="reference")
+    assert relative_error(value, expected) < 1e-12
+    assert relative_error(bars.H, others.H) < 1e-10
+
+
+def test_patterns_that_come_back_are_one():
+    o = np.array([[1, 1], [1, 0], [1, 1], [0, 0], [1, 0]], float)
+    patterns = collapse.patterns_of(o, False)
+    parts = [sorted(part) for part in np.split(patterns.order, patterns.start[1:-1])]
+    assert sorted(parts) == [[0, 2], [1, 4], [3]]
+    assert len(collapse.patterns_of(o, True).start) == 6
+
+
+def test_what_the_model_says_of_a_missing_component_does_not_count():
+    y, model, g = make("full H, complete")
+    y[:, 2] = np.nan
+    H, Z, d = model.H.copy(), model.Z.copy(), model.d.copy()
+    H[2], H[:, 2], Z[2], d[2] = np.nan, np.nan, np.nan, np.nan
+    spoilt = replace(model)
+    arrays = [X.copy() for X in arrays_of(y, spoilt)]
+    arrays[4][0, 2], arrays[6][0, 2] = np.nan, np.nan
+    arrays[7][0, 2], arrays[7][0, :, 2] = np.nan, np.nan
+    l, bars, y_bar, _ = fused._entry().loglike_and_grad(*arrays, g, True, True, True, True, 0.0)
+    value, expected_y, expected = reference.loglike_and_grad(y, model)
+    assert relative_error(l.sum(), value) < 1e-13
+    assert relative_error(y_bar, expected_y) < 1e-12
+    assert relative_error(bars[5][0], expected.Z) < 1e-12
+    assert relative_error(bars[6][0], expected.H) < 1e-12
+
+
+def test_a_singular_h_takes_the_other_pass():
+    """H = 0, a full H of less than full rank, and one that is singular where something is seen."""
+    rng = np.random.default_rng(4)
+    model = StateSpace(**random_model(10, 12, rng=rng))
+    root = rng.standard_normal((12, 4))
+    for H in (np.zeros((12, 12)), root @ root.T, np.diag([1.0, 0, *np.ones(10)])):
+        one = replace(model, H=H)
+        y, _ = simulate(10, rng, **one.asdict())
+        y[:, 8:] = np.nan  # fewer than states are observed: F is regular
+        given = arrays_of(y, one)
+        o = (~np.isnan(y)).astype(float)
+        patterns = collapse.patterns_of(o, False)
+        assert fused._entry().collapses(y, 10, True)
+        assert not collapse.rotate(
+            y, o, given[4], given[6], given[7], np.ones(10), patterns, True
+        )[2]  # fmt: skip
+        found, expected = loglike_and_grad(y, one), loglike_and_grad(y, one, method="reference")
+        assert relative_error(found[0], expected[0]) < 1e-11
+        assert relative_error(found[2].H, expected[2].H) < 1e-9
+
+
+def hard(name):
+    """Ten series, two states, four steps."""
+    rng = np.random.default_rng(8)
+    model = StateSpace(**random_model(2, 10, rng=rng))
+    if name.startswith("H times"):
+        model = replace(model, H=model.H * float(name.split(",")[0].split()[-1]))
+    elif name == "rows of Z repeat":
+        model = replace(model, Z=model.Z[[0] * 9 + [1]])
+    elif name == "Z of rank one":
+        model = replace(model, Z=np.outer(rng.uniform(1, 2, 10), model.Z[0]))
+    elif name == "columns of Z nearly the same":
+        model = replace(model, Z=model.Z[:, [0, 0]] + 1e-7 * rng.standard_normal((10, 2)))
+    elif name == "noise of many sizes":
+        model = replace(model, H=np.diag([1e-8, 1e-4, *np.logspace(0, 4, 8)]))
+    elif name == "vague":
+        model = replace(model, P0=1e7 * np.eye(2))
+    y, _ = simulate(4, rng, **model.asdict())
+    if name == "levels of a million":
+        y, model = y + 1e6, replace(model, d=model.d + 1e6)
+    elif name == "a mean of a million":
+        y, model = y + model.Z @ [1e6, 1e6], replace(model, a0=model.a0 + 1e6, T=np.eye(2))
+    if "complete" not in name:
+        y[1, :2], y[2, 1:], y[3] = np.nan, np.nan, np.nan
+    return y, model
+
+
+HARD = (
+    "H times 1e-8", "H times 1e-12", "H times 1e-12, complete", "rows of Z repeat",
+    "Z of rank one", "columns of Z nearly the same", "noise of many sizes", "levels of a million",
+    "a mean of a million", "vague",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_digits(name):
+    """Against 80 digits: nearly as many as the readable filter, which factors F."""
+    y, model = hard(name)
+    assert fused._entry().collapses(y, 2, True)
+    true = true_gradient(y, model)
+    value, y_bar, bars = loglike_and_grad(y, model, tol=0)
+    other_value, other_y, other = loglike_and_grad(y, model, method="reference")
+    errors = {"l": (value, other_value), "y": (y_bar, other_y)}
+    errors |= {x: (getattr(bars, x), getattr(other, x)) for x in NAMES}
+    for x, (found, by_reference) in errors.items():
+        error, known = relative_error(found, true[x]), relative_error(by_reference, true[x])
+        assert error < max(1e-13, 10 * known), (x, error, known)
+
+
+def test_h_of_many_sizes_takes_the_other_pass():
+    """Its gradient would be a difference of much larger numbers."""
+    y, model = hard("noise of many sizes")
+    *_, d, _, Z, H, _ = arrays_of(y, model)
+    o, g = (~np.isnan(y)).astype(float), np.ones(len(y))
+    for some, expected in ((H, False), (np.mean(H) * np.eye(10)[None], True)):
+        patterns = collapse.patterns_of(o, False)
+        x, _, good = collapse.rotate(y, o, d, Z, some, g, patterns, True)
+        assert good and collapse.keeps_digits(x, patterns, g) == expected
+
+
+def test_every_interface():
+    """PyTensor's Op and JAX call the same pass."""
+    import jax
+    import pytensor
+
+    from helpers.kalman import kalman_loglike
+    from helpers.kalman.jax import loglike as in_jax
+
+    y, model, _ = make("full H, gaps")
+    value, _, expected = loglike_and_grad(y, model)
+    arrays = list(model.asdict().values())
+    inputs = [pytensor.tensor.as_tensor(X).type() for X in arrays]
+    total = kalman_loglike(y, *inputs).sum()
+    function = pytensor.function(inputs, [total, pytensor.grad(total, inputs[7])])
+    found, H_bar = function(*arrays)  # noqa: N806
+    assert relative_error(found, value) < 1e-13
+    assert relative_error(H_bar, expected.H) < 1e-12
+    jax.config.update("jax_enable_x64", True)
+    Z_bar = jax.grad(lambda *X: in_jax(y, *X).sum(), argnums=5)(*arrays)  # noqa: N806
+    assert relative_error(np.asarray(Z_bar), expected.Z) < 1e-11
+    assert relative_error(loglike(y, model), value) < 1e-13
