@@ -21,10 +21,14 @@ from scipy.optimize import minimize_scalar
 from test_kalman_information import stacked
 
 from helpers.checks import relative_error
-from helpers.kalman import StateSpace, diffuse, reference, updates
+from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
 from helpers.kalman.climbing import climb
 from helpers.kalman.stationary import Stationary
+from helpers.kalman.statsmodels import updates
+from helpers.kalman.statsmodels.arrays import ARRAYS
+from helpers.kalman.statsmodels.fit import CURVATURES
+from helpers.kalman.statsmodels.information import _inverse
 from helpers.statespace import NAMES
 
 sm = pytest.importorskip("statsmodels.api")
@@ -262,7 +266,7 @@ def test_coverage(name, monkeypatch):
     monkeypatch.setitem(MODELS, name, MORE[name])
     mod, params = build(name)
     found = ours.score(mod, params)
-    assert not any(np.iscomplexobj(mod.ssm[x]) for x in ours.ARRAYS.values())
+    assert not any(np.iscomplexobj(mod.ssm[x]) for x in ARRAYS.values())
     expected = np.array(
         [
             whole_likelihood(mod, params + 1j * STEP * unit).imag / STEP
@@ -431,7 +435,7 @@ def test_outer_product_and_sandwich(name):
     theirs = mod.opg_information_matrix(params) * (mod.nobs - burn)
     assert relative_error(found, theirs) < 1e-4
     observed = ours.information(mod, params)
-    slopes = ours._jacobian(lambda x: ours.score(mod, x), params)
+    slopes = updates._jacobian(lambda x: ours.score(mod, x), params)
     assert relative_error(observed, -slopes) < 1e-6
     sandwich = ours.information(mod, params, "sandwich")
     assert relative_error(sandwich @ np.linalg.solve(observed, found), observed) < 1e-7
@@ -650,7 +654,7 @@ def test_a_direction_of_which_the_data_say_nothing(kind):
 
 def test_no_maximum():
     with pytest.raises(ValueError, match=r"curves upwards along \+1 x -1 y$"):
-        ours._inverse(np.array([[1.0, 2.0], [2.0, 1.0]]), ["x", "y"], "information")
+        _inverse(np.array([[1.0, 2.0], [2.0, 1.0]]), ["x", "y"], "information")
     mod = sarimax.SARIMAX(nile(), order=(1, 0, 1), trend="c")
     with pytest.raises(ValueError, match="the likelihood curves upwards along"):
         ours.standard_errors(mod, [400.0, 0.5, 0.1, 3e6])
@@ -695,7 +699,7 @@ def test_parameters_outside_the_stationary_region_turn_an_optimiser_back():
 
 def test_few_steps_for_many_parameters():
     mod, params = build("VAR")
-    colors = ours._updates(mod, params).colored.colors
+    colors = updates._updates(mod, params).colored.colors
     assert len(params) == 27 and colors.max() < 6
     # Regression coefficients and the entries of a transition share a colour.
     assert len(set(colors[:21])) == 1
@@ -818,7 +822,7 @@ def test_a_score_that_fails_leaves_the_model_as_it_was_differentiated(known):
         ours.score(mod, out)
     assert not np.imag(mod.ssm["obs_cov"]).any()
     ours.score(mod, mod.start_params)
-    assert ours._updates(mod, mod.start_params).exact
+    assert updates._updates(mod, mod.start_params).exact
 
 
 class Changing(MLEModel):
@@ -874,9 +878,9 @@ def test_the_transformation_of_varmax(kwargs):
     free[mod._params_state_cov] = rng.permutation(
         [-0.7, 1.2, 0.4][: len(free[mod._params_state_cov])]
     )
-    found = ours._transformation(mod, free)
-    assert isinstance(found, ours._Varmax)
-    assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
+    found = updates._transformation(mod, free)
+    assert isinstance(found, updates._Varmax)
+    assert relative_error(found.dense(free), updates._jacobian(mod.transform_params, free)) < 1e-10
 
 
 @pytest.mark.parametrize(("k", "order"), [(1, 2), (2, 1)])
@@ -885,9 +889,9 @@ def test_the_transformation_of_dynamic_factors(k, order):
         macro(), k_factors=k, factor_order=order, error_order=2, error_cov_type="scalar"
     )
     free = np.random.default_rng(3).normal(size=len(mod.param_names))
-    found = ours._transformation(mod, free)
-    assert isinstance(found, ours._DynamicFactor)
-    assert relative_error(found.dense(free), ours._jacobian(mod.transform_params, free)) < 1e-10
+    found = updates._transformation(mod, free)
+    assert isinstance(found, updates._DynamicFactor)
+    assert relative_error(found.dense(free), updates._jacobian(mod.transform_params, free)) < 1e-10
 
 
 @pytest.mark.parametrize("radius", [0.5, 0.999])
@@ -1021,7 +1025,7 @@ def test_arguments_of_a_climb():
 def test_a_transformation_that_is_flat_where_an_optimiser_has_gone():
     mod = structural.UnobservedComponents(nile(), "llevel", cycle=True)
     free = np.array([100.0, 30.0, -950.0])
-    assert np.isfinite(ours._transformation(mod, free).pull(free, np.ones(3))).all()
+    assert np.isfinite(updates._transformation(mod, free).pull(free, np.ones(3))).all()
 
 
 def macro_growth(series=2):
@@ -1205,7 +1209,7 @@ def test_an_absolute_value_beside_a_large_number():
 
     mod, x = Far(flow() + 1e9, loglikelihood_burn=1), np.array([1.4e4, 1.2e3])
     mod.initialize_known(np.array([1000.0]), np.array([[1e4]]))
-    expected = ours._jacobian(lambda x: np.array([ours.loglike(mod, x)]), x)[0]
+    expected = updates._jacobian(lambda x: np.array([ours.loglike(mod, x)]), x)[0]
     assert relative_error(ours.score(mod, x), expected) < 1e-4
 
 
@@ -1276,7 +1280,7 @@ def test_a_matrix_that_cannot_be_had_ends_a_climb_with_a_warning(method, monkeyp
     def none(*arguments):
         raise np.linalg.LinAlgError("F is not positive definite for the Hessian")
 
-    monkeypatch.setitem(ours.CURVATURES, method, none)
+    monkeypatch.setitem(CURVATURES, method, none)
     mod = sm.tsa.UnobservedComponents(flow(), "llevel")
     with pytest.warns(ConvergenceWarning):
         found = ours.fit(mod, method=method, disp=False, cov_type="none")
@@ -1657,9 +1661,9 @@ def test_diffuse_numbers_that_reach_no_observation(name):
     def value(x):
         return np.array([mod.loglike(x)])
 
-    slope = ours._jacobian(value, params)[0]
+    slope = updates._jacobian(value, params)[0]
     assert np.abs(ours.score(mod, params) / slope - 1).max() < 1e-5
-    curved = ours._jacobian(lambda x: ours.score(mod, x), params)
+    curved = updates._jacobian(lambda x: ours.score(mod, x), params)
     assert relative_error(ours.hessian(mod, params), curved) < 1e-6
     # Beside where a parameter hides more, and rounding must not tell of them.
     for x in (1e-3 * params, 0.02 * params):

@@ -1,0 +1,444 @@
+"""The log-likelihood of a model of statsmodels, and its exact score."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from statsmodels.tsa.statespace.mlemodel import MLEModel
+
+from helpers.kalman import diffuse, fused
+from helpers.kalman import hessian as arrays_hessian
+from helpers.kalman.information import _inner
+from helpers.kalman.recursions import TOLERANCE, symmetric
+from helpers.kalman.statsmodels import updates
+from helpers.kalman.statsmodels.arrays import (
+    _KNOWN,
+    _arrays,
+    _check_supported,
+    _checked,
+    _finite,
+    _first,
+    _NoLikelihoodError,
+    _shapes,
+    _Start,
+    _through_stationary_start,
+)
+from helpers.kalman.statsmodels.updates import _jacobian, _transformation, _updates
+from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
+
+SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
+
+
+# A variance of an exact diffuse state given the data, in its own units, relative to the least such
+# variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
+UNSEEN = 1e20
+
+
+# One that the data tell exactly, as a random walk without noise does its level, has a variance of
+# zero, which rounding leaves on either side of it: others are compared with this at least.
+EXACTLY_SEEN = 1e-4
+
+
+# A singular value, relative to the largest, of what diffuse numbers do to all observations, that
+# is the rounding of one that does nothing: sin(pi) makes 1e-16, some hundred steps of it more.
+CANCELS = 1e-12
+
+
+def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
+    """The log-likelihood, as ``mod.loglike(params)``.
+
+    Parameters
+    ----------
+    mod : statsmodels.tsa.statespace.mlemodel.MLEModel
+        Any state space model: its burn-in, concentrated scale, gaps, varying arrays and fixed
+        parameters count as they do there.
+    params : array (k,)
+        The free parameters.
+    transformed : bool
+        Whether they are those of the model, or those that its optimiser sees.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        If the number of parameters is wrong, or one of them is not a number; if they lie outside
+        the stationary region of a model that starts from its stationary distribution; if the model
+        is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
+        distribution, filtered timing, a log-likelihood of its own, or an exact diffuse start
+        together with a burn-in, or of a state that the data do not reach at these parameters, or
+        changes its data with them.
+    numpy.linalg.LinAlgError
+        If some F is not positive definite.
+    """
+    full = mod.handle_params(_checked(mod, params), transformed=transformed)
+    return _value_and_gradient(mod, full)[0]
+
+
+def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
+    """The gradient of the log-likelihood, as ``mod.score(params)``, from one pass of the filter.
+
+    Parameters
+    ----------
+    mod, params, transformed
+        As :func:`loglike`.
+
+    Returns
+    -------
+    array (k,)
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    params = _checked(mod, params)
+    return _score_as_given(mod, params, transformed, False, lambda full: _score(mod, full))
+
+
+def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all) -> np.ndarray:
+    """The score for parameters as they are given, by `of_all`, which is for all of the model's."""
+    found = of_all(mod.handle_params(params, transformed, includes_fixed))
+    dropped = mod._has_fixed_params and not includes_fixed
+    if not transformed and found.size:
+        free = mod.handle_params(params, True, includes_fixed)
+        found = _transformation(mod, free).pull(free, _without_fixed(mod, found, dropped))
+    return found[mod._free_params_index] if dropped else found
+
+
+def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarray:
+    """Zeros for the fixed parameters, whatever the transformation makes of those beside them."""
+    if not dropped:
+        return found
+    found = found.copy()
+    fixed = mod._fixed_params_index
+    found[fixed] = 0
+    if found.ndim == 2:
+        found[:, fixed] = 0
+    return found
+
+
+def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
+    """The score for all parameters, fixed ones included."""
+    known = _known_updates(mod, params)  # first, as the likelihood leaves the model real
+    gradient = _value_and_gradient(mod, params)[1]
+    if known is not None and _shapes(mod) == _KNOWN[mod]["shapes"]:
+        moved = _KNOWN[mod]["updates"]
+        return moved.pull(params, moved.pack(gradient), known)
+    found = _pulled(mod, params, gradient)
+    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
+    return found
+
+
+def _known_updates(mod: MLEModel, params: np.ndarray):
+    """The derivatives of the arrays, if one step says that they are those of the last point.
+
+    Otherwise None; also where an update fails, which it will do again.
+    """
+    found = _KNOWN.get(mod, {}).get("updates")
+    if found is None or not found.knows(params):
+        return None
+    try:
+        return found.colored.known(params)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
+    """The score of a gradient for the arrays. Leaves the model complex."""
+    if not params.size:
+        return np.zeros(0)
+    moved = _updates(mod, params)
+    return moved.pull(params, moved.pack(gradient))
+
+
+def _value_and_gradient(mod: MLEModel, params: np.ndarray):
+    """The log-likelihood and its gradient for the model's arrays, all parameters given."""
+    point = _Point(mod, params)
+    return point.value, point.gradient
+
+
+def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
+    """An orthonormal basis (q, r) of the diffuse numbers that reach an observation, r if known.
+
+    Others reach none, or cancel: the level and the first state of an ARMA model that are both
+    diffuse, as of an integrated SARIMAX whose stationarity is not enforced. The likelihood is that
+    of the rest.
+    """
+    model, rows, X = _finite(arrays), [], A
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))  # noqa: N806
+    for t, gone in enumerate(np.isnan(y)):
+        rows.append(Z[t][~gone] @ X)
+        X = T[t] @ X  # noqa: N806
+        size = np.abs(X).max()
+        if not 0 < size < np.inf:
+            break
+        X = X / size  # noqa: N806
+    units = np.sqrt(diffuse.first_room(A, model))
+    values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
+    r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
+    unseen = np.linalg.qr(right[r:].T * units[:, np.newaxis], mode="complete")[0]
+    return unseen[:, len(right) - r :]
+
+
+def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
+    """`fused.loglike_and_grad` for arrays that a model has written: less is checked beforehand."""
+    time = {}
+    for x in ("c", "d", "T", "Z", "R", "H", "Q"):
+        X = arrays[x]
+        time[x] = X if X.ndim > len(SHAPES[x]) else X[np.newaxis]
+    R, Q = time["R"], time["Q"]
+    given = [arrays["a0"][:], arrays["P0"][:], *(time[x][:] for x in "cdTZH")]
+    for X in given:  # as those of a `StateSpace`: one type, and one compilation, for both
+        X.flags.writeable = False
+    l, out, *_ = fused._entry().loglike_and_grad(
+        y, *given, R @ Q @ R.transpose(0, 2, 1), weights, True, True, True, True, TOLERANCE
+    )
+    value = float(weights @ l)
+    if not np.isfinite(value):
+        model = _finite(arrays)  # raises, and names what is not finite
+        value, _, gradient = fused.loglike_and_grad(y, model, weights=weights)  # or the step
+        return value, gradient
+    kept = (*STATIC, *(x for x, X in time.items() if len(X) > 1))
+    return value, fused.gradients_in_time(R, Q, out, kept)
+
+
+class _Point:
+    """A model at some parameters: its likelihood, its arrays, and what they make of directions.
+
+    `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
+    multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
+    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0.
+    """
+
+    def __init__(self, mod: MLEModel, params: np.ndarray):
+        _check_supported(mod)
+        self.mod, self.params = mod, params
+        self.arrays = arrays = _arrays(mod, params)
+        self.start = start = _Start(mod, arrays)
+        arrays |= {"a0": start.a0, "P0": start.P0}
+        self.y = y = np.array(mod.ssm.endog.T, order="C")
+        self.A = self._columns() if start.A.size else start.A
+        burn = mod.loglikelihood_burn
+        self.weights = np.ones(len(y))
+        self.weights[:burn] = 0
+        self.scale = 1.0
+        self.value, self.raw = self._evaluate()
+        if mod.ssm.filter_concentrated:
+            # The scale that maximises the likelihood: all covariances times 1 + x add
+            # x/2 (sum v' F^-1 v - k) to it, k the number of observations less one for each diffuse
+            # state, which fits one. There its own derivative is zero.
+            k = np.isfinite(y[burn:]).sum() - self.A.shape[1]
+            if k < 1:
+                raise ValueError(
+                    f"the scale of this {type(mod).__name__} is concentrated out: "
+                    f"{k + self.A.shape[1]} observations and {self.A.shape[1]} diffuse states "
+                    "leave none to tell it by"
+                )
+            twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
+            self.scale = (twice + k) / k
+            self.value, self.raw = self._evaluate()
+        if mod.ssm.filter_concentrated or start.stationary:
+            self.gradient = self.raw._replace(
+                **{x: self.scale * getattr(self.raw, x) for x in SCALED},
+                **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
+            )
+            _through_stationary_start(start, arrays, self.gradient)
+        else:
+            self.gradient = self.raw
+
+    def _evaluate(self) -> tuple[float, Gradients]:
+        """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
+        if not self.A.size:
+            return _pass(self.y, self._scaled(), self.weights)
+        model = _finite(self._scaled())
+        try:
+            value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
+        except ValueError:  # the data say nothing about a direction
+            self._refuse_unseen()
+        variances = np.diag(estimate.covariance) / diffuse.first_room(self.A, model)
+        if (variances > UNSEEN * max(variances.min(), EXACTLY_SEEN)).any():
+            self._refuse_unseen()
+        return value, gradient
+
+    def _seen_at(self, params: np.ndarray, r: int | None = None) -> np.ndarray:
+        """The diffuse numbers that reach an observation at other parameters."""
+        try:
+            arrays = _arrays(self.mod, params) | {x: self.arrays[x] for x in ("a0", "P0")}
+            return _seen(self.y, arrays, self.start.A, r)
+        finally:
+            _arrays(self.mod, self.params)
+
+    def _columns(self) -> np.ndarray:
+        """A for the diffuse numbers that reach an observation at most parameters."""
+        known, A = _KNOWN.setdefault(self.mod, {}), self.start.A  # noqa: N806
+        key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
+        if known.get("diffuse") != key:
+            try:
+                seen = self._seen_at(updates.away_from(self.params))
+            except (ArithmeticError, ValueError):  # none of its points
+                seen = _seen(self.y, self.arrays, A)
+            known["diffuse"], known["seen"] = key, seen.shape[1]
+        r = known["seen"]
+        return A if r == A.shape[1] else A @ _seen(self.y, self.arrays, A, r)
+
+    def _refuse_unseen(self):
+        """Which parameters hide a diffuse state: those that would show it by what they move."""
+        shown = {
+            x: np.abs(X @ self.start.A).reshape(len(X), -1).max(axis=1, initial=0)
+            for x, X in _updates(self.mod, self.params).moves(self.params).items()
+            if x in "TZ"
+        }
+        _arrays(self.mod, self.params)  # leaves the model real
+        shows = shown["T"] + shown["Z"]
+        named = ", ".join(
+            f"{self.mod.param_names[j]} = {self.params[j]:.6g}"
+            for j in np.flatnonzero(shows > 1e-6 * shows.max(initial=0))
+        )
+        raise _NoLikelihoodError(
+            f"the data say nothing about a diffuse state of this {type(self.mod).__name__}"
+            + (f" at {named}" if named else "")
+            + ": there the likelihood of an exact diffuse start has no value, and on the way there "
+            "it grows without bound, so that it has no maximum. Fix the parameter elsewhere, "
+            "mod.fix_params, or take an approximate start, use_exact_diffuse=False"
+        )
+
+    def _scaled(self) -> dict:
+        if self.scale == 1:
+            return self.arrays
+        return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
+
+    @cached_property
+    def model(self) -> StateSpace:
+        return _finite(self._scaled())
+
+    def moves(self) -> dict[str, np.ndarray]:
+        """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
+        found = _updates(self.mod, self.params).moves(self.params)
+        _arrays(self.mod, self.params)  # leaves the model real
+        here = _first(self.arrays)
+        for states, block, solved in self.start.stationary:
+            R, Q = here["R"][states], here["Q"]
+            first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
+            for j in range(len(self.params)):
+                dT, dR = first["T"][j][block], first["R"][j][states]
+                E = dT @ solved.covariance @ here["T"][block].T + dR @ Q @ R.T
+                found["a0"][j, states], found["P0"][j][block] = solved.solve(
+                    dT @ solved.mean + first["c"][j][states], E + E.T + R @ first["Q"][j] @ R.T
+                )
+        return found
+
+    def directions(self, moves: dict) -> dict[str, np.ndarray]:
+        """The same for the arrays of `model`; where a scale is concentrated, its log comes last."""
+        if not self.mod.ssm.filter_concentrated:
+            return moves
+        found = {}
+        for x, dX in moves.items():
+            X = getattr(self.model, x)[np.newaxis]
+            found[x] = np.concatenate([self.scale * dX, X] if x in SCALED else [dX, 0 * X])
+        return found
+
+    def hessian(self, with_scale: bool = False) -> np.ndarray:
+        """For all of the model's parameters, fixed ones included.
+
+        Where a scale is concentrated, it is at its best for each value of the parameters, or its
+        logarithm comes last, if `with_scale`.
+        """
+        moves = self.moves()
+        directions = self.directions(moves)
+        if self.A.size:
+            found = diffuse.hessian(self.y, self.model, self.A, directions)
+        else:
+            found = arrays_hessian.hessian(self.y, self.model, directions, weights=self.weights)
+        if self.mod.ssm.filter_concentrated:
+            # In the log scale and in another parameter, an array has for its second derivative its
+            # first in that other.
+            mixed = sum(
+                np.tensordot(directions[x], getattr(self.raw, x), getattr(self.raw, x).ndim)
+                for x in SCALED
+            )
+            found[-1] += mixed
+            found[:-1, -1] += mixed[:-1]
+            found = found if with_scale else _without_last(found)
+        k = len(self.params)
+        found[:k, :k] += self._products_in_a_stationary_start(moves) + self._curved_arrays()
+        if self.A.shape != self.start.A.shape:
+            found[:k, :k] -= self._turns_of_the_unseen()
+        return symmetric(found)
+
+    def _curved_arrays(self) -> np.ndarray:
+        """What second derivatives of the arrays add: differences of exact first ones.
+
+        A parameter whose derivatives are the same elsewhere, where all others have moved too, has
+        none: most coefficients are such, and variances.
+        """
+        mod, params, k = self.mod, self.params, len(self.params)
+        found, moved = np.zeros((k, k)), _updates(mod, params)
+        here, there = moved.dense(params), moved.dense(updates.away_from(params))
+        size = np.abs(here).max(axis=1, initial=0)
+        curved = np.flatnonzero(np.abs(here - there).max(axis=1, initial=0) > 1e-13 * size)
+        if curved.size:
+            bar = moved.pack(self.gradient)
+
+            def slopes(some):
+                x = params.copy()
+                x[curved] = some
+                return moved.pull(x, bar)[curved]
+
+            found[np.ix_(curved, curved)] = _jacobian(slopes, params[curved])
+        _arrays(mod, params)  # leaves the model real, and where it was
+        return found
+
+    def _turns_of_the_unseen(self) -> np.ndarray:
+        """What second derivatives lose where the numbers that are never seen turn with parameters.
+
+        |S| on those that are seen is that on the numbers that are seen here, over the square of the
+        cosine of the angle between the two.
+        """
+        seen = self.start.A.T @ self.A
+        along = updates.difference(lambda x: (V := self._seen_at(x, seen.shape[1])) @ V.T)
+        turns = np.stack([seen.T @ along(self.params, unit) for unit in np.eye(len(self.params))])
+        turns = turns - turns @ seen @ seen.T
+        return np.einsum("iab,jab->ij", turns, turns)
+
+    def _products_in_a_stationary_start(self, moves: dict):
+        """What products of first derivatives add to the second ones of a stationary a0 and P0.
+
+        d2P = T d2P T' + E, and <P_bar, d2P> = <S, E>. What second derivatives of T, R, Q and c give
+        to E is in the gradients of those arrays already.
+        """
+        here, bar, total = _first(self.arrays), self.raw, 0.0
+        for states, block, solved in self.start.stationary:
+            T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
+            s, S = solved.adjoints(bar.a0[states], self.scale * bar.P0[block])
+            dT, dR, dQ = (
+                moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
+            )
+            dT, dR, da = dT[:, *block], dR[:, states], moves["a0"][:, states]
+            # E is X + X' in each pair of parameters, so <S, E> = 2 <S, X>.
+            one = _inner(S @ dT, T @ moves["P0"][:, *block]) + _inner(S @ dR, R @ dQ)
+            both = _inner(S @ dT @ P, dT) + _inner(S @ dR @ Q, dR)
+            mean = np.einsum("a,iab,jb->ij", s, dT, da)
+            total = total + 2 * (one + one.T + both) + mean + mean.T
+        return total
+
+    def information(self, of_arrays, with_scale: bool = False) -> np.ndarray:
+        """That of the arrays, in all of the model's parameters, as `hessian` has them."""
+        if self.A.size:
+            states = ", ".join(map(str, np.flatnonzero(self.A.any(axis=1))))
+            raise ValueError(
+                f"the states {states} of this {type(self.mod).__name__} have an exact diffuse "
+                "start, which has the observed information alone: kind='observed'"
+            )
+        found = of_arrays(self.y, self.model, self.directions(self.moves()), self.weights)
+        if self.mod.ssm.filter_concentrated and not with_scale:
+            found = symmetric(_without_last(found))
+        return found
+
+
+def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
+    """Second derivatives where the last parameter is at its best for each value of the others."""
+    return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]
