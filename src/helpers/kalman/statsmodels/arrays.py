@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,17 +38,31 @@ def _finite(arrays: dict) -> StateSpace:
     return StateSpace(**arrays)
 
 
-def _number_of_params(mod: MLEModel) -> int:
-    known = _KNOWN.setdefault(mod, {})
-    if "params" not in known:  # some models write all their names anew each time
-        known["params"] = len(mod.param_names)
-    return known["params"]
+@dataclass
+class _Known:
+    """What has been found out about a model. None of it may hold on to its model."""
+
+    params: int  # their number: some models write all their names anew each time
+    shapes: tuple | None = None  # of the arrays that `derivatives` are for
+    derivatives: object = None  # :mod:`~helpers.kalman.statsmodels.updates` has both
+    transformation: object = None
+    diffuse: tuple | None = None  # what `reached` is for
+    reached: int = 0  # how many diffuse numbers reach an observation
+
+
+_KNOWN = WeakKeyDictionary()
+
+
+def _known(mod: MLEModel) -> _Known:
+    if mod not in _KNOWN:
+        _KNOWN[mod] = _Known(len(mod.param_names))
+    return _KNOWN[mod]
 
 
 def _checked(mod: MLEModel, params) -> np.ndarray:
     _check_supported(mod)
     params = np.atleast_1d(np.asarray(params, dtype=float))
-    k = _number_of_params(mod) - (len(mod._fixed_params) if mod._has_fixed_params else 0)
+    k = _known(mod).params - (len(mod._fixed_params) if mod._has_fixed_params else 0)
     if params.shape != (k,):
         raise ValueError(
             f"params has shape {params.shape}, expected (k,) = ({k},): "
@@ -213,10 +228,6 @@ def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
         bar["c"][states] += s
         bar["R"][states] += 2 * S @ R @ Q
         bar["Q"] += R.T @ S @ R
-
-
-# What is known of the updates and transformations of models. None of it may hold on to its model.
-_KNOWN = WeakKeyDictionary()
 
 
 def _shapes(mod: MLEModel) -> tuple:

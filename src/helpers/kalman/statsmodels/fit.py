@@ -1,62 +1,60 @@
-"""Fits with the exact score: ``mod.fit`` with it, and an end that is looked at."""
+"""Fits with the exact score: ``mod.fit`` with it, and an end that second derivatives certify."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
+from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from statsmodels.base.optimizer import Optimizer
 from statsmodels.tools.sm_exceptions import ConvergenceWarning
 from statsmodels.tsa.arima.model import ARIMA
 from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
 
-from helpers.kalman import information as arrays_information
-from helpers.kalman.climbing import climb
 from helpers.kalman.statsmodels.arrays import (
     ARRAYS,
     _check_supported,
     _Door,
-    _free,
     _names,
     _NoLikelihoodError,
     _parts,
 )
 from helpers.kalman.statsmodels.information import hessian
-from helpers.kalman.statsmodels.score import (
-    _Point,
-    _pulled,
-    _score_as_given,
-    _value_and_gradient,
-    _without_fixed,
-)
-from helpers.kalman.statsmodels.updates import _transformation
+from helpers.kalman.statsmodels.score import _Point, _pulled, _score_as_given
 
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
 # by orders of magnitude, and scores are cheap.
 APPROACH = 15
 
-
 # Iterations of an optimiser, unless told otherwise; ``mod.fit`` ends after 50, wherever it is then.
 # Here they take a fraction of the time.
 MOST = 200
 
+# The log-likelihood that a step may still gain where a fit ends: a distance from the maximum of
+# 1e-4 standard errors, far within what the data can tell.  And its share that is rounding.
+GAIN, ROUNDING = 1e-8, 1e-12
+
+# Shares of the gain that a step of Newton's promised: below the first it is turned back, below the
+# second the next one is shorter, above the third longer.
+LEAST, POOR, GOOD = 1e-4, 0.25, 0.75
+
+# Newton's steps in a row that are turned back, each a quarter of the last, before they end.
+TURNED_BACK = 20
 
 # What an optimiser is given for an infinite parameter of its own: less than a hundredth of the way
 # from the edge of an interval that statsmodels maps by a logistic function.
 FARTHEST = 5.0
 
-
 # Where a trial is refused, the next one goes this share of the way.
 SHORTER = 0.25
 
-
 # Log-likelihoods that count as the same.
 SAME = 0.01
-
 
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
@@ -66,9 +64,11 @@ OURS = ("extra_fit_funcs", "cov_params_func")
 def using(mod: MLEModel) -> Iterator[MLEModel]:
     """Within it, ``mod.loglike`` and ``mod.score`` of this one model are those of this module.
 
-    Whatever statsmodels builds on them uses them: ``mod.fit(optim_score="approx")`` for one.  Where
-    the likelihood has no value it is -inf, and the score NaN: an optimiser of statsmodels' may end
-    at such a trial and say that it has converged, which :func:`fit` does not.
+    Whatever statsmodels builds on them uses them, ``mod.fit`` above all, which takes the score for
+    its slope unless ``optim_score`` says otherwise.  Where the likelihood has no value it is -inf,
+    and the score NaN; but to an optimiser within ``mod.fit`` that asks for slopes both are those of
+    a parabola that leads it back.  (It may still end where there is no maximum, and say that it has
+    converged: :func:`fit` looks.)
 
     Parameters
     ----------
@@ -83,74 +83,23 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
     >>> import statsmodels.api as sm
     >>> mod = sm.tsa.SARIMAX(sm.datasets.nile.data.load_pandas().data["volume"], order=(1, 0, 1))
     >>> with using(mod):
-    ...     results = mod.fit(optim_score="approx", method="bfgs", disp=False)
+    ...     results = mod.fit(method="bfgs", disp=False)
     """
     _check_supported(mod)
-    within = _Within(mod)
-    own = {name: X for name, X in vars(mod).items() if name in ("loglike", "score")}
-    mod.loglike, mod.score = _Door(within, "loglike"), _Door(within, "score")
+    within, names = _Within(mod), ("loglike", "score", "fit")
+    own = {name: X for name, X in vars(mod).items() if name in names}
+    vars(mod).update({name: _Door(within, name) for name in names})
     try:
         yield mod
     finally:
-        del mod.loglike, mod.score
+        for name in names:
+            del vars(mod)[name]
         vars(mod).update(own)  # a context around this one
         within.leave()
 
 
-class _Within:
-    """The likelihood and the score of a model, each found once where an optimiser asks for both.
-
-    `refusal` says why the last trial that had no likelihood had none.
-    """
-
-    def __init__(self, mod: MLEModel):
-        self.mod, self.theirs, self.refusal = mod, mod.loglike, None
-        self.kept, self.last = [None, None, None], None
-
-    def at(self, params):
-        here = params.tobytes()
-        if here != self.kept[0] or _state(self.mod) != self.kept[1]:
-            found = _value_and_gradient(self.mod, params)
-            # The state afterwards: an update may make the start.
-            self.kept = [here, _state(self.mod), found]
-        return self.kept[2]
-
-    def loglike(self, params, *args, **kwargs):
-        names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
-        transformed, includes_fixed, complex_step, more = _handle_args(
-            names, defaults, *args, **kwargs
-        )
-        if complex_step or more:
-            return self.theirs(params, *args, **kwargs)
-        full = self.mod.handle_params(params, transformed, includes_fixed)
-        try:
-            return self.at(full)[0]
-        except (np.linalg.LinAlgError, _NoLikelihoodError) as refused:
-            self.refusal = str(refused)  # an optimiser turns round there
-            return np.nan if np.isnan(full).any() else -np.inf
-
-    def score(self, params, *args, **kwargs):
-        names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
-        transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
-
-        def of_all(full):
-            self.last = full
-            return _pulled(self.mod, full, self.at(full)[1])
-
-        try:
-            return _score_as_given(self.mod, params, transformed, includes_fixed, of_all)
-        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
-            return np.full(np.shape(params), np.nan)
-
-    def leave(self):
-        """Leave the model real, which a score left complex; unless it has been updated since."""
-        arrays = (getattr(self.mod.ssm, theirs) for theirs in ARRAYS.values())
-        if self.last is not None and any(np.iscomplexobj(X) and X.imag.any() for X in arrays):
-            self.mod.update(self.last, transformed=True, includes_fixed=True)
-
-
 def _state(mod: MLEModel) -> tuple:
-    """What a likelihood depends on, beside what an update makes of the parameters."""
+    """What a likelihood depends on beside the data and what an update makes of the parameters."""
     start = [
         X if X is None or isinstance(X, str) else np.asarray(X).tobytes()
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
@@ -159,7 +108,99 @@ def _state(mod: MLEModel) -> tuple:
             part.approximate_diffuse_variance,
         )
     ]  # fmt: skip
-    return mod.loglikelihood_burn, mod.ssm.filter_concentrated, mod.ssm.endog.tobytes(), *start
+    return mod.loglikelihood_burn, mod.ssm.filter_concentrated, *start
+
+
+class _Within:
+    """The likelihood and the score of a model, each found once where an optimiser asks for both.
+
+    A trial that has no likelihood is given a parabola while the model is fitted: with the value and
+    the slope of the last `sound` trial, and its minimum at a share of the step from there, so that
+    a line search tries a shorter one.  `refusal` says why it had none; `best` is the trial with the
+    highest value.
+    """
+
+    def __init__(self, mod: MLEModel):
+        self.mod, self.their_loglike, self.their_fit = mod, mod.loglike, mod.fit
+        self.point = self.state = self.refusal = self.differentiated = None
+        self.fitting, self.sound, self.best = False, None, (-np.inf, None)
+
+    def at(self, full) -> _Point:
+        y = self.mod.ssm.endog.T
+        known = self.point is not None and np.array_equal(full, self.point.params)
+        if not (known and np.array_equal(y, self.point.y, True) and _state(self.mod) == self.state):
+            self.point = _Point(self.mod, full)
+            self.state = _state(self.mod)  # afterwards: an update may make the start
+        return self.point
+
+    def loglike(self, params, *args, **kwargs):
+        names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
+        transformed, includes_fixed, complex_step, more = _handle_args(
+            names, defaults, *args, **kwargs
+        )
+        if complex_step or more:
+            return self.their_loglike(params, *args, **kwargs)
+        full = self.mod.handle_params(params, transformed, includes_fixed)
+        try:
+            value = self.at(full).value
+        except (np.linalg.LinAlgError, _NoLikelihoodError) as refused:
+            self.refusal = str(refused)
+            if self.sound is not None:
+                return self._parabola(params)[0]
+            return np.nan if np.isnan(full).any() else -np.inf
+        if self.fitting and value > self.best[0]:
+            self.best = value, np.copy(params)
+        return value
+
+    def score(self, params, *args, **kwargs):
+        names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
+        transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
+
+        def of_all(full):
+            self.differentiated = full
+            return _pulled(self.mod, full, self.at(full).gradient)
+
+        try:
+            found = _score_as_given(self.mod, params, transformed, includes_fixed, of_all)
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
+            if self.sound is not None:
+                return self._parabola(params)[1]
+            return np.full(np.shape(params), np.nan)
+        if self.fitting:
+            self.sound = np.copy(params), self.point.value, found
+        return found
+
+    def _parabola(self, params):
+        before, value, slope = self.sound
+        step = params - before
+        rise = abs(slope @ step) or 1.0
+        return value - rise * (0.5 / SHORTER - 1), step * rise * (1 - 1 / SHORTER) / (step @ step)
+
+    def fit(self, *args, **kwargs):
+        """That of the model, by the exact score, where its arguments leave that open."""
+        taken = signature(self.their_fit)
+        given = taken.bind_partial(*args, **kwargs).arguments
+        if "optim_score" in taken.parameters:
+            kwargs.setdefault("optim_score", "approx")
+        elif isinstance(self.mod, ARIMA) and given.get("method") in (None, "statespace"):
+            bundle = {"optim_score": "approx"} | (given.get("method_kwargs") or {})
+            kwargs["method_kwargs"] = bundle
+        self.fitting, self.best = True, (-np.inf, None)
+        try:
+            return self.their_fit(*args, **kwargs)
+        finally:
+            self.end()
+
+    def end(self):
+        """From here on, refusals are refusals again."""
+        self.fitting, self.sound = False, None
+
+    def leave(self):
+        """Leave the model real, which a score left complex; unless it has been updated since."""
+        arrays = (getattr(self.mod.ssm, theirs) for theirs in ARRAYS.values())
+        params = self.differentiated
+        if params is not None and any(np.iscomplexobj(X) and X.imag.any() for X in arrays):
+            self.mod.update(params, transformed=True, includes_fixed=True)
 
 
 def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
@@ -173,18 +214,15 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         cycle's damping of zero, is infinite to an optimiser, which could not move it: that one is
         moved inside.
     method : str
-        One of ``mod.fit``, but "em", or, after fifteen iterations of L-BFGS, a climb with second
-        derivatives (:mod:`helpers.kalman.climbing`):
-
-        - "newton": with the Hessian.  A handful of steps, of which each costs a few scores.
-        - "scoring": with the expected information, corrected by what the scores say.
+        One of ``mod.fit``, but "em"; "newton" stands for fifteen iterations of L-BFGS and then
+        Newton's steps, a handful, of which each costs a few scores.
 
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
-        ends, the Hessian says what is left to gain, and Newton's steps go on if it is more than
-        1e-8, as far as ``maxiter`` allows.
+        ends, the Hessian says what is left to gain, and Newton's steps (:func:`climb`) go on if it
+        is more than 1e-8, as far as ``maxiter`` allows.
     **kwargs
-        Those of ``mod.fit``, for all methods: ``maxiter`` (200 if not given, 50 for the climbs,
-        where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback`` and others.
+        Those of ``mod.fit``, for all methods: ``maxiter`` (200 if not given, where ``mod.fit``
+        ends after 50), ``cov_type``, ``disp``, ``callback`` and others.
 
     Returns
     -------
@@ -195,8 +233,7 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     ------
     ValueError
         If the model is one of those that :func:`loglike` refuses, or its start has no likelihood;
-        for estimates without a score, "em" and ``gls=True``; or for "scoring" with an exact
-        diffuse start, which has no expected information.
+        or for estimates without a score, "em" and ``gls=True``.
 
     Warns
     -----
@@ -217,14 +254,14 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         given = {
             "method": method,
             "optim_score": "approx",
-            "maxiter": 50 if method in CURVATURES else MOST,
+            "maxiter": MOST,
             "extra_fit_funcs": {method: partial(_optimise, mod, method, ends)},
             "cov_params_func": lambda *_: None,
             "warn_convergence": False,
         } | kwargs
         if isinstance(mod, ARIMA):
             # It takes what is for the optimiser in a bundle, and another method for itself.
-            own = signature(mod.fit).parameters.keys() - {"start_params", "method"}
+            own = signature(mod.fit.within.their_fit).parameters.keys() - {"start_params", "method"}
             own = {name: given.pop(name) for name in own & given.keys()}
             bundle = own.pop("method_kwargs", None) or {}
             given = {"method": "statespace", "method_kwargs": given | bundle, **own}
@@ -259,101 +296,168 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     """
     if not start.size:
         return start, {"converged": True, "iterations": 0}
-    value = objective(start, *fargs)
+    within, callback, iterations = mod.loglike.within, how["callback"], 0
+    value = -objective(start, *fargs)
     if not np.isfinite(value):
-        why = mod.loglike.within.refusal or f"it is {-value}"
+        why = within.refusal or f"it is {value}"
         raise ValueError(f"the start_params have no likelihood to begin with: {why}")
-    climbs, iterations, callback = method in CURVATURES, 0, how["callback"]
 
     def counted(*args, **kwargs):
         nonlocal iterations
         iterations += 1
         return callback(*args, **kwargs) if callback else None
 
-    how["callback"] = counted
-    given = {x: X for x, X in given.items() if x not in OURS}
-    trials = _Shortened(objective, gradient)
-    how["hessian"] = lambda x, *args: _minus_hessian(mod, x) / len(mod.endog)
+    how |= {"callback": counted, "hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
     del how["hess"]
-    if climbs:
+    given = {x: X for x, X in given.items() if x not in OURS}
+    if method == "newton":
         named = {"method": "lbfgs", "maxiter": min(APPROACH, maxiter), "disp": False}
         given = {"factr": 0.0, "pgtol": 0.0} | given
     else:
         named = {"method": method, "maxiter": maxiter, "disp": disp}
-    x, about, _ = Optimizer()._fit(trials.value, trials.slope, start, fargs, given, **how | named)
-    taken = 0 if climbs else iterations
+    x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
+    within.end()
+    if within.best[0] > mod.loglike(x, transformed=False):
+        x = within.best[1]
     # A parameter on a bound that it was given stays there.
     low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
     moves = ~((x <= low) | (x >= high))
 
-    def function(some):
-        whole = x.copy()
-        whole[moves] = some
-        if ((whole < low) | (whole > high)).any():
+    def whole(some):
+        full = x.copy()
+        full[moves] = some
+        return full
+
+    def trial(some):
+        full = whole(some)
+        if ((full < low) | (full > high)).any():
             return -np.inf, None
-        value = mod.loglike(whole, transformed=False)
-        finite = np.isfinite(value)
-        return value, mod.score(whole, transformed=False)[moves] if finite else None
+        value = mod.loglike(full, transformed=False)
+        return value, mod.score(full, transformed=False)[moves]
 
     def curvature(some):
-        whole = x.copy()
-        whole[moves] = some
-        try:
-            return CURVATURES[method if climbs else "newton"](mod, whole)[np.ix_(moves, moves)]
-        except (np.linalg.LinAlgError, _NoLikelihoodError):  # a climb ends there, and says so
-            return np.full((moves.sum(), moves.sum()), np.nan)
+        return -_hessian(mod, whole(some))[np.ix_(moves, moves)]
 
     def stepped(some):
         if callback:
-            whole = x.copy()
-            whole[moves] = some
-            callback(whole)
+            callback(whole(some))
 
-    left, secant = max(0, maxiter - taken), method == "scoring"
-    found = climb(function, curvature, x[moves], most=left, secant=secant, callback=stepped)
-    x[moves] = found.x
+    taken = 0 if method == "newton" else iterations
+    found = climb(trial, curvature, x[moves], max(0, maxiter - taken), stepped)
     ends.append((found, moves))
+    iterations = taken + found.steps
     if disp:
         ended = "converged" if found.converged else "has not converged"
-        print(f"{method} {ended} after {taken + found.steps} steps, likelihood {found.value:.6g}")
-    return x, about | {
+        print(f"{method} {ended} after {iterations} steps, likelihood {found.value:.6g}")
+    return whole(found.x), about | {
         "fopt": -found.value / len(mod.endog),
         "gopt": -found.slope / len(mod.endog),
         "fcalls": about.get("fcalls", 0) + found.evaluations,
         "warnflag": 0 if found.converged else 1,
         "converged": found.converged,
-        "iterations": taken + found.steps,
+        "iterations": iterations,
     }
 
 
-class _Shortened:
-    """What a line search minimises, with an answer where a trial is refused: a shorter step.
+def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    """NaN where the second derivatives cannot be had: a climb ends there, and says so."""
+    try:
+        return hessian(mod, free, transformed=False)
+    except (np.linalg.LinAlgError, _NoLikelihoodError):
+        return np.full((len(free), len(free)), np.nan)
 
-    It is that of a parabola with the value and the slope of the last point that was not refused,
-    and its minimum at a share of the step.
+
+class Climb(NamedTuple):
+    """Where :func:`climb` ended: the units are those in which the likelihood curves by one."""
+
+    x: np.ndarray
+    value: float
+    slope: np.ndarray
+    units: np.ndarray
+    steps: int
+    evaluations: int
+    converged: bool
+
+
+def climb(
+    trial: Callable, curvature: Callable, x: np.ndarray, most: int, callback: Callable | None = None
+) -> Climb:
+    r"""Newton's steps, within a region in which the likelihood has been like its quadratic.
+
+    The step is the best one for :math:`g^\top p - \tfrac12 p^\top B p` with :math:`|p| \le \rho`
+    (Moré and Sorensen, 1983, Computing a trust region step, SIAM Journal on Scientific and
+    Statistical Computing 4, 553-572), in units that make the diagonal of B one, and from the
+    eigenvectors of B: there are few parameters.  SciPy's "trust-exact" takes a B for each trial
+    that is turned back, has no units and does not leave a saddle.
+
+    Parameters
+    ----------
+    trial : function
+        Of x (k,): the value, and the slope (k,). A value that is not finite turns a step back.
+    curvature : function
+        Of x: B (k, k), minus the second derivatives, definite or not; NaN where there are none.
+    x : array (k,)
+        The start.
+    most : int
+        Steps; with none, the climb says whether x is a maximum.
+    callback : function, optional
+        Called with x after each step.
+
+    Returns
+    -------
+    Climb
+        Converged if no step gains more than `GAIN` by what B says: a full one, or one of length 1
+        where the quadratic is flat or curves upwards.
     """
+    (value, slope), radius, steps, evaluations = trial(x), None, 0, 1
+    while True:
+        B, converged = curvature(x), False
+        units = np.sqrt(np.abs(np.diag(B)))
+        units = np.where((units > 0) & np.isfinite(units), units, 1.0)
+        if not np.isfinite(B).all():
+            break
+        curved, directions = np.linalg.eigh(B / units / units[:, np.newaxis])
+        along = directions.T @ (slope / units)
+        full = np.divide(along, curved, out=np.copysign(1.0, along), where=curved > np.abs(along))
+        to_gain = along @ full - curved @ full**2 / 2
+        converged = bool(to_gain <= max(GAIN, ROUNDING * abs(value)))
+        if converged or steps == most:
+            break
+        radius = radius or np.linalg.norm(along) or 1.0
+        for _ in range(TURNED_BACK):
+            step = _step(curved, along, radius)
+            there, slope_there = trial(x + directions @ step / units)
+            evaluations += 1
+            share = (there - value) / (along @ step - curved @ step**2 / 2)
+            if share > LEAST and np.isfinite(there):
+                break
+            radius = np.linalg.norm(step) / 4
+        else:
+            break
+        x, value, slope = x + directions @ step / units, there, slope_there
+        radius = np.linalg.norm(step) * (3 if share > GOOD else 1 if share > POOR else 1 / 4)
+        steps += 1
+        if callback:
+            callback(x)
+    return Climb(x, value, slope, units, steps, evaluations, converged)
 
-    def __init__(self, objective, gradient):
-        self.objective, self.gradient, self.last = objective, gradient, None
 
-    def value(self, x, *args):
-        self.here = self.objective(x, *args)
-        return self.here if np.isfinite(self.here) else self._parabola(x)[0]
+def _step(curved: np.ndarray, along: np.ndarray, radius: float) -> np.ndarray:
+    """The best step within a ball, in the eigenvectors of B, whose eigenvalues ascend."""
 
-    def slope(self, x, *args):
-        found = self.gradient(x, *args)
-        if not np.isfinite(found).all():
-            return self._parabola(x)[1]
-        self.last = x.copy(), self.here, found
-        return found
+    def at(shift):
+        return along / (curved + shift)
 
-    def _parabola(self, x):
-        if self.last is None:  # a method without slopes
-            return np.inf, np.full(len(x), np.nan)
-        before, value, slope = self.last
-        step = x - before
-        down = -abs(slope @ step) or -1.0
-        return value + down * (1 - 0.5 / SHORTER), step * down * (1 - 1 / SHORTER) / (step @ step)
+    if curved[0] > 0 and np.linalg.norm(at(0)) <= radius:
+        return at(0)
+    least = max(0.0, -curved[0]) + 1e-12 * max(np.abs(curved).max(), 1e-300)
+    step = at(least)
+    size = np.linalg.norm(step)
+    if size < radius:  # the slope has no part along the direction that curves upwards
+        step[0] += np.copysign(np.sqrt(radius**2 - size**2), along[0])
+        return step
+    most = least + 1.1 * np.linalg.norm(along) / radius
+    return at(brentq(lambda x: np.linalg.norm(at(x)) - radius, least, most, rtol=1e-3))
 
 
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
@@ -361,9 +465,7 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
     for found, moves in ends:
         names = np.array(_names(mod))[moves]
         if not found.converged:
-            units = np.sqrt(np.abs(np.diag(found.curvature)))
-            units = np.where((units > 0) & np.isfinite(units), units, 1.0)
-            j = int(np.argmax(np.abs(found.slope / units)))
+            j = int(np.argmax(np.abs(found.slope / found.units)))
             yield (
                 "Maximum Likelihood optimization failed to converge: the log-likelihood "
                 f"{found.value:.6g} still rises with {names[j]} (score {found.slope[j]:.3g} at "
@@ -379,19 +481,3 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
                 f"{found.value:.6g}, and has more digits",
                 RuntimeWarning,
             )
-
-
-def _minus_hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
-    return -hessian(mod, free, transformed=False)
-
-
-def _expected(mod: MLEModel, free: np.ndarray) -> np.ndarray:
-    """The expected information in the parameters that an optimiser sees."""
-    point = _Point(mod, mod.handle_params(free, transformed=False))
-    J = _transformation(mod, free).dense(mod.handle_params(free))
-    found = point.information(arrays_information.expected_information)
-    return _free(mod, J.T @ _without_fixed(mod, found, mod._has_fixed_params) @ J)
-
-
-# What a climb takes for minus the second derivatives.
-CURVATURES = {"newton": _minus_hessian, "scoring": _expected}

@@ -9,7 +9,7 @@ from helpers.kalman import information as arrays_information
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels.arrays import _arrays, _checked, _first, _free, _names
 from helpers.kalman.statsmodels.score import _Point, _score, _without_fixed, _without_last
-from helpers.kalman.statsmodels.updates import _jacobian, _transformation, _updates
+from helpers.kalman.statsmodels.updates import _derivatives, _transformation, jacobian
 
 # An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
 # a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
@@ -53,7 +53,7 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
         )
         map = _transformation(mod, free)
         J = map.dense(free)
-        curved = _jacobian(lambda x: map.pull(x, slopes), free)
+        curved = jacobian(lambda x: map.pull(x, slopes), free)
         found = symmetric(J.T @ found @ J + curved)
     return _free(mod, found)
 
@@ -179,7 +179,7 @@ def _refuse_boundary(mod: MLEModel, params: np.ndarray) -> None:
     spectra = {x: np.linalg.eigh(here[x]) for x in ("H", "Q")}
     least = BOUNDARY * max(values.max() for values, _ in spectra.values())
     null = {x: vectors[:, values <= least] for x, (values, vectors) in spectra.items()}
-    moves = _updates(mod, params).moves(params)
+    moves = _derivatives(mod, params).moves(params)
     for j, name in enumerate(mod.param_names):
         d = _first({x: moves[x][j] for x in null})
         # Where a covariance takes no room, a derivative would make it negative to one side.

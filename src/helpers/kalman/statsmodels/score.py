@@ -10,21 +10,22 @@ from statsmodels.tsa.statespace.mlemodel import MLEModel
 from helpers.kalman import diffuse, fused
 from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman.information import _inner
-from helpers.kalman.recursions import TOLERANCE, symmetric
+from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels import updates
 from helpers.kalman.statsmodels.arrays import (
-    _KNOWN,
     _arrays,
     _check_supported,
     _checked,
     _finite,
     _first,
+    _known,
     _NoLikelihoodError,
+    _refuse_not_finite,
     _shapes,
     _Start,
     _through_stationary_start,
 )
-from helpers.kalman.statsmodels.updates import _jacobian, _transformation, _updates
+from helpers.kalman.statsmodels.updates import _derivatives, _transformation, jacobian
 from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
@@ -75,7 +76,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         If some F is not positive definite.
     """
     full = mod.handle_params(_checked(mod, params), transformed=transformed)
-    return _value_and_gradient(mod, full)[0]
+    return _Point(mod, full).value
 
 
 def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
@@ -123,22 +124,22 @@ def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarra
 
 def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
-    known = _known_updates(mod, params)  # first, as the likelihood leaves the model real
-    gradient = _value_and_gradient(mod, params)[1]
-    if known is not None and _shapes(mod) == _KNOWN[mod]["shapes"]:
-        moved = _KNOWN[mod]["updates"]
-        return moved.pull(params, moved.pack(gradient), known)
+    same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
+    gradient = _Point(mod, params).gradient
+    known = _known(mod)
+    if same is not None and _shapes(mod) == known.shapes:
+        return known.derivatives.pull(params, known.derivatives.pack(gradient), same)
     found = _pulled(mod, params, gradient)
     mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found
 
 
-def _known_updates(mod: MLEModel, params: np.ndarray):
+def _same_derivatives(mod: MLEModel, params: np.ndarray):
     """The derivatives of the arrays, if one step says that they are those of the last point.
 
     Otherwise None; also where an update fails, which it will do again.
     """
-    found = _KNOWN.get(mod, {}).get("updates")
+    found = _known(mod).derivatives
     if found is None or not found.knows(params):
         return None
     try:
@@ -151,14 +152,8 @@ def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
     """The score of a gradient for the arrays. Leaves the model complex."""
     if not params.size:
         return np.zeros(0)
-    moved = _updates(mod, params)
+    moved = _derivatives(mod, params)
     return moved.pull(params, moved.pack(gradient))
-
-
-def _value_and_gradient(mod: MLEModel, params: np.ndarray):
-    """The log-likelihood and its gradient for the model's arrays, all parameters given."""
-    point = _Point(mod, params)
-    return point.value, point.gradient
 
 
 def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
@@ -185,24 +180,24 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
 
 
 def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
-    """`fused.loglike_and_grad` for arrays that a model has written: less is checked beforehand."""
-    time = {}
-    for x in ("c", "d", "T", "Z", "R", "H", "Q"):
-        X = arrays[x]
-        time[x] = X if X.ndim > len(SHAPES[x]) else X[np.newaxis]
+    """The value and the gradients of arrays that a model has written: they need no more checks."""
+    time = {
+        x: X[:] if x in STATIC or X.ndim > len(SHAPES[x]) else X[np.newaxis]
+        for x, X in arrays.items()
+    }
     R, Q = time["R"], time["Q"]
-    given = [arrays["a0"][:], arrays["P0"][:], *(time[x][:] for x in "cdTZH")]
-    for X in given:  # as those of a `StateSpace`: one type, and one compilation, for both
+    given = [time[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
+    for X in given:
         X.flags.writeable = False
-    l, out, *_ = fused._entry().loglike_and_grad(
-        y, *given, R @ Q @ R.transpose(0, 2, 1), weights, True, True, True, True, TOLERANCE
-    )
+    try:
+        l, _, out = fused.evaluate([y, *given, R @ Q @ R.transpose(0, 2, 1)], weights)
+    except np.linalg.LinAlgError:
+        _refuse_not_finite(arrays)
+        raise
     value = float(weights @ l)
     if not np.isfinite(value):
-        model = _finite(arrays)  # raises, and names what is not finite
-        value, _, gradient = fused.loglike_and_grad(y, model, weights=weights)  # or the step
-        return value, gradient
-    kept = (*STATIC, *(x for x, X in time.items() if len(X) > 1))
+        _refuse_not_finite(arrays)
+    kept = [x for x, X in time.items() if x in STATIC or len(X) > 1]
     return value, fused.gradients_in_time(R, Q, out, kept)
 
 
@@ -274,22 +269,22 @@ class _Point:
 
     def _columns(self) -> np.ndarray:
         """A for the diffuse numbers that reach an observation at most parameters."""
-        known, A = _KNOWN.setdefault(self.mod, {}), self.start.A  # noqa: N806
+        known, A = _known(self.mod), self.start.A  # noqa: N806
         key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
-        if known.get("diffuse") != key:
+        if known.diffuse != key:
             try:
                 seen = self._seen_at(updates.away_from(self.params))
             except (ArithmeticError, ValueError):  # none of its points
                 seen = _seen(self.y, self.arrays, A)
-            known["diffuse"], known["seen"] = key, seen.shape[1]
-        r = known["seen"]
+            known.diffuse, known.reached = key, seen.shape[1]
+        r = known.reached
         return A if r == A.shape[1] else A @ _seen(self.y, self.arrays, A, r)
 
     def _refuse_unseen(self):
         """Which parameters hide a diffuse state: those that would show it by what they move."""
         shown = {
             x: np.abs(X @ self.start.A).reshape(len(X), -1).max(axis=1, initial=0)
-            for x, X in _updates(self.mod, self.params).moves(self.params).items()
+            for x, X in _derivatives(self.mod, self.params).moves(self.params).items()
             if x in "TZ"
         }
         _arrays(self.mod, self.params)  # leaves the model real
@@ -317,7 +312,7 @@ class _Point:
 
     def moves(self) -> dict[str, np.ndarray]:
         """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
-        found = _updates(self.mod, self.params).moves(self.params)
+        found = _derivatives(self.mod, self.params).moves(self.params)
         _arrays(self.mod, self.params)  # leaves the model real
         here = _first(self.arrays)
         for states, block, solved in self.start.stationary:
@@ -376,7 +371,7 @@ class _Point:
         none: most coefficients are such, and variances.
         """
         mod, params, k = self.mod, self.params, len(self.params)
-        found, moved = np.zeros((k, k)), _updates(mod, params)
+        found, moved = np.zeros((k, k)), _derivatives(mod, params)
         here, there = moved.dense(params), moved.dense(updates.away_from(params))
         size = np.abs(here).max(axis=1, initial=0)
         curved = np.flatnonzero(np.abs(here - there).max(axis=1, initial=0) > 1e-13 * size)
@@ -388,7 +383,7 @@ class _Point:
                 x[curved] = some
                 return moved.pull(x, bar)[curved]
 
-            found[np.ix_(curved, curved)] = _jacobian(slopes, params[curved])
+            found[np.ix_(curved, curved)] = jacobian(slopes, params[curved])
         _arrays(mod, params)  # leaves the model real, and where it was
         return found
 

@@ -14,7 +14,7 @@ what the other does.)
 
 The transformation in which optimisers see parameters is differentiated in the same way.  That of a
 vector autoregression takes Cholesky factors, which for complex numbers are none; its derivatives
-are written out (:func:`stationary_coefficients`).
+are written out for a complex step of our own (:func:`stationary_coefficients`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 from statsmodels.tsa.statespace.varmax import VARMAX
 
-from helpers.kalman.statsmodels.arrays import _KNOWN, ARRAYS, _given, _parts, _shapes
+from helpers.kalman.statsmodels.arrays import ARRAYS, _given, _known, _parts, _shapes
 from helpers.statespace import SHAPES
+
+# Differences with two steps, one half of the other, agree to this share, or are halved so often.
+AGREE, HALVINGS = 1e-9, 16
 
 STEP = 1e-40  # of the complex step: its square is lost, so the derivative has no truncation error
 
@@ -171,128 +174,93 @@ def complex_step(function: Callable) -> Callable:
 def difference(function: Callable) -> Callable:
     """The same by central differences of the fourth order, for a smooth function of real numbers.
 
-    A polynomial in the step, but for its fifth power: some 12 digits.
+    A polynomial in the step, but for its fifth power: some 12 digits. The step is halved until two
+    in a row agree, as it has to be where a pole is near.
     """
 
     def along(params, direction):
-        # As far as the smallest of those that move allows.
-        h = 1e-3 / np.max(np.abs(direction) / np.maximum(1.0, np.abs(params)))
-        move = h * direction
-        one, two = (function(params + s * move) - function(params - s * move) for s in (1, 2))
-        return (8 * one - two) / (12 * h)
+        def between(h):
+            return function(params + h * direction) - function(params - h * direction)
+
+        with np.errstate(all="ignore"):
+            # As far as the smallest of those that move allows.
+            h = 1e-3 / np.max(np.abs(direction) / np.maximum(1.0, np.abs(params)))
+            wide, near, apart = between(2 * h), between(h), np.inf
+            best = before = (8 * near - wide) / (12 * h)
+            for _ in range(HALVINGS):
+                h, wide = h / 2, near
+                near = between(h)
+                found = (8 * near - wide) / (12 * h)
+                gap = np.abs(found - before).max(initial=0)
+                if gap < apart:
+                    best, apart = before, gap
+                if apart <= AGREE * np.abs(best).max(initial=0):
+                    break
+                before = found
+        return best
 
     return along
 
 
-def chol_tangent(L: np.ndarray, dX: np.ndarray) -> np.ndarray:  # noqa: N803
-    """What the Cholesky factor L of X (m, m) moves by where X moves by dX (k, m, m), symmetric."""
-    inverse = np.linalg.inv(L)
-    inner = np.tril(inverse @ dX @ inverse.T)
-    inner[:, *np.diag_indices(len(L))] /= 2
-    return L @ inner
+def jacobian(function: Callable, x: np.ndarray) -> np.ndarray:
+    """Derivatives of a smooth function of x (k,) by differences, one column for each entry."""
+    along = difference(function)
+    return np.stack([along(x, unit) for unit in np.eye(len(x))], axis=1)
 
 
-def stationary_coefficients(A: np.ndarray, dA: np.ndarray):  # noqa: N803
-    r"""Coefficients of a stationary vector autoregression from any matrices, and their tangents.
+def _cholesky(X: np.ndarray):  # noqa: N803
+    """The lower factors of matrices (k, p, p) that are one but for complex steps, and inverses.
+
+    LAPACK's factor of a complex matrix is no analytic function of it.
+    """
+    L = np.linalg.cholesky(X[0].real)
+    inverse, p = np.linalg.inv(L), len(L)
+    inner = 1j * (np.tri(p) - np.eye(p) / 2) * (inverse @ X.imag @ inverse.T)
+    return L + L @ inner, inverse - inner @ inverse
+
+
+def stationary_coefficients(A: np.ndarray, M: np.ndarray) -> np.ndarray:  # noqa: N803
+    r"""Coefficients of a stationary vector autoregression from any matrices, moved or not.
 
     Ansley and Kohn (1986, A note on reparameterizing a vector autoregressive moving average model
     to enforce stationarity, Journal of Statistical Computation and Simulation 24, 99-106), for a
-    covariance of the shocks that is the identity.  That of :math:`\Sigma = M M^\top` with a lower
-    triangular M is :math:`M C_i M^{-1}`.
+    covariance of the shocks that is the identity; that of :math:`\Sigma = M M^\top` has
+    coefficients :math:`M C_i M^{-1}`.
 
     Parameters
     ----------
-    A : array (order, p, p)
-    dA : array (k, order, p, p)
-        Directions.
+    A : array (k, order, p, p)
+        The same matrices but for complex steps, whose squares are lost.
+    M : array (k, p, p) or (p, p)
+        Lower triangular.
 
     Returns
     -------
-    C : array (order, p, p)
-    dC : array (k, order, p, p)
+    C : array (k, order, p, p)
     """
-    p = A.shape[-1]
-    eye = np.eye(p)
-    # Factors of the variances of forward and backward prediction errors, and their tangents.
-    Lf, Lb, dLf, dLb = eye, eye, 0 * dA[:, 0], 0 * dA[:, 0]
+    eye = np.eye(A.shape[-1])
+    # Factors of the variances of prediction errors, forwards and backwards, and their inverses.
+    F = F_inv = G = G_inv = eye
     forwards, backwards = [], []
-    for a, da in zip(A, np.moveaxis(dA, 1, 0), strict=True):
+    for a in A.swapaxes(0, 1):
         # The partial autocorrelations P = B^-1 A, and I - P P' = B^-1 B^-T.
-        B = np.linalg.cholesky(eye + a @ a.T)
-        move = da @ a.T
-        dB = chol_tangent(B, move + np.swapaxes(move, 1, 2))
-        B_inv = np.linalg.inv(B)
-        P, dP = B_inv @ a, B_inv @ (da - dB @ (B_inv @ a))
-        newest = _quotient((Lf, dLf), (P, dP), (Lb, dLb))
-        oldest = _quotient((Lb, dLb), (P.T, np.swapaxes(dP, 1, 2)), (Lf, dLf))
+        B, B_inv = _cholesky(eye + a @ a.swapaxes(1, 2))
+        P = B_inv @ a
+        P_t = P.swapaxes(1, 2)
+        newest, oldest = F @ P @ G_inv, G @ P_t @ F_inv
+        # Whittle's recursion: the coefficients of a longer regression from those of the last one.
         forwards, backwards = (
-            [*_lower(forwards, newest, backwards), newest],
-            [*_lower(backwards, oldest, forwards), oldest],
+            [*(f - newest @ b for f, b in zip(forwards, backwards[::-1], strict=True)), newest],
+            [*(b - oldest @ f for b, f in zip(backwards, forwards[::-1], strict=True)), oldest],
         )
-        Lf, dLf = Lf @ B_inv, (dLf - Lf @ B_inv @ dB) @ B_inv
-        move = np.swapaxes(dP, 1, 2) @ P
-        left = np.linalg.cholesky(eye - P.T @ P)
-        dLb = dLb @ left + Lb @ chol_tangent(left, -move - np.swapaxes(move, 1, 2))
-        Lb = Lb @ left
-    inverse = np.linalg.inv(Lf)
-    C = [inverse @ f @ Lf for f, _ in forwards]
-    dC = [inverse @ (df @ Lf + f @ dLf - dLf @ c) for (f, df), c in zip(forwards, C, strict=True)]
-    return np.stack(C), np.stack(dC, axis=1)
+        D, D_inv = _cholesky(eye - P_t @ P)
+        F, F_inv, G, G_inv = F @ B_inv, B @ F_inv, G @ D, D_inv @ G_inv
+    left, right = M @ F_inv, F @ np.linalg.inv(M)
+    return np.stack([left @ f @ right for f in forwards], axis=1)
 
 
-def _quotient(X, Y, Z):  # noqa: N803
-    """X Y Z^-1 of three matrices, each with its tangents, and its tangents."""
-    (x, dx), (y, dy), (z, dz) = X, Y, Z
-    inverse = np.linalg.inv(z)
-    found = x @ y @ inverse
-    return found, (dx @ y + x @ dy - found @ dz) @ inverse
-
-
-def _lower(these: list, newest, others: list) -> list:
-    """Whittle's recursion: coefficients of a longer regression from those of the one before."""
-    (n, dn), found = newest, []
-    for (x, dx), (o, do) in zip(these, reversed(others), strict=True):
-        found.append((x - n @ o, dx - dn @ o - n @ do))
-    return found
-
-
-# Differences with two steps, one half of the other, agree to this share, or are halved so often.
-AGREE, HALVINGS = 1e-9, 16
-
-
-def _jacobian(function, x: np.ndarray) -> np.ndarray:
-    """Derivatives of a smooth function of x (k,), one column for each entry, to some 12 digits.
-
-    Central differences of the fourth order: a polynomial in the step, but for its fifth power. The
-    step is halved until two in a row agree, as it has to be where a pole is near.
-    """
-    return np.stack([_slope(function, x, j) for j in range(len(x))], axis=1)
-
-
-def _slope(function, x: np.ndarray, j: int) -> np.ndarray:
-    def between(h):
-        move = h * (np.arange(len(x)) == j)
-        return function(x + move) - function(x - move)
-
-    h, apart = 1e-3 * max(1.0, abs(x[j])), np.inf
-    with np.errstate(all="ignore"):
-        wide, near = between(2 * h), between(h)
-        best = before = (8 * near - wide) / (12 * h)
-        for _ in range(HALVINGS):
-            h, wide = h / 2, near
-            near = between(h)
-            found = (8 * near - wide) / (12 * h)
-            gap = np.abs(found - before).max(initial=0)
-            if gap < apart:
-                best, apart = before, gap
-            if apart <= AGREE * np.abs(best).max(initial=0):
-                break
-            before = found
-    return best
-
-
-class _Updates:
-    """The derivatives of the arrays of a model, and of the known parts of its initial distribution.
+class _ArrayDerivatives:
+    """Those of the arrays of a model, and of the known parts of its initial distribution.
 
     All in one vector, in which the axes of a matrix are turned: as statsmodels stores them.
     """
@@ -353,9 +321,7 @@ class _Updates:
 
     def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """By a complex step, which leaves the model complex."""
-        if not self.exact:
-            return difference(self._at)(params, direction)
-        return self._at(params + 1j * STEP * direction).imag / STEP
+        return (complex_step if self.exact else difference)(self._at)(params, direction)
 
     def _is_analytic(self, params: np.ndarray, mask: np.ndarray) -> bool:
         """Whether complex steps see what differences see: not through abs, real or a factor.
@@ -426,22 +392,22 @@ class _Updates:
 
 
 def _root_of_shocks(mod: VARMAX, params: np.ndarray):
-    """L, of which Q = L L', and where the parameters of the shocks stand in it.
+    """L (..., p, p), of which Q = L L', and where the parameters of the shocks stand in it.
 
-    Of free parameters; of the model's own only where the shocks are correlated.
+    Of free parameters (..., k); of the model's own only where the shocks are correlated.
     """
-    L = np.zeros((mod.k_endog, mod.k_endog))
+    p = mod.k_endog
+    L = np.zeros((*params.shape[:-1], p, p), params.dtype)
     diagonal = mod.error_cov_type == "diagonal"
-    rows = np.diag_indices(len(L)) if diagonal else mod._idx_lower_state_cov
-    L[rows] = params[mod._params_state_cov]
+    rows = np.diag_indices(p) if diagonal else mod._idx_lower_state_cov
+    L[..., *rows] = params[..., mod._params_state_cov]
     return L, rows
 
 
-class _VarmaxUpdates(_Updates):
-    """The same for a `VARMAX` whose shocks are correlated.
+class _VarmaxDerivatives(_ArrayDerivatives):
+    """The same for a `VARMAX` whose shocks are correlated, its Q = L L' by the product rule.
 
-    Its Q = L L' is differentiated here: the entries of L share most of those of Q, and each of them
-    would take a complex step of its own.
+    The entries of L share most of those of Q, and each would take a complex step of its own.
     """
 
     def __init__(self, mod: VARMAX, params: np.ndarray):
@@ -462,112 +428,76 @@ class _VarmaxUpdates(_Updates):
 
     def dense(self, params: np.ndarray) -> np.ndarray:
         found, (L, rows) = super().dense(params), _root_of_shocks(self.mod, params)
-        dL = np.zeros((len(rows[0]), *L.shape))
-        dL[np.arange(len(dL)), *rows] = 1
-        move = dL @ L.T
-        found[self.where, self.at["Q"]] = (move + move.swapaxes(1, 2)).reshape(len(dL), -1)
+        move = np.eye(len(L))[rows[0]][:, :, np.newaxis] * L.T[rows[1]][:, np.newaxis]  # dL L'
+        found[self.where, self.at["Q"]] = (move + move.swapaxes(1, 2)).reshape(len(move), -1)
         return found
 
 
-class _Varmax:
-    """The transformation of `VARMAX`, whose Cholesky factors no complex step can differentiate."""
+class _VectorTransformation:
+    """That of a `VARMAX` or a `DynamicFactor`: its vector autoregressions are written out here.
 
-    def __init__(self, mod: VARMAX):
-        self.mod = mod
+    They take Cholesky factors, which no complex step through LAPACK can differentiate. `blocks` are
+    where they stand among the parameters, each with a function of those that returns M. The others
+    are coloured.
+    """
 
-    def dense(self, free: np.ndarray) -> np.ndarray:
-        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
-
-    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
-        mod, found = self.mod, bar.copy()
-        cov = mod._params_state_cov
-        diagonal = mod.error_cov_type == "diagonal"
-        if diagonal:
-            found[cov] *= 2 * free[cov]
-        if mod.measurement_error:
-            found[mod._params_obs_cov] *= 2 * free[mod._params_obs_cov]
-        p = mod.k_endog
-        if mod.k_ma and mod.enforce_invertibility:
-            where = mod._params_ma
-            found[where] = _pull_coefficients(free[where], bar[where], np.eye(p))[0]
-        if mod.k_ar and mod.enforce_stationarity:
-            L, rows = _root_of_shocks(mod, free)
-            M = np.linalg.cholesky(L @ L.T)  # L, but for the signs of its columns
-            where = mod._params_ar
-            found[where], M_bar = _pull_coefficients(free[where], bar[where], M)
-            found[cov] += (M_bar * np.sign(np.diag(L)))[rows]
-        return found
-
-
-def _pull_coefficients(free: np.ndarray, bar: np.ndarray, M: np.ndarray):
-    """The pullbacks of C -> M C M^-1 after `stationary_coefficients`, in A and in M."""
-    p = len(M)
-
-    def blocks(flat):  # (p, order p) side by side
-        return flat.reshape(p, -1, p).transpose(1, 0, 2)
-
-    A, bar = blocks(free), blocks(bar)
-    units = np.eye(free.size).reshape(free.size, p, -1, p).transpose(0, 2, 1, 3)
-    C, dC = stationary_coefficients(A, units)
-    inverse = np.linalg.inv(M)
-    C = M @ C @ inverse
-    M_bar = (bar @ C.transpose(0, 2, 1) - C.transpose(0, 2, 1) @ bar).sum(axis=0) @ inverse.T
-    return np.tensordot(dC, M.T @ bar @ inverse.T, 3), M_bar
-
-
-class _DynamicFactor:
-    """The transformation of `DynamicFactor`: its factors as in `_Varmax`, the others colored."""
-
-    def __init__(self, mod: DynamicFactor, free: np.ndarray):
-        self.mod, self.where = mod, mod._params_factor_transition
+    def __init__(self, mod, free: np.ndarray, blocks: list):
+        self.blocks, written_out = blocks, np.zeros(len(free), bool)
+        for where, _ in blocks:
+            written_out[where] = True
         exact = complex_step(lambda free: mod.transform_params(free))
-
-        def along(free, direction):
-            others = direction.copy()
-            others[self.where] = 0
-            return exact(free, others)
-
-        self.others = Colored(along, free)
+        self.others = Colored(lambda *at: np.where(written_out, 0.0, exact(*at)), free)
 
     def dense(self, free: np.ndarray) -> np.ndarray:
-        return np.stack([self.pull(free, row) for row in np.eye(len(free))])
-
-    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
-        found, where = self.others.pull(free, bar), self.where
-        eye = np.eye(self.mod.k_factors)
-        found[where] = _pull_coefficients(free[where], bar[where], eye)[0]
+        found, steps = self.others.dense(free), free + 1j * STEP * np.eye(len(free))
+        for where, root in self.blocks:
+            M = root(steps)
+            A = steps[:, where].reshape(len(free), len(M.T), -1, len(M.T))
+            C = stationary_coefficients(A.swapaxes(1, 2), M).swapaxes(1, 2)
+            found[where] = C.reshape(len(free), -1).T.imag / STEP
         return found
 
+    def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
+        return bar @ self.dense(free)
 
-def _updates(mod: MLEModel, params: np.ndarray) -> _Updates:
-    known = _KNOWN.setdefault(mod, {})
-    key = _shapes(mod)
-    if known.get("shapes") != key:
+
+def _derivatives(mod: MLEModel, params: np.ndarray) -> _ArrayDerivatives:
+    known, shapes = _known(mod), _shapes(mod)
+    if known.shapes != shapes:
         correlated = getattr(mod, "error_cov_type", "") == "unstructured"
         written_out = type(mod).update is VARMAX.update and correlated
-        found = (_VarmaxUpdates if written_out else _Updates)(proxy(mod), params)
-        known["shapes"], known["updates"] = key, found
-    known["updates"].look_at(params)
-    return known["updates"]
+        kind = _VarmaxDerivatives if written_out else _ArrayDerivatives
+        known.derivatives, known.shapes = kind(proxy(mod), params), shapes
+    known.derivatives.look_at(params)
+    return known.derivatives
 
 
 def _transformation(mod: MLEModel, free: np.ndarray):
     """What pulls a gradient for the parameters of the model back to those of its optimiser."""
-    known = _KNOWN.setdefault(mod, {})
-    if "transformation" not in known:
-        known["transformation"] = _new_transformation(mod, free)
-    return known["transformation"]
+    known = _known(mod)
+    if known.transformation is None:
+        known.transformation = _new_transformation(mod, free)
+    return known.transformation
 
 
 def _new_transformation(mod: MLEModel, free: np.ndarray):
-    if type(mod).transform_params is VARMAX.transform_params:
-        return _Varmax(proxy(mod))
-    if type(mod).transform_params is DynamicFactor.transform_params and not (
-        mod.error_var and mod.error_order
-    ):
-        if mod.enforce_stationarity and mod.factor_order:
-            return _DynamicFactor(proxy(mod), free)
+    transform, blocks = type(mod).transform_params, []
     model = proxy(mod)
+    if transform is VARMAX.transform_params:
+
+        def root(steps):  # the Cholesky factor of L L' is L, but for the signs of its columns
+            L, _ = _root_of_shocks(model, steps)
+            return L * np.sign(np.diagonal(L.real, axis1=-2, axis2=-1))[..., np.newaxis, :]
+
+        if mod.k_ar and mod.enforce_stationarity:
+            blocks.append((mod._params_ar, root))
+        if mod.k_ma and mod.enforce_invertibility:
+            blocks.append((mod._params_ma, lambda _: np.eye(model.k_endog)))
+    if transform is DynamicFactor.transform_params and not (mod.error_var and mod.error_order):
+        if mod.enforce_stationarity and mod.factor_order:
+            blocks.append((mod._params_factor_transition, lambda _: np.eye(model.k_factors)))
+    if blocks:
+        return _VectorTransformation(model, free, blocks)
 
     def function(free):
         return model.transform_params(free)
