@@ -40,8 +40,8 @@ MOST = 200
 GAIN, ROUNDING = 1e-8, 1e-12
 
 # Shares of the gain that a step of Newton's promised: below the first it is turned back, below the
-# second the next one is shorter, above the third longer.
-LEAST, POOR, GOOD = 1e-4, 0.25, 0.75
+# second the next one is shorter, above it longer.
+LEAST, POOR = 1e-4, 0.25
 
 # Newton's steps in a row that are turned back, each a quarter of the last, before they end.
 TURNED_BACK = 20
@@ -423,19 +423,27 @@ def climb(
         converged = bool(to_gain <= max(GAIN, ROUNDING * abs(value)))
         if converged or steps == most:
             break
-        radius = radius or np.linalg.norm(along) or 1.0
+        radius, best = radius or np.linalg.norm(along) or 1.0, None
         for _ in range(TURNED_BACK):
             step = _step(curved, along, radius)
-            there, slope_there = trial(x + directions @ step / units)
+            there = x + directions @ step / units
+            reached, slope_there = trial(there)
             evaluations += 1
-            share = (there - value) / (along @ step - curved @ step**2 / 2)
-            if share > LEAST and np.isfinite(there):
+            share = (reached - value) / (along @ step - curved @ step**2 / 2)
+            if best and not reached > best[1]:
                 break
-            radius = np.linalg.norm(step) / 4
-        else:
+            if share > LEAST:
+                best = there, reached, slope_there
+            size = np.linalg.norm(step)
+            if share > POOR and size > 0.99 * radius:
+                radius = 3 * size  # a value costs less than a matrix: as far as this one goes
+                continue
+            radius = size if share > POOR else size / 4
+            if best:
+                break
+        if not best:
             break
-        x, value, slope = x + directions @ step / units, there, slope_there
-        radius = np.linalg.norm(step) * (3 if share > GOOD else 1 if share > POOR else 1 / 4)
+        x, value, slope = best
         steps += 1
         if callback:
             callback(x)

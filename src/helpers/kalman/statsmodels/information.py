@@ -5,11 +5,20 @@ from __future__ import annotations
 import numpy as np
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 
+from helpers.kalman import diffuse
+from helpers.kalman import hessian as arrays_hessian
 from helpers.kalman import information as arrays_information
+from helpers.kalman.information import _inner
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels.arrays import _arrays, _checked, _first, _free, _names
-from helpers.kalman.statsmodels.score import _Point, _score, _without_fixed, _without_last
-from helpers.kalman.statsmodels.updates import _derivatives, _transformation, jacobian
+from helpers.kalman.statsmodels.score import SCALED, _Point, _score, _without_fixed
+from helpers.kalman.statsmodels.updates import (
+    _derivatives,
+    _transformation,
+    difference,
+    second_derivatives,
+)
+from helpers.statespace import SHAPES
 
 # An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
 # a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
@@ -45,7 +54,7 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     point = _Point(mod, full)
     if not params.size:
         return np.zeros((0, 0))
-    found = point.hessian()
+    found = _hessian(point)
     if not transformed:
         free = mod.handle_params(params, True, False)
         found, slopes = (
@@ -53,8 +62,7 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
         )
         map = _transformation(mod, free)
         J = map.dense(free)
-        curved = jacobian(lambda x: map.pull(x, slopes), free)
-        found = symmetric(J.T @ found @ J + curved)
+        found = symmetric(J.T @ found @ J + second_derivatives(map, free, slopes))
     return _free(mod, found)
 
 
@@ -95,11 +103,11 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
     if not params.size:
         return np.zeros((0, 0))
     if kind == "observed":
-        return _free(mod, -point.hessian())
+        return _free(mod, -_hessian(point))
     if kind == "expected":
-        return _free(mod, point.information(arrays_information.expected_information))
+        return _free(mod, _information(point, arrays_information.expected_information))
     if kind == "opg":
-        return _free(mod, point.information(arrays_information.outer_product))
+        return _free(mod, _information(point, arrays_information.outer_product))
     observed, G, names = _observed_and_opg(mod, point)
     found = observed @ _inverse(G, names, "outer product of the gradients") @ observed
     return symmetric(_without_last(found) if len(names) > len(_names(mod)) else found)
@@ -107,8 +115,8 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
 
 def _observed_and_opg(mod: MLEModel, point: _Point):
     """I and G of the free parameters and, where it is concentrated, of the log scale; the names."""
-    observed = _free(mod, -point.hessian(with_scale=True))
-    G = _free(mod, point.information(arrays_information.outer_product, with_scale=True))
+    observed = _free(mod, -_hessian(point, with_scale=True))
+    G = _free(mod, _information(point, arrays_information.outer_product, with_scale=True))
     return observed, G, [*_names(mod), "log scale"][: len(G)]
 
 
@@ -145,6 +153,119 @@ def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray
         return np.sqrt(np.diag(inverse @ G @ inverse))[: len(_names(mod))]
     covariance = _inverse(information(mod, params, kind), _names(mod), f"{kind} information")
     return np.sqrt(np.diag(covariance))
+
+
+def _moves(point: _Point) -> dict[str, np.ndarray]:
+    """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
+    found = _derivatives(point.mod, point.params).moves(point.params)
+    _arrays(point.mod, point.params)  # leaves the model real
+    here = _first(point.arrays)
+    for states, block, solved in point.start.stationary:
+        R, Q = here["R"][states], here["Q"]
+        first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
+        for j in range(len(point.params)):
+            dT, dR = first["T"][j][block], first["R"][j][states]
+            E = dT @ solved.covariance @ here["T"][block].T + dR @ Q @ R.T
+            found["a0"][j, states], found["P0"][j][block] = solved.solve(
+                dT @ solved.mean + first["c"][j][states], E + E.T + R @ first["Q"][j] @ R.T
+            )
+    return found
+
+
+def _directions(point: _Point, moves: dict) -> dict[str, np.ndarray]:
+    """The same for the arrays of `model`; where a scale is concentrated, its log comes last."""
+    if not point.mod.ssm.filter_concentrated:
+        return moves
+    found = {}
+    for x, dX in moves.items():
+        X = getattr(point.model, x)[np.newaxis]
+        found[x] = np.concatenate([point.scale * dX, X] if x in SCALED else [dX, 0 * X])
+    return found
+
+
+def _hessian(point: _Point, with_scale: bool = False) -> np.ndarray:
+    """For all of the model's parameters, fixed ones included.
+
+    Where a scale is concentrated, it is at its best for each value of the parameters, or its
+    logarithm comes last, if `with_scale`.
+    """
+    moves = _moves(point)
+    directions = _directions(point, moves)
+    if point.A.size:
+        found = diffuse.hessian(point.y, point.model, point.A, directions)
+    else:
+        found = arrays_hessian.hessian(point.y, point.model, directions, weights=point.weights)
+    if point.mod.ssm.filter_concentrated:
+        # In the log scale and in another parameter, an array has for its second derivative its
+        # first in that other.
+        mixed = sum(
+            np.tensordot(directions[x], getattr(point.raw, x), getattr(point.raw, x).ndim)
+            for x in SCALED
+        )
+        found[-1] += mixed
+        found[:-1, -1] += mixed[:-1]
+        found = found if with_scale else _without_last(found)
+    k, moved = len(point.params), _derivatives(point.mod, point.params)
+    found[:k, :k] += _products_in_a_stationary_start(point, moves)
+    found[:k, :k] += second_derivatives(moved, point.params, moved.pack(point.gradient))
+    _arrays(point.mod, point.params)  # leaves the model real, and where it was
+    if point.A.shape != point.start.A.shape:
+        found[:k, :k] -= _turns_of_the_unseen(point)
+    return symmetric(found)
+
+
+def _turns_of_the_unseen(point: _Point) -> np.ndarray:
+    """What second derivatives lose where the numbers that are never seen turn with parameters.
+
+    |S| on those that are seen is that on the numbers that are seen here, over the square of the
+    cosine of the angle between the two.
+    """
+    seen = point.start.A.T @ point.A
+    along = difference(lambda x: (V := point._seen_at(x, seen.shape[1])) @ V.T)
+    turns = np.stack([seen.T @ along(point.params, unit) for unit in np.eye(len(point.params))])
+    turns = turns - turns @ seen @ seen.T
+    return np.einsum("iab,jab->ij", turns, turns)
+
+
+def _products_in_a_stationary_start(point: _Point, moves: dict):
+    """What products of first derivatives add to the second ones of a stationary a0 and P0.
+
+    d2P = T d2P T' + E, and <P_bar, d2P> = <S, E>. What second derivatives of T, R, Q and c give
+    to E is in the gradients of those arrays already.
+    """
+    here, bar, total = _first(point.arrays), point.raw, 0.0
+    for states, block, solved in point.start.stationary:
+        T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
+        s, S = solved.adjoints(bar.a0[states], point.scale * bar.P0[block])
+        dT, dR, dQ = (
+            moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
+        )
+        dT, dR, da = dT[:, *block], dR[:, states], moves["a0"][:, states]
+        # E is X + X' in each pair of parameters, so <S, E> = 2 <S, X>.
+        one = _inner(S @ dT, T @ moves["P0"][:, *block]) + _inner(S @ dR, R @ dQ)
+        both = _inner(S @ dT @ P, dT) + _inner(S @ dR @ Q, dR)
+        mean = np.einsum("a,iab,jb->ij", s, dT, da)
+        total = total + 2 * (one + one.T + both) + mean + mean.T
+    return total
+
+
+def _information(point: _Point, of_arrays, with_scale: bool = False) -> np.ndarray:
+    """That of the arrays, in all of the model's parameters, as `hessian` has them."""
+    if point.A.size:
+        states = ", ".join(map(str, np.flatnonzero(point.A.any(axis=1))))
+        raise ValueError(
+            f"the states {states} of this {type(point.mod).__name__} have an exact diffuse "
+            "start, which has the observed information alone: kind='observed'"
+        )
+    found = of_arrays(point.y, point.model, _directions(point, _moves(point)), point.weights)
+    if point.mod.ssm.filter_concentrated and not with_scale:
+        found = symmetric(_without_last(found))
+    return found
+
+
+def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
+    """Second derivatives where the last parameter is at its best for each value of the others."""
+    return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]
 
 
 def _check_kind(kind: str) -> None:

@@ -8,16 +8,12 @@ import numpy as np
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 
 from helpers.kalman import diffuse, fused
-from helpers.kalman import hessian as arrays_hessian
-from helpers.kalman.information import _inner
-from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels import updates
 from helpers.kalman.statsmodels.arrays import (
     _arrays,
     _check_supported,
     _checked,
     _finite,
-    _first,
     _known,
     _NoLikelihoodError,
     _refuse_not_finite,
@@ -25,7 +21,7 @@ from helpers.kalman.statsmodels.arrays import (
     _Start,
     _through_stationary_start,
 )
-from helpers.kalman.statsmodels.updates import _derivatives, _transformation, jacobian
+from helpers.kalman.statsmodels.updates import _derivatives, _transformation
 from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
@@ -309,131 +305,3 @@ class _Point:
     @cached_property
     def model(self) -> StateSpace:
         return _finite(self._scaled())
-
-    def moves(self) -> dict[str, np.ndarray]:
-        """The derivatives of the arrays in each parameter (k, ...), a stationary start included."""
-        found = _derivatives(self.mod, self.params).moves(self.params)
-        _arrays(self.mod, self.params)  # leaves the model real
-        here = _first(self.arrays)
-        for states, block, solved in self.start.stationary:
-            R, Q = here["R"][states], here["Q"]
-            first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
-            for j in range(len(self.params)):
-                dT, dR = first["T"][j][block], first["R"][j][states]
-                E = dT @ solved.covariance @ here["T"][block].T + dR @ Q @ R.T
-                found["a0"][j, states], found["P0"][j][block] = solved.solve(
-                    dT @ solved.mean + first["c"][j][states], E + E.T + R @ first["Q"][j] @ R.T
-                )
-        return found
-
-    def directions(self, moves: dict) -> dict[str, np.ndarray]:
-        """The same for the arrays of `model`; where a scale is concentrated, its log comes last."""
-        if not self.mod.ssm.filter_concentrated:
-            return moves
-        found = {}
-        for x, dX in moves.items():
-            X = getattr(self.model, x)[np.newaxis]
-            found[x] = np.concatenate([self.scale * dX, X] if x in SCALED else [dX, 0 * X])
-        return found
-
-    def hessian(self, with_scale: bool = False) -> np.ndarray:
-        """For all of the model's parameters, fixed ones included.
-
-        Where a scale is concentrated, it is at its best for each value of the parameters, or its
-        logarithm comes last, if `with_scale`.
-        """
-        moves = self.moves()
-        directions = self.directions(moves)
-        if self.A.size:
-            found = diffuse.hessian(self.y, self.model, self.A, directions)
-        else:
-            found = arrays_hessian.hessian(self.y, self.model, directions, weights=self.weights)
-        if self.mod.ssm.filter_concentrated:
-            # In the log scale and in another parameter, an array has for its second derivative its
-            # first in that other.
-            mixed = sum(
-                np.tensordot(directions[x], getattr(self.raw, x), getattr(self.raw, x).ndim)
-                for x in SCALED
-            )
-            found[-1] += mixed
-            found[:-1, -1] += mixed[:-1]
-            found = found if with_scale else _without_last(found)
-        k = len(self.params)
-        found[:k, :k] += self._products_in_a_stationary_start(moves) + self._curved_arrays()
-        if self.A.shape != self.start.A.shape:
-            found[:k, :k] -= self._turns_of_the_unseen()
-        return symmetric(found)
-
-    def _curved_arrays(self) -> np.ndarray:
-        """What second derivatives of the arrays add: differences of exact first ones.
-
-        A parameter whose derivatives are the same elsewhere, where all others have moved too, has
-        none: most coefficients are such, and variances.
-        """
-        mod, params, k = self.mod, self.params, len(self.params)
-        found, moved = np.zeros((k, k)), _derivatives(mod, params)
-        here, there = moved.dense(params), moved.dense(updates.away_from(params))
-        size = np.abs(here).max(axis=1, initial=0)
-        curved = np.flatnonzero(np.abs(here - there).max(axis=1, initial=0) > 1e-13 * size)
-        if curved.size:
-            bar = moved.pack(self.gradient)
-
-            def slopes(some):
-                x = params.copy()
-                x[curved] = some
-                return moved.pull(x, bar)[curved]
-
-            found[np.ix_(curved, curved)] = jacobian(slopes, params[curved])
-        _arrays(mod, params)  # leaves the model real, and where it was
-        return found
-
-    def _turns_of_the_unseen(self) -> np.ndarray:
-        """What second derivatives lose where the numbers that are never seen turn with parameters.
-
-        |S| on those that are seen is that on the numbers that are seen here, over the square of the
-        cosine of the angle between the two.
-        """
-        seen = self.start.A.T @ self.A
-        along = updates.difference(lambda x: (V := self._seen_at(x, seen.shape[1])) @ V.T)
-        turns = np.stack([seen.T @ along(self.params, unit) for unit in np.eye(len(self.params))])
-        turns = turns - turns @ seen @ seen.T
-        return np.einsum("iab,jab->ij", turns, turns)
-
-    def _products_in_a_stationary_start(self, moves: dict):
-        """What products of first derivatives add to the second ones of a stationary a0 and P0.
-
-        d2P = T d2P T' + E, and <P_bar, d2P> = <S, E>. What second derivatives of T, R, Q and c give
-        to E is in the gradients of those arrays already.
-        """
-        here, bar, total = _first(self.arrays), self.raw, 0.0
-        for states, block, solved in self.start.stationary:
-            T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
-            s, S = solved.adjoints(bar.a0[states], self.scale * bar.P0[block])
-            dT, dR, dQ = (
-                moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
-            )
-            dT, dR, da = dT[:, *block], dR[:, states], moves["a0"][:, states]
-            # E is X + X' in each pair of parameters, so <S, E> = 2 <S, X>.
-            one = _inner(S @ dT, T @ moves["P0"][:, *block]) + _inner(S @ dR, R @ dQ)
-            both = _inner(S @ dT @ P, dT) + _inner(S @ dR @ Q, dR)
-            mean = np.einsum("a,iab,jb->ij", s, dT, da)
-            total = total + 2 * (one + one.T + both) + mean + mean.T
-        return total
-
-    def information(self, of_arrays, with_scale: bool = False) -> np.ndarray:
-        """That of the arrays, in all of the model's parameters, as `hessian` has them."""
-        if self.A.size:
-            states = ", ".join(map(str, np.flatnonzero(self.A.any(axis=1))))
-            raise ValueError(
-                f"the states {states} of this {type(self.mod).__name__} have an exact diffuse "
-                "start, which has the observed information alone: kind='observed'"
-            )
-        found = of_arrays(self.y, self.model, self.directions(self.moves()), self.weights)
-        if self.mod.ssm.filter_concentrated and not with_scale:
-            found = symmetric(_without_last(found))
-        return found
-
-
-def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
-    """Second derivatives where the last parameter is at its best for each value of the others."""
-    return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]

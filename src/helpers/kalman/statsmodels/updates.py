@@ -378,12 +378,12 @@ class _ArrayDerivatives:
         return self.colored.pull(params, bar, jacobian)
 
     def dense(self, params: np.ndarray) -> np.ndarray:
-        """The derivatives in each parameter (k, N)."""
-        return self.colored.dense(params).T
+        """The derivatives in each parameter (N, k)."""
+        return self.colored.dense(params)
 
     def moves(self, params: np.ndarray) -> dict[str, np.ndarray]:
         """The same for each array (k, ...), time first where it varies."""
-        dense, found = self.dense(params), {}
+        dense, found = self.dense(params).T, {}
         for x, where in self.at.items():
             X = dense[:, where].reshape(len(dense), *self.shapes[x])
             X = X if len(SHAPES[x]) == 1 else X.swapaxes(-1, -2)
@@ -429,7 +429,7 @@ class _VarmaxDerivatives(_ArrayDerivatives):
     def dense(self, params: np.ndarray) -> np.ndarray:
         found, (L, rows) = super().dense(params), _root_of_shocks(self.mod, params)
         move = np.eye(len(L))[rows[0]][:, :, np.newaxis] * L.T[rows[1]][:, np.newaxis]  # dL L'
-        found[self.where, self.at["Q"]] = (move + move.swapaxes(1, 2)).reshape(len(move), -1)
+        found[self.at["Q"], self.where] = (move + move.swapaxes(1, 2)).reshape(len(move), -1).T
         return found
 
 
@@ -459,6 +459,27 @@ class _VectorTransformation:
 
     def pull(self, free: np.ndarray, bar: np.ndarray) -> np.ndarray:
         return bar @ self.dense(free)
+
+
+def second_derivatives(moved, params: np.ndarray, bar: np.ndarray) -> np.ndarray:
+    """Those of what `moved` has the first ones of, times a cotangent, by differences of exact ones.
+
+    A parameter whose derivatives are the same elsewhere, where all others have moved too, has none:
+    most coefficients are such, and variances.
+    """
+    found = np.zeros((len(params), len(params)))
+    here, there = moved.dense(params), moved.dense(away_from(params))
+    size = np.abs(here).max(axis=0, initial=0)
+    curved = np.flatnonzero(np.abs(here - there).max(axis=0, initial=0) > 1e-13 * size)
+    if curved.size:
+
+        def slopes(some):
+            x = params.copy()
+            x[curved] = some
+            return moved.pull(x, bar)[curved]
+
+        found[np.ix_(curved, curved)] = jacobian(slopes, params[curved])
+    return found
 
 
 def _derivatives(mod: MLEModel, params: np.ndarray) -> _ArrayDerivatives:
