@@ -35,6 +35,10 @@ APPROACH = 15
 # Here they take a fraction of the time.
 MOST = 200
 
+# Newton's steps where another method has ended: mostly one is enough, and along a ridge that goes
+# up by next to nothing each costs as much as a hundred scores.
+POLISH = 50
+
 # The log-likelihood that a step may still gain where a fit ends: a distance from the maximum of
 # 1e-4 standard errors, far within what the data can tell.  And its share that is rounding.
 GAIN, ROUNDING = 1e-8, 1e-12
@@ -179,15 +183,15 @@ class _Within:
     def fit(self, *args, **kwargs):
         """That of the model, by the exact score, where its arguments leave that open."""
         taken = signature(self.their_fit)
-        given = taken.bind_partial(*args, **kwargs).arguments
+        given = taken.bind_partial(*args, **kwargs)
+        ours, named = {"optim_score": "approx"}, given.arguments
         if "optim_score" in taken.parameters:
-            kwargs.setdefault("optim_score", "approx")
-        elif isinstance(self.mod, ARIMA) and given.get("method") in (None, "statespace"):
-            bundle = {"optim_score": "approx"} | (given.get("method_kwargs") or {})
-            kwargs["method_kwargs"] = bundle
+            given.arguments = ours | named
+        elif isinstance(self.mod, ARIMA) and "method" not in named and not named.get("gls"):
+            named["method_kwargs"] = ours | (named.get("method_kwargs") or {})
         self.fitting, self.best = True, (-np.inf, None)
         try:
-            return self.their_fit(*args, **kwargs)
+            return self.their_fit(*given.args, **given.kwargs)
         finally:
             self.end()
 
@@ -219,7 +223,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
 
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
         ends, the Hessian says what is left to gain, and Newton's steps (:func:`climb`) go on if it
-        is more than 1e-8, as far as ``maxiter`` allows.
+        is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a maximum, or
+        there is a warning; but where there are several, it need not be the highest one.
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (200 if not given, where ``mod.fit``
         ends after 50), ``cov_type``, ``disp``, ``callback`` and others.
@@ -343,7 +348,8 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             callback(whole(some))
 
     taken = 0 if method == "newton" else iterations
-    found = climb(trial, curvature, x[moves], max(0, maxiter - taken), stepped)
+    most = max(0, maxiter - taken) if method == "newton" else min(POLISH, max(0, maxiter - taken))
+    found = climb(trial, curvature, x[moves], most, stepped)
     ends.append((found, moves))
     iterations = taken + found.steps
     if disp:
@@ -418,9 +424,7 @@ def climb(
             break
         curved, directions = np.linalg.eigh(B / units / units[:, np.newaxis])
         along = directions.T @ (slope / units)
-        full = np.divide(along, curved, out=np.copysign(1.0, along), where=curved > np.abs(along))
-        to_gain = along @ full - curved @ full**2 / 2
-        converged = bool(to_gain <= max(GAIN, ROUNDING * abs(value)))
+        converged = _to_gain(curved, along) <= max(GAIN, ROUNDING * abs(value))
         if converged or steps == most:
             break
         radius, best = radius or np.linalg.norm(along) or 1.0, None
@@ -447,7 +451,17 @@ def climb(
         steps += 1
         if callback:
             callback(x)
+        # Where the slope has gone as B said it would, no new B is needed.
+        converged = _to_gain(curved, directions.T @ (slope / units)) <= GAIN / 10
+        if converged:
+            break
     return Climb(x, value, slope, units, steps, evaluations, converged)
+
+
+def _to_gain(curved: np.ndarray, along: np.ndarray) -> float:
+    """What is left to gain, in the eigenvectors of B: by a full step, or by one of length 1."""
+    step = np.divide(along, curved, out=np.copysign(1.0, along), where=curved > np.abs(along))
+    return float(along @ step - curved @ step**2 / 2)
 
 
 def _step(curved: np.ndarray, along: np.ndarray, radius: float) -> np.ndarray:
