@@ -1445,6 +1445,26 @@ def test_a_fit_that_ends_elsewhere_says_where():
     assert not found.mle_retvals["converged"] and found.mle_retvals["iterations"] == 2
 
 
+@pytest.mark.parametrize("most", [2, 50])
+def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch, most):
+    class Lost:
+        def _fit(self, objective, gradient, start, fargs, given, **how):
+            for x in (start, start + [0.5, -0.1, 1.0], start + [0.3, 0.0, 1.0]):
+                objective(x, *fargs), gradient(x, *fargs)
+            return np.array([2.0, 0.0, 1.0]), {}, None  # where there is no likelihood
+
+    monkeypatch.setitem(climb.__globals__, "Optimizer", Lost)
+    monkeypatch.setitem(climb.__globals__, "POLISH", most)
+    mod = Autoregression(simulated())
+    best = sarimax.SARIMAX(simulated(), order=(2, 0, 0)).fit(disp=False, maxiter=500).params
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if most == 2 else "error", ConvergenceWarning)
+        found = ours.fit(mod, disp=False, cov_type="none")
+    assert found.mle_retvals["converged"] == (most == 50)
+    assert found.mle_retvals["iterations"] <= most
+    assert found.llf > (mod.loglike(best) if most == 50 else mod.loglike([0.5, -0.1, 2.0])) - 1e-4
+
+
 def test_bounds_are_kept():
     bounds = [(None, 1.0), (None, None), (0.1, None)]
     with warnings.catch_warnings():
