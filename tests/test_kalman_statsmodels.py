@@ -1445,6 +1445,22 @@ def test_a_fit_that_ends_elsewhere_says_where():
     assert not found.mle_retvals["converged"] and found.mle_retvals["iterations"] == 2
 
 
+def test_a_refused_trial_of_a_fit_lies_on_a_parabola():
+    """From the value and the slope before it, with its top at a quarter of the way."""
+    mod, before, step = (
+        Autoregression(simulated()),
+        np.array([0.5, 0.0, 1.0]),
+        np.array([1.5, 0, 0]),
+    )
+    with ours.using(mod):
+        mod.loglike.within.fitting = True
+        value, rise = mod.loglike(before), abs(mod.score(before) @ step)
+        assert mod.loglike(before + step) == pytest.approx(value - rise)
+        assert mod.score(before + step) @ step == pytest.approx(-3 * rise)
+        mod.loglike.within.end()
+        assert mod.loglike(before + step) == -np.inf
+
+
 @pytest.mark.parametrize("most", [2, 50])
 def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch, most):
     class Lost:
