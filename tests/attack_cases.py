@@ -4,25 +4,25 @@ import numpy as np
 from test_sparse_op import OPS as SPARSE_OPS
 
 from helpers.datasets import random_model, simulate
-from helpers.kalman.diffuse_op import KalmanIntegrated, KalmanIntegratedGrad
-from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.linear import LinearMap
-from helpers.kalman.op import (
-    KalmanFilter,
-    KalmanFilterGrad,
-    KalmanLoglike,
-    KalmanLoglikeGrad,
-    KalmanLoglikeTangent,
-)
-from helpers.kalman.panel_op import KalmanPanel, KalmanPanelGrad
-from helpers.kalman.products import Product
-from helpers.kalman.smoothing_op import (
+from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
+from helpers.kalman.ops.draws import (
     CovarianceRoot,
     CovarianceRootGrad,
     KalmanDraw,
     KalmanDrawGrad,
     NormalMarginals,
 )
+from helpers.kalman.ops.likelihood import (
+    KalmanFilter,
+    KalmanFilterGrad,
+    KalmanLoglike,
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangent,
+    KalmanLoglikeTangents,
+    Product,
+)
+from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad
 
 rng = np.random.default_rng(46)
 N, M, P, J, K = 4, 2, 3, 5, 6  # steps, states, series, members of a panel, directions

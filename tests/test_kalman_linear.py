@@ -13,10 +13,14 @@ from pytensor.graph.traversal import ancestors
 
 from helpers.checks import relative_error
 from helpers.kalman import linear
-from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.linear import LinearMap, OneMap
-from helpers.kalman.op import KalmanLoglikeGrad, kalman_loglike
-from helpers.kalman.products import product, sandwich
+from helpers.kalman.ops.likelihood import (
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangents,
+    kalman_loglike,
+    product,
+    sandwich,
+)
 
 PYTHON = Mode("py", "fast_run")
 R = np.random.default_rng(0).standard_normal((5, 3))
