@@ -61,6 +61,16 @@ SERIES = [
     *EACH,
     np.eye(1),
 ]
+# Two steps of one state, where second derivatives are loops in Python.
+ONE = np.eye(1)
+SMALL = [numbers(2, 1), numbers(1), ONE, numbers(1), numbers(1), 0.5 * ONE, ONE, ONE, ONE]
+SMALL_PANEL = [
+    numbers(2, 2, 1),
+    numbers(2, 1),
+    ONE,
+    numbers(1, 1, 1),
+    *(X[None] for X in SMALL[5:]),
+]
 DRAW = [y, numbers(J, M), numbers(N, J, M), numbers(N, J, P), P0, *EACH, np.zeros((M, 0))]
 TERMS = [np.array([3, 4]), np.array([0, 2]), numbers(2),
          np.array([[0, 1, 2, 2], [0, 3, 1, 2]]), numbers(4), numbers(4)]  # fmt: skip
@@ -71,10 +81,10 @@ KALMAN = {
     "KalmanLoglikeGrad": (KalmanLoglikeGrad(), [*MODEL, numbers(N)]),
     "KalmanLoglikeTangent": (KalmanLoglikeTangent((), ALONG), [*MODEL, numbers(N), *TANGENTS]),
     "KalmanLoglikeTangents": (KalmanLoglikeTangents((), ALONG), [*MODEL, numbers(N), *MANY]),
-    "KalmanFilter": (KalmanFilter(), MODEL),
-    "KalmanFilterGrad": (KalmanFilterGrad((), ("l",)), [*MODEL, numbers(N)]),
+    "KalmanFilter": (KalmanFilter(), SMALL),
+    "KalmanFilterGrad": (KalmanFilterGrad((), ("l",)), [*SMALL, numbers(2)]),
     "KalmanPanel": (KalmanPanel(), PANEL),
-    "KalmanPanelGrad": (KalmanPanelGrad(), [*PANEL, numbers(J, N)]),
+    "KalmanPanelGrad": (KalmanPanelGrad(), [*SMALL_PANEL, numbers(2, 2)]),
     "KalmanIntegrated": (KalmanIntegrated(), SERIES),
     "KalmanIntegratedGrad": (KalmanIntegratedGrad(), SERIES),
     "KalmanDraw": (KalmanDraw(), DRAW),

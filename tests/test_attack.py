@@ -486,24 +486,24 @@ def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
 
 # --- the Ops of the package -----------------------------------------------------------------------
 
-# Without positions a rulebook does not say how many channels Q had: its transpose cannot know.
 # A linear map counts the entries of its arguments, and takes any number of dimensions.
-KNOWN = {"BuildQ": {"empty gradient"}, "LinearMap": {"number of dimensions"}}
+KNOWN = {"LinearMap": {"number of dimensions"}}
 
 
-# Second derivatives that are loops in Python: minutes, and for the last two too many of them.
-SLOW_OURS = {"KalmanFilter"}
-ENDLESS = {"KalmanFilterGrad", "KalmanPanelGrad"}
-TIERS = [
-    thorough(x, id=x) if x in SLOW_OURS
-    else pytest.param(x, id=x, marks=pytest.mark.skip("takes many minutes")) if x in ENDLESS
-    else x
-    for x in OURS
-]  # fmt: skip
+# By PyTensor's scan, in Python: second derivatives take half a minute, and third ones, or nine of
+# the second, take many.
+SLOW_OURS = {"KalmanFilter", "KalmanFilterGrad"}
+LEFT_OUT = {"KalmanFilterGrad": ("second", "default_push", "pull_partly")}
 
 
-@pytest.mark.parametrize("name", TIERS)
-def test_an_op_of_the_package_keeps_the_contract(name):
+def takes_minutes(at):
+    raise contract.Found("by scans in Python it takes many minutes", "skipped")
+
+
+@pytest.mark.parametrize("name", [thorough(x, id=x) if x in SLOW_OURS else x for x in OURS])
+def test_an_op_of_the_package_keeps_the_contract(name, monkeypatch):
+    for check in LEFT_OUT.get(name, ()):
+        monkeypatch.setattr(contract, check, takes_minutes)
     op, inputs = OURS[name]
     assert set(faults(op, inputs)) == KNOWN.get(name, set())
 

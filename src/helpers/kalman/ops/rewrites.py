@@ -104,16 +104,6 @@ def local_value_with_gradient(fgraph, node):
     return None
 
 
-class _TeachJAX(GraphRewriter):
-    """JAX mode, and no other, begins with this rewrite: JAX learns the Ops, nothing changes."""
-
-    def apply(self, fgraph):
-        from helpers.kalman.ops import in_jax  # noqa: F401 (learns when it is imported)
-
-
-optdb.register("helpers_kalman_jax", _TeachJAX(), "jax", position=0)
-
-
 @_vectorize_node.register(KalmanLoglikeTangent)
 def vectorize(op, node, *inputs):
     """A batch of directions, and of nothing else, is one Op."""
@@ -198,6 +188,8 @@ def unite(fgraph) -> None:
     PyMC differentiates with respect to each parameter on its own, and the gradient of each moves
     along it alone.
     """
+    if not has_several(fgraph):
+        return
     first, made = len(INPUTS) + 1, {}
     for node in fgraph.toposort():
         if node.op != pt.add:
@@ -233,6 +225,8 @@ def unite(fgraph) -> None:
 
 def share(fgraph) -> None:
     """One node in the place of several that differ only in what of them is read."""
+    if not has_several(fgraph):
+        return
     groups = {}
     for node in fgraph.toposort():
         if isinstance(node.op, KalmanLoglikeGrad | KalmanLoglikeTangent):
@@ -255,6 +249,15 @@ def share(fgraph) -> None:
         )
 
 
+def has_several(fgraph) -> bool:
+    """Whether there are several gradients or tangents, once equal ones are merged."""
+    kinds = KalmanLoglikeGrad | KalmanLoglikeTangent
+    several = sum(isinstance(node.op, kinds) for node in fgraph.apply_nodes) > 1
+    if several:
+        merge(fgraph)
+    return several
+
+
 def merge(fgraph) -> None:
     """One node in the place of equal ones.
 
@@ -270,47 +273,41 @@ def merge(fgraph) -> None:
             )
 
 
-class FoldConstants(GraphRewriter):
+def fold_constants(fgraph) -> None:
     """Compute, once and for all, what leads from constants alone to an Op of the filter."""
+    ours = [x for x in fgraph.apply_nodes if isinstance(_core(x.op), Declared)]
+    for node in toposort([X for x in ours for X in x.inputs]):
+        constant = all(isinstance(X, Constant) for X in node.inputs)
+        if not constant or isinstance(node.op, HasInnerGraph | CheckAndRaise):
+            continue
+        folded = unconditional_constant_folding.transform(fgraph, node)
+        if folded:
+            pairs = zip(node.outputs, folded, strict=True)
+            fgraph.replace_all(pairs, reason="helpers_kalman_fold_constants")
+
+
+def teach_jax(fgraph) -> None:
+    """JAX mode, and no other, begins with this: JAX learns the Ops, nothing changes."""
+    from helpers.kalman.ops import in_jax  # noqa: F401 (learns when it is imported)
+
+
+class Rewrite(GraphRewriter):
+    """A function of the whole graph, for PyTensor."""
+
+    def __init__(self, function):
+        self.function = function
 
     def apply(self, fgraph):
-        ours = [x for x in fgraph.apply_nodes if isinstance(_core(x.op), Declared)]
-        for node in toposort([X for x in ours for X in x.inputs]):
-            if isinstance(node.op, HasInnerGraph | CheckAndRaise):
-                continue
-            if not all(isinstance(X, Constant) for X in node.inputs):
-                continue
-            folded = unconditional_constant_folding.transform(fgraph, node)
-            if folded:
-                fgraph.replace_all(
-                    zip(node.outputs, folded, strict=True), reason=type(self).__name__
-                )
-
-
-class _ManyDirections(GraphRewriter):
-    """The rows of a Hessian at once, where PyTensor would compute them one by one."""
-
-    def apply(self, fgraph):
-        unroll(fgraph)
-
-
-class _OneNode(GraphRewriter):
-    """Several gradients or tangents at once, where PyTensor would compute them one by one."""
-
-    def __init__(self, rewrite):
-        self.rewrite_once = rewrite
-
-    def apply(self, fgraph):
-        kinds = KalmanLoglikeGrad | KalmanLoglikeTangent
-        if sum(isinstance(node.op, kinds) for node in fgraph.apply_nodes) > 1:
-            merge(fgraph)
-            self.rewrite_once(fgraph)
+        self.function(fgraph)
 
 
 # Before the rewrites of Scan, which take it apart; where sums of sums are one; and where what
 # nothing reads is gone.
-optdb.register("helpers_kalman_directions", _ManyDirections(), "fast_run", position=0.04)
-optdb.register("helpers_kalman_fold_constants", FoldConstants(), "fast_run", "fast_compile",
-               position=0.5)  # fmt: skip
-optdb.register("helpers_kalman_unite", _OneNode(unite), "fast_run", position=1.25)
-optdb.register("helpers_kalman_share", _OneNode(share), "fast_run", position=2.9)
+for name, function, position, *modes in (
+    ("jax", teach_jax, 0, "jax"),
+    ("directions", unroll, 0.04, "fast_run"),
+    ("fold_constants", fold_constants, 0.5, "fast_run", "fast_compile"),
+    ("unite", unite, 1.25, "fast_run"),
+    ("share", share, 2.9, "fast_run"),
+):
+    optdb.register(f"helpers_kalman_{name}", Rewrite(function), *modes, position=position)
