@@ -98,7 +98,7 @@ def price(turns: int) -> dict:
 
     from helpers.datasets import seasonal_arrays
     from helpers.kalman import kalman_loglike
-    from helpers.kalman.diffuse_op import kalman_diffuse_loglike
+    from helpers.kalman.ops.diffuse import kalman_diffuse_loglike
 
     y, variances = co2().y, np.array([0.02, 0.05, 1e-5, 1e-4])
     arrays = seasonal_arrays(variances, P0=0.0)

@@ -4,25 +4,25 @@ import numpy as np
 from test_sparse_op import OPS as SPARSE_OPS
 
 from helpers.datasets import random_model, simulate
-from helpers.kalman.diffuse_op import KalmanIntegrated, KalmanIntegratedGrad
-from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.linear import LinearMap
-from helpers.kalman.op import (
-    KalmanFilter,
-    KalmanFilterGrad,
-    KalmanLoglike,
-    KalmanLoglikeGrad,
-    KalmanLoglikeTangent,
-)
-from helpers.kalman.panel_op import KalmanPanel, KalmanPanelGrad
-from helpers.kalman.products import Product
-from helpers.kalman.smoothing_op import (
+from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
+from helpers.kalman.ops.draws import (
     CovarianceRoot,
     CovarianceRootGrad,
     KalmanDraw,
     KalmanDrawGrad,
     NormalMarginals,
 )
+from helpers.kalman.ops.likelihood import (
+    KalmanFilter,
+    KalmanFilterGrad,
+    KalmanLoglike,
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangent,
+    KalmanLoglikeTangents,
+    Product,
+)
+from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad
 
 rng = np.random.default_rng(46)
 N, M, P, J, K = 4, 2, 3, 5, 6  # steps, states, series, members of a panel, directions
@@ -61,6 +61,16 @@ SERIES = [
     *EACH,
     np.eye(1),
 ]
+# Two steps of one state, where second derivatives are loops in Python.
+ONE = np.eye(1)
+SMALL = [numbers(2, 1), numbers(1), ONE, numbers(1), numbers(1), 0.5 * ONE, ONE, ONE, ONE]
+SMALL_PANEL = [
+    numbers(2, 2, 1),
+    numbers(2, 1),
+    ONE,
+    numbers(1, 1, 1),
+    *(X[None] for X in SMALL[5:]),
+]
 DRAW = [y, numbers(J, M), numbers(N, J, M), numbers(N, J, P), P0, *EACH, np.zeros((M, 0))]
 TERMS = [np.array([3, 4]), np.array([0, 2]), numbers(2),
          np.array([[0, 1, 2, 2], [0, 3, 1, 2]]), numbers(4), numbers(4)]  # fmt: skip
@@ -71,10 +81,10 @@ KALMAN = {
     "KalmanLoglikeGrad": (KalmanLoglikeGrad(), [*MODEL, numbers(N)]),
     "KalmanLoglikeTangent": (KalmanLoglikeTangent((), ALONG), [*MODEL, numbers(N), *TANGENTS]),
     "KalmanLoglikeTangents": (KalmanLoglikeTangents((), ALONG), [*MODEL, numbers(N), *MANY]),
-    "KalmanFilter": (KalmanFilter(), MODEL),
-    "KalmanFilterGrad": (KalmanFilterGrad((), ("l",)), [*MODEL, numbers(N)]),
+    "KalmanFilter": (KalmanFilter(), SMALL),
+    "KalmanFilterGrad": (KalmanFilterGrad((), ("l",)), [*SMALL, numbers(2)]),
     "KalmanPanel": (KalmanPanel(), PANEL),
-    "KalmanPanelGrad": (KalmanPanelGrad(), [*PANEL, numbers(J, N)]),
+    "KalmanPanelGrad": (KalmanPanelGrad(), [*SMALL_PANEL, numbers(2, 2)]),
     "KalmanIntegrated": (KalmanIntegrated(), SERIES),
     "KalmanIntegratedGrad": (KalmanIntegratedGrad(), SERIES),
     "KalmanDraw": (KalmanDraw(), DRAW),

@@ -12,8 +12,9 @@ from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, diffuse, diffuse_op, loglike_and_grad, reference
-from helpers.kalman.diffuse_op import (
+from helpers.kalman import StateSpace, diffuse, loglike_and_grad, reference
+from helpers.kalman.ops import diffuse as diffuse_ops
+from helpers.kalman.ops.diffuse import (
     KalmanIntegrated,
     kalman_diffuse_estimate,
     kalman_diffuse_loglike,
@@ -576,7 +577,7 @@ def test_numba_calls_what_python_calls():
     node = next(node for node in nodes if isinstance(node.op, KalmanIntegrated))
     arrays = pytensor.function(symbols, node.inputs, mode=PYTHON)(*given)
     inputs = [x.type() for x in node.inputs]
-    outputs = [*KalmanIntegrated()(*inputs), *diffuse_op.KalmanIntegratedGrad()(*inputs)]
+    outputs = [*KalmanIntegrated()(*inputs), *diffuse_ops.KalmanIntegratedGrad()(*inputs)]
     found, expected = (
         pytensor.function(inputs, outputs, mode=mode)(*arrays) for mode in ("NUMBA", PYTHON)
     )
@@ -692,7 +693,7 @@ def test_numbers_of_very_different_units(how):
     if how == "NumPy":
         covariance = diffuse.loglike_and_grad(y, StateSpace(*given), I).estimate.covariance
     else:
-        covariance = diffuse_op.kalman_diffuse_estimate(y, *given, A=I)[1].eval(mode=PYTHON)
+        covariance = diffuse_ops.kalman_diffuse_estimate(y, *given, A=I)[1].eval(mode=PYTHON)
     assert np.abs(np.diag(covariance) / np.diag(H) * 5 - 1).max() < 1e-12
 
 

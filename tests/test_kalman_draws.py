@@ -12,14 +12,16 @@ import pytest
 from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
-from helpers.kalman import StateSpace, smoothing, smoothing_op
-from helpers.kalman.smoothing_op import (
+from helpers.kalman import StateSpace, drawing, smoothing
+from helpers.kalman.drawing import pull_root
+from helpers.kalman.ops.draws import (
     CovarianceRoot,
+    CovarianceRootGrad,
+    KalmanDraw,
     NormalMarginals,
     covariance_root,
     kalman_draw,
     kalman_smooth,
-    pull_root,
 )
 from helpers.statespace import NAMES, SYMMETRIC
 
@@ -273,12 +275,12 @@ def test_the_compiled_functions_are_the_text():
     given = [y, rng.normal(size=(J, m)), rng.normal(size=(n, J, m)), rng.normal(size=(n, J, P))]
     given += [np.eye(m), rng.normal(size=(1, m, m)) / 2, rng.normal(size=(1, P, m))]
     given += [np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
-    compiled = smoothing_op._compiled()
+    compiled = drawing.compiled()
     drawn = compiled["draws"](*given, 1e-13)
-    assert relative_error(drawn, smoothing_op.draws(*given, 1e-13)) < 1e-12
+    assert relative_error(drawn, drawing.draws(*given, 1e-13)) < 1e-12
     given.append(rng.normal(size=(n, J, m)))
     found, expected = (pull(*given, 1e-13) for pull in
-                       (compiled["pull_draws"], smoothing_op.pull_draws))  # fmt: skip
+                       (compiled["pull_draws"], drawing.pull_draws))  # fmt: skip
     for X, Y in zip(found, expected, strict=True):
         assert relative_error(X, Y) < 1e-12
 
@@ -421,7 +423,7 @@ def test_pymc_extras_draws_are_ours(extras):
         *map(pt.as_tensor_variable, (mean, V, 0 * mean)), rng=rng
     )
     normals = np.random.default_rng(4).standard_normal((N, M))
-    expected = smoothing_op.marginals(mean, V, normals)
+    expected = drawing.marginals(mean, V, normals)
     assert relative_error(pytensor.function([], marginal, mode=PYTHON)(), expected) < 1e-12
 
 
@@ -500,47 +502,6 @@ def test_marginals_of_any_rank(mode):
         assert np.abs(V - expected).max() <= 1e-14 * np.abs(expected).max()
 
 
-def misfits():
-    """Arrays that do not fit each other, by the function of the Op that is given them."""
-    rng, n, m, J = np.random.default_rng(13), 3, 2, 1
-    mean, z, P = np.zeros((n, m)), np.ones((n, m)), np.tile(np.eye(m), (n, 1, 1))
-    model = [rng.normal(size=(n, 1))]
-    model += [np.zeros((J, m)), np.zeros((n, J, m)), np.zeros((n, J, 1)), np.eye(m), P[:1]]
-    model += [np.ones((1, 1, m)), np.ones((1, 1, 1)), P[:1], np.zeros((m, 0))]
-    g = np.ones((n, J, m))
-    yield "marginals", (mean, P[:1], z), "P or z does not fit the mean"
-    yield "marginals", (mean[:, :1], P, z), "P or z does not fit the mean"
-    yield "marginals", (mean, P, z[:2]), "P or z does not fit the mean"
-    yield "roots", (np.ones((1, 2, 3)),), "P is not of square matrices"
-    yield "pull_roots", (P, P[:1]), "the cotangent of the roots does not have the shape of P"
-    yield "pull_roots", (np.ones((1, 3, 2)), np.ones((1, 3, 2))), "P is not of square matrices"
-    yield "pull_draws", (*model, g[:2], 0.0), "the cotangent does not have the shape of the draws"
-    for i, X, says in (
-        (2, g[:2], "shocks or noise do not have the shapes"),
-        (5, P[:2], "T, Z, H or W varies over time, but not over as many steps"),
-        (4, np.eye(3), "P0, T or W is not of as many states as start"),
-        (6, np.ones((1, 2, m)), "Z, H or A does not have the shape"),
-        (3, np.zeros((n, J, 2)), "shocks or noise do not have the shapes"),
-        (5, np.ones((1, 3, 3)), "P0, T or W is not of as many states as start"),
-        (8, np.ones((1, 3, 3)), "P0, T or W is not of as many states as start"),
-        (7, np.ones((1, 2, 2)), "Z, H or A does not have the shape"),
-        (9, np.zeros((3, 1)), "Z, H or A does not have the shape"),
-        (1, np.zeros((0, m)), "there is no draw"),
-    ):
-        wrong = [*model]
-        wrong[i] = X
-        yield "draws", (*wrong, 0.0), says
-        yield "pull_draws", (*wrong, g, 0.0), says
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_what_does_not_fit_is_neither_read_nor_written(compiled):
-    functions = smoothing_op._compiled() if compiled else smoothing_op._PYTHON
-    for name, arrays, says in misfits():
-        with pytest.raises(ValueError, match=says):
-            functions[name](*arrays)
-
-
 def test_normals_that_do_not_fit_are_named():
     arrays, k = (
         [a_series(), *a_model().asdict().values()],
@@ -560,7 +521,7 @@ def test_integers_are_not_what_roots_and_draws_are_rounded_to():
     drawn = NormalMarginals()(mean, P, np.full((1, 2), 0.5))
     for found, expected in zip(
         pytensor.function([], [root, bar, drawn], mode=PYTHON)(),
-        (np.sqrt(P), [smoothing_op.pull_root(2.0 * np.eye(2), np.ones((2, 2)))],
+        (np.sqrt(P), [drawing.pull_root(2.0 * np.eye(2), np.ones((2, 2)))],
          1 + np.sqrt([[0.5, 0.5]])),
         strict=True,
     ):  # fmt: skip
@@ -579,7 +540,7 @@ def test_integers_are_not_what_roots_and_draws_are_rounded_to():
         (lambda: CovarianceRoot()(np.eye(2)), "P has 2 dimensions, expected 3"),
         (lambda: CovarianceRoot()(np.ones((4, 2, 3))),
          r"P has shape \(4, 2, 3\), expected \(k, m, m\) = \(4, 2, 2\)"),
-        (lambda: smoothing_op.CovarianceRootGrad()(np.ones((2, 1, 1)), np.ones((1, 1, 1))),
+        (lambda: CovarianceRootGrad()(np.ones((2, 1, 1)), np.ones((1, 1, 1))),
          r"B_bar has shape \(1, 1, 1\), expected \(k, m, m\) = \(2, 1, 1\)"),
     ],
 )  # fmt: skip
@@ -603,7 +564,7 @@ def test_what_is_no_covariance_has_no_root():
 def test_an_intercept_that_is_not_a_number_is_no_gap():
     one, zero = np.eye(1), np.zeros(1)
     y, d = np.array([[1.0], [2.0], [3.0]]), np.array([[0.0], [np.nan], [0.0]])
-    found = smoothing_op.kalman_smooth(y, zero, one, zero, d, *[one] * 5).eval(mode=PYTHON)
+    found = kalman_smooth(y, zero, one, zero, d, *[one] * 5).eval(mode=PYTHON)
     assert not np.isfinite(found).any()
 
 
@@ -719,13 +680,13 @@ def test_the_ops_call_their_functions_with_their_tolerance(monkeypatch):
     given = [rng.normal(size=(n, P)), rng.normal(size=(J, m)), rng.normal(size=(n, J, m))]
     given += [rng.normal(size=(n, J, P)), np.eye(m), rng.normal(size=(1, m, m)) / 3]
     given += [rng.normal(size=(1, P, m)), np.eye(P)[None], np.eye(m)[None], np.eye(m, 1)]
-    g, compiled, told = rng.normal(size=(n, J, m)), smoothing_op._compiled(), []
+    g, compiled, told = rng.normal(size=(n, J, m)), drawing.compiled(), []
 
     def watched(name):
         return lambda *arguments: (told.append(arguments[-1]), compiled[name](*arguments))[1]
 
-    monkeypatch.setattr(smoothing_op, "_READY", {x: watched(x) for x in compiled})
-    draw = smoothing_op.KalmanDraw(tol)
+    monkeypatch.setattr(drawing, "_READY", {x: watched(x) for x in compiled})
+    draw = KalmanDraw(tol)
     bars = draw.pullback(draw(*given).owner.inputs, [], [pt.as_tensor(g)])
     for node, inputs, name in (
         (draw(*given).owner, given, "draws"),
@@ -742,7 +703,7 @@ def test_marginals_take_the_symmetric_part_in_any_lane():
     rng = np.random.default_rng(15)
     P, z = np.tile([[2.0, 0.5], [0.1, 1.0]], (3, 1, 1)), rng.normal(size=(3, 2))  # noqa: N806
     half, mean = (P + P.swapaxes(1, 2)) / 2, np.zeros((3, 2))
-    for functions in (smoothing_op._PYTHON, smoothing_op._compiled()):
+    for functions in (drawing.PYTHON, drawing.compiled()):
         expected = functions["marginals"](mean, half, z)
         assert np.array_equal(functions["marginals"](mean, P, z), expected)
 
@@ -758,8 +719,8 @@ def test_a_call_that_was_interrupted_leaves_nothing_half_compiled(monkeypatch):
             raise KeyboardInterrupt
         return known(**how)
 
-    monkeypatch.setattr(smoothing_op, "_READY", {})
+    monkeypatch.setattr(drawing, "_READY", {})
     monkeypatch.setattr(numba, "njit", at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        smoothing_op._compiled()
-    assert smoothing_op._compiled().keys() == smoothing_op._PYTHON.keys()
+        drawing.compiled()
+    assert drawing.compiled().keys() == drawing.PYTHON.keys()

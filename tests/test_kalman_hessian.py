@@ -17,14 +17,14 @@ from tiers import thorough
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, fused, reference
-from helpers.kalman.directions_op import KalmanLoglikeTangents
 from helpers.kalman.fused import building
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.information import expected_information, outer_product
-from helpers.kalman.op import (
+from helpers.kalman.ops.likelihood import (
     INPUTS,
     KalmanLoglikeGrad,
     KalmanLoglikeTangent,
+    KalmanLoglikeTangents,
     kalman_loglike,
     loglike_from_W,
 )

@@ -853,7 +853,7 @@ PROGRAM = """
 import sys
 import numpy as np, pytensor, pytensor.tensor as pt
 from helpers.kalman import kalman_loglike
-import helpers.kalman.op
+import helpers.kalman.ops
 assert "jax" not in sys.modules, "JAX was imported for one who does not use it"
 q, one, zero = pt.scalar("q"), np.eye(1), np.zeros(1)
 y = np.array([[1.0], [np.nan], [0.5]])

@@ -13,12 +13,12 @@ from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.kalman import kalman_loglike
-from helpers.kalman.diffuse_op import kalman_diffuse_loglike
-from helpers.kalman.op import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
-from helpers.kalman.panel_op import kalman_loglike_panel
+from helpers.kalman.ops.diffuse import kalman_diffuse_loglike
+from helpers.kalman.ops.draws import kalman_draw, kalman_smooth
+from helpers.kalman.ops.likelihood import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
+from helpers.kalman.ops.panel import kalman_loglike_panel
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
 from helpers.kalman.scan import filter_graph, symbolic_model
-from helpers.kalman.smoothing_op import kalman_draw, kalman_smooth
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")

@@ -15,7 +15,8 @@ from tiers import thorough
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, kalman_loglike
-from helpers.kalman.panel_op import KalmanPanel, KalmanPanelGrad, kalman_loglike_panel
+from helpers.kalman.ops.diffuse import kalman_diffuse_loglike
+from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad, kalman_loglike_panel
 from helpers.kalman.scan import symbolic_model
 
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
@@ -246,7 +247,6 @@ def test_what_is_refused_when_the_function_is_called(mode, of):
 @pytest.mark.parametrize("what", ["panel", "integrated"])
 def test_what_xla_calls_is_compiled_before(what, monkeypatch):
     """Within its call nothing is compiled, and nothing said that could not be."""
-    from helpers.kalman import diffuse_op
     from helpers.kalman.fused import building
 
     entry, seen = building.load("entry"), []
@@ -258,7 +258,7 @@ def test_what_xla_calls_is_compiled_before(what, monkeypatch):
     if what == "panel":
         l = kalman_loglike_panel(series(y, 2), *arrays.values()) * np.arange(len(y))
     else:
-        l = diffuse_op.kalman_diffuse_loglike(y, *arrays.values(), A=np.eye(model.m, 1))
+        l = kalman_diffuse_loglike(y, *arrays.values(), A=np.eye(model.m, 1))
     pytensor.function([T], pt.grad(l.sum(), T), mode="JAX")(model.T)
     assert {(0, 0), (model.m, model.p)} <= set(seen)
 

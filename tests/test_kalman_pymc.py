@@ -26,8 +26,8 @@ from tiers import thorough
 from helpers.checks import relative_error, symmetrize
 from helpers.datasets import random_model, simulate, structural_example
 from helpers.kalman import StateSpace, _install, diffuse, register_filter
-from helpers.kalman.diffuse_op import predictions
-from helpers.kalman.op import _from_model
+from helpers.kalman.ops.diffuse import predictions
+from helpers.kalman.ops.likelihood import from_model
 from helpers.kalman.pymc import ClosedFormFilter, diffuse_start, draw_initial
 from helpers.kalman.scan import symbolic_model
 from helpers.statespace import SYMMETRIC
@@ -294,7 +294,7 @@ def pymc_model_of(family, filter_type, n=10):
 )
 def test_every_family_of_models(family):
     """Log density and gradient of a whole model, with missing data, as with StandardFilter."""
-    from helpers.kalman.op import KalmanLoglike
+    from helpers.kalman.ops.likelihood import KalmanLoglike
 
     register_filter()
     values = []
@@ -606,7 +606,7 @@ def test_one_step_terms_of_two_series_with_gaps(seed):
     y, _ = simulate(9, rng, **model.asdict())
     y[1, 0] = y[4] = y[6, 1] = np.nan
     A = np.eye(3)[:, :2] + 0.1 * rng.normal(size=(3, 2))
-    given = _from_model(y, *model.asdict().values())
+    given = from_model(y, *model.asdict().values())
     terms, mean, covariance = (X.eval(mode=UNOPTIMISED) for X in predictions(*given, A))
     expected = one_step_terms(y, model, A)
     known = ~np.isnan(expected)

@@ -104,7 +104,7 @@ def register() -> None:
     from pymc_extras.statespace.core import statespace
 
     from helpers.kalman import register_filter
-    from helpers.kalman.op import loglike_from_W
+    from helpers.kalman.ops.likelihood import loglike_from_W
     from helpers.kalman.pymc import ClosedFormFilter
 
     class EveryStep(ClosedFormFilter):

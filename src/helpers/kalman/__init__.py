@@ -160,7 +160,7 @@ def _imported(module: str, needs: str, extra: str):
 
 # What needs more than NumPy is imported when it is first asked for: that takes seconds.
 _LATER = {
-    "kalman_loglike": ("helpers.kalman.op", "pytensor", ""),
+    "kalman_loglike": ("helpers.kalman.ops.likelihood", "pytensor", ""),
     "register_filter": ("helpers.kalman.pymc", "pymc pymc-extras", "[pymc]"),
     "warmup": ("helpers.kalman.fused", "numba", ""),
 }

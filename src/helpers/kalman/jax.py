@@ -11,13 +11,11 @@ second derivatives that of the tangents (:mod:`helpers.kalman.jax_second`).  Eve
 series is cut into blocks that go side by side (:mod:`helpers.kalman.jax_parallel`), and short ones
 go through two scans (:mod:`helpers.kalman.jax_scans`).  Third derivatives, ``jax.shard_map`` and
 ``jax.export`` want the scans on a CPU too.  PyTensor's
-JAX mode runs the same functions (:func:`register_ops`), and its second derivatives the compiled
-tangents (``helpers.kalman.fused.tangents``).
+JAX mode runs the same functions (:mod:`helpers.kalman.ops.in_jax`), and its second derivatives the
+compiled tangents (``helpers.kalman.fused.tangents``).
 """
 
 from __future__ import annotations
-
-from functools import cache, partial
 
 from helpers.kalman import _needing
 from helpers.kalman.recursions import TOLERANCE
@@ -28,13 +26,11 @@ with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page
     import jax
 
 import jax.numpy as jnp
-from jax import vjp, vmap
 
 from helpers.kalman import jax_calls, jax_parallel, jax_scans
-from helpers.kalman.jax_calls import INTEGRATED, PANEL
-from helpers.kalman.jax_scans import INPUTS
+from helpers.kalman.jax_calls import INTEGRATED
 
-__all__ = ["filter_outputs", "integrated", "loglike", "register_ops"]
+__all__ = ["filter_outputs", "integrated", "loglike"]
 
 METHODS = None, "fused", "scan", "parallel"
 
@@ -44,7 +40,7 @@ METHODS = None, "fused", "scan", "parallel"
 # two states take a third of the time by scans. How many series there are, jax.vmap does not tell.
 LONG = 200
 
-DIMS = DIMENSIONS | SHAPES | {"l_bar": ("n",)}
+DIMS = DIMENSIONS | SHAPES
 
 
 def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
@@ -190,8 +186,8 @@ def integrated(
 
     Notes
     -----
-    :mod:`helpers.kalman.diffuse_op` makes these arrays of a model and its columns.  The gradient of
-    the value comes with it from the compiled pass.  By scans, and where a gradient of mean or
+    :mod:`helpers.kalman.ops.diffuse` makes these arrays of a model and its columns.  The gradient
+    of the value comes with it from the compiled pass.  By scans, and where a gradient of mean or
     covariance or a second one is asked for, the filter is differentiated in closed form and the
     algebra by JAX; and every column goes through the covariances for itself, which the compiled
     pass spares.
@@ -228,14 +224,6 @@ def _check_fit(dims_of: dict, arrays, givers) -> None:
         if not fits:
             known = ", ".join(f"{x} = {n}" for x, n in sizes.items() if len(x) == 1)
             raise ValueError(f"{name} has shape {shape}, expected ({', '.join(dims)}) with {known}")
-
-
-def _check_panel(*inputs) -> None:
-    """Raise if those of the pass for many series, and perhaps their weights, do not fit."""
-    dims = PANEL if len(inputs) == len(PANEL) else PANEL | {"l_bar": ("J", "n")}
-    _check_fit(dims, inputs, ("y", "P0"))
-    if not inputs[0].size:
-        raise ValueError("there is no series, or it has no step or no column")
 
 
 def _checked(method: str | None, tol: float, methods=METHODS) -> str | None:
@@ -327,167 +315,3 @@ def _varies_over_devices(X) -> bool:
     kind = jax.typeof(X)
     axes = getattr(kind, "vma", None) or getattr(kind, "manual_axis_type", None)
     return bool(getattr(axes, "varying", axes))
-
-
-@cache
-def register_ops() -> None:
-    """Tell PyTensor's JAX backend how it runs the Ops of :mod:`helpers.kalman.op` and its kin.
-
-    That module calls this when the first function is compiled in JAX mode.  The Op of the value
-    becomes the function behind :func:`loglike`: samplers that run on JAX (NumPyro's and BlackJAX's
-    in PyMC) let JAX differentiate the value, and get the closed form.
-    """
-    from pytensor.link.jax.dispatch import jax_funcify
-
-    from helpers.kalman import (
-        diffuse_op,
-        jax_draws,
-        panel_op,
-        products,
-        smoothing_op,
-    )
-    from helpers.kalman import op as ops
-
-    @jax_funcify.register(products.Product)
-    def _(op, **kwargs):
-        return jnp.matmul
-
-    @jax_funcify.register(ops.KalmanLoglike)
-    def _(op, **kwargs):
-        return lambda *inputs: _per_step(None, op.tol, _as_arrays(INPUTS, inputs))
-
-    @jax_funcify.register(ops.KalmanFilter)
-    def _(op, **kwargs):
-        return lambda *inputs: jax_scans.outputs(*_as_arrays(INPUTS, inputs))
-
-    def chosen(found, names):
-        """What an Op returns: the arrays of these names, or the only one."""
-        return tuple(found[x] for x in names) if len(names) > 1 else found[names[0]]
-
-    def gradient_of(names, tol, inputs, l_bar):
-        """l, and by name its gradients, by the engine of this device."""
-        if _is_compiled(None, inputs):
-            return jax_calls.gradient(names, tol, tuple(inputs), l_bar, None)
-        engine = jax_parallel if _at_once(None, inputs) else jax_scans
-        return engine.gradient(names, tuple(inputs), l_bar)
-
-    @jax_funcify.register(ops.KalmanLoglikeGrad)
-    def _(op, **kwargs):
-        names = tuple(x for x in op.requested if x != "l")
-
-        def gradients(*inputs):
-            *inputs, l_bar = _as_arrays((*INPUTS, "l_bar"), inputs)
-            l, found = gradient_of(names, op.tol, inputs, l_bar)
-            return chosen(found | {"l": l}, op.requested)
-
-        return gradients
-
-    @jax_funcify.register(ops.KalmanLoglikeTangent)
-    def _(op, **kwargs):
-        names, nine = tuple(x for x in op.requested if x != "l"), len(INPUTS)
-
-        def tangents(*inputs):
-            *model, l_bar = _as_arrays((*INPUTS, "l_bar"), inputs[: nine + 1])
-            moves = [jnp.asarray(X, l_bar.dtype) for X in inputs[nine + 1 :]]
-            many = op.many(moves)
-            op.check_extra(op.over_time(model), l_bar, moves, many)
-            moves = {x: X if many else X[None] for x, X in zip(op.along, moves, strict=True)}
-            if _is_compiled("fused", model):
-                l, found = jax_calls.tangents(names, op.tol, tuple(model), l_bar, moves)
-            else:
-                l, found = jax_scans.tangents(names, tuple(model), l_bar, moves)
-            found |= {"l": l}
-            return chosen(found if many else {x: X[0] for x, X in found.items()}, op.requested)
-
-        return tangents
-
-    @jax_funcify.register(ops.KalmanFilterGrad)
-    def _(op, **kwargs):
-        def gradients(*inputs):
-            inputs, bars = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
-            inputs = _as_arrays(INPUTS, inputs)
-            out = jax_scans.filter_scan(inputs, ("l", "a_pred", "P_pred"))
-            bars = dict(zip(op.given, bars, strict=True))
-            return chosen(
-                jax_scans.reverse_scan(inputs, out["a_pred"], out["P_pred"], bars), INPUTS
-            )
-
-        return gradients
-
-    @jax_funcify.register(panel_op.KalmanPanel)
-    def _(op, **kwargs):
-        def values(*inputs):
-            _check_panel(*inputs)
-            if _is_compiled("fused", inputs):
-                return jax_calls.panel(op.tol)(*inputs)
-            return jax_scans.panel(*inputs)
-
-        return values
-
-    @jax_funcify.register(panel_op.KalmanPanelGrad)
-    def _(op, **kwargs):
-        names = tuple(x for x in op.requested if x != "l")
-
-        def gradients(*inputs):
-            _check_panel(*inputs)
-            *inputs, l_bar = inputs
-            if _is_compiled("fused", inputs):
-                l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
-            else:
-                l, pull = vjp(jax_scans.panel, *inputs)
-                found = dict(zip(panel_op.INPUTS, pull(l_bar), strict=True))
-            return chosen(found | {"l": l}, op.requested)
-
-        return gradients
-
-    @jax_funcify.register(diffuse_op.KalmanIntegrated)
-    def _(op, **kwargs):
-        return partial(integrated, tol=op.tol)
-
-    @jax_funcify.register(diffuse_op.KalmanIntegratedGrad)
-    def _(op, **kwargs):
-        def gradients(*inputs):
-            arrays = dict(zip(INTEGRATED, inputs, strict=True))
-            wanted = {x: arrays[x] for x in op.requested if x != "value"}
-            value, pull = vjp(lambda X: integrated(**arrays | X, tol=op.tol)[0], wanted)
-            (found,) = pull(jnp.ones_like(value))
-            return chosen(found | {"value": value}, op.requested)
-
-        return gradients
-
-    def draws_of(op):
-        def residuals(y, *model):
-            return gradient_of(("a0", "c"), op.tol, (y, *model), jnp.ones_like(y[:, 0]))[1]
-
-        return partial(jax_draws.draws, residuals)
-
-    def pulled(function, symmetric_ones):
-        """The gradients of a function's inputs, some of them symmetric, from its cotangent."""
-
-        def gradients(*inputs):
-            found = list(vjp(function, *inputs[:-1])[1](inputs[-1]))
-            for k in symmetric_ones:
-                found[k] = (found[k] + found[k].mT) / 2
-            return tuple(found) if len(found) > 1 else found[0]
-
-        return gradients
-
-    @jax_funcify.register(smoothing_op.KalmanDraw)
-    def _(op, **kwargs):
-        return draws_of(op)
-
-    @jax_funcify.register(smoothing_op.KalmanDrawGrad)
-    def _(op, **kwargs):
-        return pulled(draws_of(op), [smoothing_op.INPUTS.index(x) for x in ("P0", "H", "W")])
-
-    @jax_funcify.register(smoothing_op.CovarianceRoot)
-    def _(op, **kwargs):
-        return vmap(jax_draws.root)
-
-    @jax_funcify.register(smoothing_op.CovarianceRootGrad)
-    def _(op, **kwargs):
-        return pulled(vmap(jax_draws.root), [0])
-
-    @jax_funcify.register(smoothing_op.NormalMarginals)
-    def _(op, **kwargs):
-        return jax_draws.marginals

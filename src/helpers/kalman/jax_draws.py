@@ -1,4 +1,4 @@
-"""Draws of the states as JAX computes them: what :mod:`helpers.kalman.smoothing_op` is there.
+"""Draws of the states as JAX computes them: what :mod:`helpers.kalman.drawing` is there.
 
 The lines are those of :mod:`helpers.kalman.smoothing`. What goes back over the series, the
 gradients of the log-likelihood, comes from the filter of :mod:`helpers.kalman.jax`; the derivatives
@@ -10,13 +10,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax, vmap
 
+from helpers.kalman.drawing import FULL_RANK
 from helpers.kalman.recursions import LEAST, outer, symmetric
-from helpers.kalman.smoothing_op import FULL_RANK
 from helpers.kalman.square_root import INDEFINITE
 
 
 def draws(gradient, y, start, shocks, noise, P0, T, Z, H, W, A):  # noqa: N803
-    """What :class:`helpers.kalman.smoothing_op.KalmanDraw` says, (n, J, m).
+    """What :class:`helpers.kalman.ops.draws.KalmanDraw` says, (n, J, m).
 
     ``gradient`` takes a series and its model, and returns by name the gradients of y, a0 and c.
     """

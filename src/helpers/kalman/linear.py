@@ -22,7 +22,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Constant
-from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer
+from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.basic import (
     Alloc,
     ARange,
@@ -50,7 +50,8 @@ from helpers.kalman.numba_backend import (
     numba_njit,
     register_funcify_and_cache_key,
 )
-from helpers.kalman.products import Product
+from helpers.kalman.ops.likelihood import OfModel, Product
+from helpers.kalman.ops.rewrites import merge
 
 # Larger maps are left to PyTensor.  Coefficients are constants of the compiled function; and where
 # there are many numbers to move, code that knows how they lie is worth its compilation.
@@ -487,14 +488,10 @@ def performed(node, arguments: list) -> list:
 
 
 class OneMap(GraphRewriter):
-    """One `LinearMap` in the place of all nodes that it is made of, around Ops of these kinds."""
-
-    def __init__(self):
-        self.kinds = []
+    """One `LinearMap` in the place of all nodes that it is made of, around the filter's Ops."""
 
     def apply(self, fgraph):
-        kinds = tuple(self.kinds)
-        if not any(isinstance(getattr(x.op, "core_op", x.op), kinds) for x in fgraph.apply_nodes):
+        if not any(isinstance(getattr(x.op, "core_op", x.op), OfModel) for x in fgraph.apply_nodes):
             return
         follow = Follow(lambda X: shape_of(fgraph, X))
         linear = {node: None for node in fgraph.toposort() if follow.visit(node)}
@@ -553,26 +550,5 @@ def behind(X, nodes: dict):
             open_ += [x.owner for x in node.inputs if x.owner]
 
 
-def merge(fgraph) -> None:
-    """One node in the place of equal ones.
-
-    PyTensor's own rewrite looks at each node once, and forgets it if its twin goes meanwhile.
-    """
-    MergeOptimizer().rewrite(fgraph)
-    seen = {}
-    for node in fgraph.toposort():
-        first = seen.setdefault((node.op, *node.inputs), node)
-        if first is not node:
-            fgraph.replace_all(
-                list(zip(node.outputs, first.outputs, strict=True)), reason="helpers_kalman_merge"
-            )
-
-
-_one_map = OneMap()
 # After the shapes are known, and before elementwise Ops are fused.
-optdb.register("helpers_kalman_linear", _one_map, "numba", position=2.95)
-
-
-def one_map_around(*kinds: type) -> None:
-    """Let PyTensor do so in every function with such an Op that it compiles for Numba."""
-    _one_map.kinds += kinds
+optdb.register("helpers_kalman_linear", OneMap(), "numba", position=2.95)

@@ -38,10 +38,14 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
-from helpers.kalman.diffuse_op import OneStepTerms, posterior, predictions
-from helpers.kalman.op import filter_outputs_from_W, loglike_from_W
-from helpers.kalman.products import product, sandwich
-from helpers.kalman.smoothing_op import NormalMarginals, draw_from_W, smooth_from_W
+from helpers.kalman.ops.diffuse import OneStepTerms, posterior, predictions
+from helpers.kalman.ops.draws import NormalMarginals, draw_from_W, smooth_from_W
+from helpers.kalman.ops.likelihood import (
+    filter_outputs_from_W,
+    loglike_from_W,
+    product,
+    sandwich,
+)
 
 SUPPORTED = "0.15"
 
@@ -63,8 +67,8 @@ class ClosedFormFilter(StandardFilter):
         data : TensorVariable (n, p)
             NaN or the fill value marks a gap.
         a0, P0, c, d, T, Z, R, H, Q : TensorVariable
-            The model, as in :func:`helpers.kalman.op.kalman_loglike`; the arrays that were named to
-            vary over time carry a leading axis.
+            The model, as in :func:`helpers.kalman.ops.likelihood.kalman_loglike`; the arrays that
+            were named to vary over time carry a leading axis.
 
         Returns
         -------
@@ -118,7 +122,7 @@ class ClosedFormSmoother(DisturbanceSmoother):
     """`DisturbanceSmoother` whose means are one Op, with its gradient in closed form.
 
     The covariances, where something asks for them, are DisturbanceSmoother's. A model with this
-    smoother draws states by :func:`helpers.kalman.smoothing_op.kalman_draw`. The jitter enters what
+    smoother draws states by :func:`helpers.kalman.ops.draws.kalman_draw`. The jitter enters what
     is smoothed, not what is simulated, as in pymc-extras.
     """
 

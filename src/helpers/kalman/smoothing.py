@@ -260,7 +260,7 @@ def normals_of_a_draw(n: int, model: StateSpace) -> int:
 
 # The columns, from what is given to r and from r to paths. Time comes first, then the column: a
 # step of all columns is one product. Arrays of the model have a time axis of length 1 or n.
-# smoothing_op compiles these lines as they stand.
+# drawing compiles these lines as they stand.
 
 
 def path(start, T, shocks):

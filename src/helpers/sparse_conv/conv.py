@@ -78,7 +78,7 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"dQ has shape {dQ.shape}, expected (a_out, f^d*n_in) = ({a_out}, {positions} n_in)"
         )
-    blocks = dQ.reshape(a_out, positions, dQ.shape[1] // positions)
+    blocks = dQ.reshape(a_out, positions, dQ.shape[1] // max(positions, 1))
     reached = np.concatenate([blocks, np.zeros_like(blocks, shape=(1, *blocks.shape[1:]))])
     dM = reached[rules.dst, np.arange(positions)].sum(axis=1)  # row a_out is zero
     return dM, -total(dM) if rules.transposed else total(blocks[rules.src == a])

@@ -73,7 +73,7 @@ def grad_q(dQ, src, dst):
     _check(src, dst)
     _check_outputs(dQ, src)
     a, positions = dst.shape
-    a_out, n = src.shape[0], dQ.shape[1] // positions
+    a_out, n = src.shape[0], dQ.shape[1] // max(positions, 1)
     if n * positions != dQ.shape[1]:
         raise ValueError("dQ needs f^d*n_in columns")
     dM, dt = np.zeros((a, n), dQ.dtype), np.zeros(n)

@@ -133,7 +133,7 @@ class GradQ(RulebookOp):
         return [build_q(*cotangents, *inputs[1:])]
 
     def infer_shape(self, node, shapes):
-        n_in = shapes[0][1] // shapes[1][1]
+        n_in = shapes[0][1] // pt.maximum(shapes[1][1], 1)  # no position: no channels
         return [(shapes[2][0], n_in), (n_in,)]
 
 

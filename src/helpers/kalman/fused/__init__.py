@@ -104,14 +104,20 @@ def loglike_and_grad(
         As :func:`loglike`.
     """
     arrays = arrays_of(y, model)
-    n = len(arrays[0])
-    plain, weights = weights is None, check_weights(weights, n, real=True)
-    l, out, dy, report = _entry().loglike_and_grad(
-        *arrays, weights.astype(float), True, True, True, True, check_tolerance(tol)
-    )
-    if report[0] < n and np.isnan(l).all():
-        raise _not_positive_definite(report[0])
+    plain, weights = weights is None, check_weights(weights, len(arrays[0]), real=True)
+    l, dy, out = evaluate(arrays, weights.astype(float), check_tolerance(tol))
     return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
+
+
+def evaluate(arrays, weights, tol: float = TOLERANCE):
+    """Each step's log-likelihood (n,), y's gradient, and what :func:`gradients_of` takes.
+
+    For the arrays of :func:`arrays_of`, read-only as those are: of them nothing is checked here.
+    """
+    l, out, dy, report = _entry().loglike_and_grad(*arrays, weights, True, True, True, True, tol)
+    if report[0] < len(l) and np.isnan(l).all():
+        raise _not_positive_definite(report[0])
+    return l, dy, out
 
 
 def gradients_of(model: StateSpace, out) -> Gradients:

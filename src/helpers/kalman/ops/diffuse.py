@@ -11,8 +11,6 @@ It runs in Numba, C and Python modes, and in JAX mode by :func:`helpers.kalman.j
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -24,29 +22,16 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.rewriting.basic import register_canonicalize, register_specialize
 
 from helpers.kalman.diffuse import room
-from helpers.kalman.fused.building import load
-from helpers.kalman.numba_backend import (
-    compile_numba_function_src,
-    numba_njit,
-    register_funcify_and_cache_key,
-)
-from helpers.kalman.op import (
-    _from_model,
-    as_compiled,
-    check_lengths,
-    filter_outputs_from_W,
-    less,
-    only_what_is_read,
-    real_tensors,
-    tolerance,
-    value_with_gradient,
-)
-from helpers.kalman.panel_op import with_all_axes
+from helpers.kalman.ops.declared import Declared, asked, check_lengths, real_tensors
+from helpers.kalman.ops.likelihood import NEEDED, filter_outputs_from_W, from_model, less
 from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE
 
-INPUTS = ("y", "starts", "c", "P0", "T", "Z", "H", "W", "precision")
-_NDIM = {"starts": 2, "P0": 2, "precision": 2}  # of the others 3
-_ENTERS = {"A": "mq", "X": "pq", "B": "mq", "precision": "qq"}
+# Of the data and a column for each number; y and c may have the data alone.
+INTEGRATED = {
+    "y": "columns? n p", "starts": "columns m", "c": "columns? n? m", "P0": "m m",
+    "T": "n? m m", "Z": "n? p m", "H": "n? p p", "W": "n? m m", "precision": "q q",
+}  # fmt: skip
+ENTERS = {"A": "m q", "X": "p q", "B": "m q", "precision": "q q"}
 
 
 def kalman_diffuse_loglike(
@@ -57,8 +42,8 @@ def kalman_diffuse_loglike(
     Parameters
     ----------
     y, a0, P0, c, d, T, Z, R, H, Q : tensor
-        As :func:`helpers.kalman.op.kalman_loglike`; a0, c and d without delta. What P0 is on the
-        span of A makes no difference under a flat prior.
+        As :func:`helpers.kalman.ops.likelihood.kalman_loglike`; a0, c and d without delta. What P0
+        is on the span of A makes no difference under a flat prior.
     A : tensor (m, q), optional
         What delta adds to the first state: columns of the identity where single states are diffuse.
     X : tensor (p, q) or (n, p, q), optional
@@ -88,13 +73,13 @@ def kalman_diffuse_loglike(
     Examples
     --------
     >>> import numpy as np
-    >>> from helpers.kalman.diffuse_op import kalman_diffuse_loglike
+    >>> from helpers.kalman.ops.diffuse import kalman_diffuse_loglike
     >>> one, zero, y = np.eye(1), np.zeros(1), np.array([[1.0], [np.nan], [3.0]])
     >>> l = kalman_diffuse_loglike(y, zero, 0 * one, zero, zero, one, one, one, one, one, A=one)
     >>> print(l.eval().round(3))
     -3.031
     """
-    return posterior(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[0]
+    return posterior(*from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[0]
 
 
 def kalman_diffuse_estimate(
@@ -105,7 +90,7 @@ def kalman_diffuse_estimate(
     Parameters and errors as :func:`kalman_diffuse_loglike`. The covariance is that of delta given
     P0: what P0 says of the span of A is not counted twice.
     """
-    return posterior(*_from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[1:]
+    return posterior(*from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, X, B, precision, tol)[1:]
 
 
 def posterior(
@@ -121,7 +106,7 @@ def posterior(
                 f"{x} has {M.ndim} dimensions, expected {' or '.join(map(str, allowed))}"
             )
     sizes = dict(zip("npm", (*y.type.shape, *a0.type.shape), strict=True))
-    check_lengths(_ENTERS, {x: M.type.shape for x, M in given.items()}, sizes)
+    check_lengths(ENTERS, {x: M.type.shape for x, M in given.items()}, sizes)
     prior = given.pop("precision", None)
     if not given:
         raise ValueError("delta enters nowhere: give A, X or B")
@@ -273,160 +258,41 @@ def local_terms_of_steps(fgraph, node):
     return [node.inputs[1]]
 
 
-def _doubles(arguments) -> str:
-    """The arguments of a call, as arrays of float64."""
-    return ", ".join(f"entry.doubles({x})" for x in arguments)
-
-
-class _IntegratedOp(Op):
-    """What both Ops share: nine inputs, and how the compiled code is called."""
-
-    def _source(self, name: str, arguments, body, results, dtype: str):
-        """A function for Numba, and a key under which it is kept on disk."""
-        cast = "" if dtype == "float64" else f".astype(np.{dtype})"
-        source = "\n".join(
-            [
-                f"def {name}({', '.join(arguments)}):",
-                *(f"    {line}" for line in body),
-                f"    return {', '.join(x + cast for x in results)}",
-            ]
-        )
-        key = sha256(f"{source} {load('entry').DIGEST}".encode()).hexdigest()
-        known = {"np": np, "entry": load("entry"), "code": load("integrated")}
-        return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
-
-
-class KalmanIntegrated(_IntegratedOp):
+class KalmanIntegrated(Declared):
     """The q + 1 series, their starts and c, P0, T, Z, H, W and the precision -> the log-likelihood
     (without the precision's determinant), and delta's mean (q,) and covariance (q, q)."""
 
     __props__ = ("tol",)
+    inputs, needed, looked_at = INTEGRATED, NEEDED, tuple(INTEGRATED)
+    gives = {"value": "", "mean": "q", "covariance": "q q"}
+    code = "integrated.integrated"
+    found = "_, value, mean, root, _, y, starts, c, (_, P0, _, _, T, Z, H, W), _"
+    results = {
+        "value": "np.asarray(value)", "covariance": "(root @ root.T)",
+        "precision": "(-(root @ root.T + np.outer(mean, mean)) / 2)",
+    }  # fmt: skip
 
-    def __init__(self, tol: float = TOLERANCE):
-        self.tol = tolerance(tol)
+    def arguments(self):
+        return [*INTEGRATED, *["False"] * 5, repr(self.tol)]
 
-    def make_node(self, *inputs):
-        inputs = with_all_axes(inputs, INPUTS, _NDIM)
-        dtype, q = inputs[0].dtype, inputs[-1].type.shape[0]
-        shapes = ((), (q,), (q, q))
-        return Apply(self, inputs, [pt.tensor(dtype=dtype, shape=shape) for shape in shapes])
-
-    def perform(self, node, inputs, output_storage):
-        found = load("integrated").integrated(*as_compiled(inputs), *[False] * 5, self.tol)
-        _, value, mean, root, *_ = found
-        for storage, X in zip(output_storage, (value, mean, root @ root.T), strict=True):
-            storage[0] = np.asarray(X, dtype=node.outputs[0].dtype)
-
-    def numba_function(self, node):
-        arguments = [f"x{i}" for i in range(len(node.inputs))]
-        flags = ", ".join(["False"] * 5)
-        call = f"found = code.linked_integrated(({_doubles(arguments)}, {flags}, {self.tol!r}))"
-        body = [
-            call,
-            "root = found[3]",
-            "value = np.asarray(found[1])",
-            "covariance = root @ root.T",
-        ]
-        results = ["value", "found[2]", "covariance"]
-        return self._source("kalman_integrated", arguments, body, results, node.inputs[0].dtype)
-
-    def infer_shape(self, node, shapes):
-        q = shapes[-1][0]
-        return [(), (q,), (q, q)]
-
-    def pullback(self, inputs, outputs, cotangents):
-        value_bar, *others = cotangents
-        if any(not isinstance(bar.type, DisconnectedType) for bar in others):
+    def pull(self, X, bars):
+        if bars.keys() != {"value"}:
             raise NotImplementedError("the mean and covariance of delta have no gradient here")
-        if isinstance(value_bar.type, DisconnectedType):
-            return [disconnected_type() for _ in inputs]
-        gradients = KalmanIntegratedGrad(tol=self.tol)(*inputs)
-        return [value_bar * G for G in gradients[1:]]
+        gradients = KalmanIntegratedGrad(tuple(INTEGRATED), self.tol).named(*X.values())
+        return {x: bars["value"] * G for x, G in gradients.items()}
 
 
-class KalmanIntegratedGrad(_IntegratedOp):
+class KalmanIntegratedGrad(Declared):
     """The same inputs -> what is `requested`: the value, and its gradients."""
 
     __props__ = ("requested", "tol")
+    inputs, needed, looked_at = INTEGRATED, NEEDED, tuple(INTEGRATED)
+    gives = {"value": ""} | INTEGRATED
+    code, found, results = KalmanIntegrated.code, KalmanIntegrated.found, KalmanIntegrated.results
+    missing = (
+        "second derivatives with delta integrated out are not there: give delta a normal prior "
+        "in P0 and take kalman_loglike, which has them"
+    )
 
-    def __init__(self, requested: tuple[str, ...] = ("value", *INPUTS), tol: float = TOLERANCE):
-        self.requested, self.tol = requested, tol
-
-    def make_node(self, *inputs):
-        inputs = with_all_axes(inputs, INPUTS, _NDIM)
-        shapes = {x: X.type.shape for x, X in zip(INPUTS, inputs, strict=True)} | {"value": ()}
-        dtype = inputs[0].dtype
-        return Apply(
-            self, inputs, [pt.tensor(dtype=dtype, shape=shapes[x]) for x in self.requested]
-        )
-
-    def flags(self) -> tuple[bool, ...]:
-        """What the pass is asked for: a way back, matrices at all, T, Z, W."""
-        T, Z, W = (x in self.requested for x in "TZW")
-        return True, T or Z or W or "P0" in self.requested or "H" in self.requested, T, Z, W
-
-    def perform(self, node, inputs, output_storage):
-        _, value, mean, root, _, y_bar, starts_bar, c_bar, out, _ = load("integrated").integrated(
-            *as_compiled(inputs), *self.flags(), self.tol
-        )
-        found = out._asdict() | {
-            "value": value, "y": y_bar, "starts": starts_bar, "c": c_bar,
-            "precision": -(root @ root.T + np.outer(mean, mean)) / 2,
-        }  # fmt: skip
-        for storage, x in zip(output_storage, self.requested, strict=True):
-            storage[0] = np.asarray(found[x], dtype=node.outputs[0].dtype)
-
-    def numba_function(self, node):
-        arguments = [f"x{i}" for i in range(len(node.inputs))]
-        flags = ", ".join(map(str, self.flags()))
-        names = {"value": "value", "y": "y_bar", "starts": "starts_bar", "c": "c_bar"}
-        body = [
-            "_, number, mean, root, _, y_bar, starts_bar, c_bar, out, _ = code.linked_integrated(",
-            f"    ({_doubles(arguments)}, {flags}, {self.tol!r})",
-            ")",
-            "value = np.asarray(number)",
-        ]
-        if "precision" in self.requested:
-            body.append("precision_bar = -(root @ root.T + np.outer(mean, mean)) / 2")
-            names["precision"] = "precision_bar"
-        results = [names.get(x, f"out.{x}") for x in self.requested]
-        return self._source(
-            "kalman_integrated_grad", arguments, body, results, node.inputs[0].dtype
-        )
-
-    def requesting(self, requested: tuple[str, ...]) -> KalmanIntegratedGrad:
-        """The Op that computes these of its outputs."""
-        return KalmanIntegratedGrad(requested, self.tol)
-
-    def infer_shape(self, node, shapes):
-        shape_of = dict(zip(INPUTS, shapes, strict=True)) | {"value": ()}
-        return [shape_of[x] for x in self.requested]
-
-    def pullback(self, inputs, outputs, cotangents):
-        raise NotImplementedError(
-            "second derivatives with delta integrated out are not there: give delta a normal prior "
-            "in P0 and take kalman_loglike, which has them"
-        )
-
-
-@register_funcify_and_cache_key(KalmanIntegrated)
-@register_funcify_and_cache_key(KalmanIntegratedGrad)
-def numba_funcify_integrated(op, node, **kwargs):
-    return op.numba_function(node)
-
-
-@register_specialize
-@node_rewriter([KalmanIntegratedGrad])
-def local_only_requested_integrated_gradients(fgraph, node):
-    """Compute only the outputs that something reads."""
-    return only_what_is_read(fgraph, node)
-
-
-@register_specialize
-@node_rewriter([KalmanIntegrated])
-def local_integrated_value_with_gradient(fgraph, node):
-    """Take the log-likelihood from the Op that computes its gradient, if there is one."""
-    value, *others = node.outputs
-    if any(fgraph.clients[out] for out in others) or not fgraph.clients[value]:
-        return None
-    return value_with_gradient(fgraph, node, KalmanIntegratedGrad, "value")
+    def arguments(self):
+        return [*INTEGRATED, "True", *map(str, asked(self.requested)), repr(self.tol)]

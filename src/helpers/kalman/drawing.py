@@ -1,0 +1,294 @@
+"""Draws, smoothed means and roots of covariances: the functions that the Ops of draws call.
+
+From the recursions of :mod:`helpers.kalman.smoothing`; Numba compiles them as they stand. They do
+not look at shapes: :class:`helpers.kalman.ops.draws.OfText` has done so.
+"""
+
+from __future__ import annotations
+
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from helpers.kalman import smoothing
+from helpers.kalman.fused import lanes
+from helpers.kalman.fused.building import load
+from helpers.kalman.fused.registers import larger
+from helpers.kalman.fused.tiles import LANES, Memory, get, put
+from helpers.kalman.recursions import at_step, factor_if_identified, solve, symmetric
+from helpers.kalman.smoothing import (
+    check_square,
+    information_of,
+    path,
+    pull_path,
+    series_of,
+    settle,
+    times,
+)
+from helpers.kalman.square_root import root
+
+# The share of each variance that is left as a pivot where a Cholesky factor needs no exchanges: far
+# above rounding, and below what the jitter of pymc-extras leaves.
+FULL_RANK = 1e-10
+
+
+def columns(Y, starts, c, P0, T, Z, H, W, tol):  # noqa: N803
+    """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
+    J, n, p = Y.shape
+    _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
+        Y, starts, P0, c, T, Z, H, W, np.ones((J, n)), True, False, False, False, False, tol
+    )  # fmt: skip
+    r, e = np.empty((n + 1, J, len(P0))), np.empty((n, J, p))
+    r[0] = r_0
+    for t in range(n):  # which Numba compiles faster than a transposition
+        r[t + 1], e[t] = c_bar[:, t], -dY[:, t]
+    return r, e, report[0] == n
+
+
+def panel_pass(*arguments):
+    """The compiled pass for many series."""
+    return load("panel").loglike_and_grad(*arguments)
+
+
+def is_identified(S):
+    """Whether the data say something about every direction of delta."""
+    return not np.isnan(factor_if_identified(S)[1])
+
+
+def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
+    """The draws (n, J, m); y and shocks have d and c off and on."""
+    J, m = start.shape
+    Y, starts, c = series_of(y, noise, start, shocks, A)
+    r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
+    S = information_of(r, A)
+    if not well or not is_identified(S):
+        return np.full(shocks.shape, np.nan)
+    delta = settle(r, e, np.zeros((J, m)), S, A)
+    first = start + begun(delta, np.ascontiguousarray(r[0, :J]), A, P0)
+    return path(first, T, shocks + times(r[1:, :J], W))
+
+
+def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
+    """The gradients of the ten inputs from those of the draws, g (n, J, m)."""
+    n, J, m = shocks.shape
+    rho = pull_path(T, g)
+    starts, moves = np.empty((2 * J, m)), np.empty((n, 2 * J, m))
+    starts[:J], starts[J:] = start, rho[0] @ P0
+    moves[:, :J], moves[:, J:] = shocks, times(rho[1:], W)
+    Y, starts, c = series_of(y, noise, starts, moves, A)
+    r, e, well = columns(Y, starts, c, P0, T, Z, H, W, tol)
+    S = information_of(r, A)
+    both = np.zeros((2 * J, m))
+    both[J:] = rho[0]
+    delta = np.full((2 * J, A.shape[1]), np.nan)
+    if well and is_identified(S):
+        delta[:] = settle(r, e, both, S, A)
+    else:
+        r[:], e[:] = np.nan, np.nan
+    q, ex = r[:, J : 2 * J] + rho, np.ascontiguousarray(e[:, J : 2 * J])
+    r, e = np.ascontiguousarray(r[:, :J]), np.ascontiguousarray(e[:, :J])
+    of_draw, of_g = np.ascontiguousarray(delta[:J]), np.ascontiguousarray(delta[J:])
+    drawn = path(start + begun(of_draw, r[0], A, P0), T, shocks + times(r[1:], W))
+    lam = path(begun(of_g, q[0], A, P0), T, times(q[1:], W))
+    T_bar, Z_bar = np.zeros(T.shape), np.zeros(Z.shape)
+    H_bar, W_bar = np.zeros(H.shape), np.zeros(W.shape)
+    y_bar = np.zeros(y.shape)
+    for t in range(n):
+        for j in range(J):
+            y_bar[t] -= ex[t, j]
+        add_products(T_bar, t, q[t + 1], drawn[t], r[t + 1], lam[t])
+        add_products(Z_bar, t, ex[t], drawn[t], e[t], lam[t])
+        add_products(H_bar, t, ex[t], e[t], e[t], ex[t])
+        add_products(W_bar, t, q[t + 1], r[t + 1], r[t + 1], q[t + 1])
+    P0_bar, A_bar = np.zeros((1, m, m)), np.zeros((1, m, A.shape[1]))
+    add_products(P0_bar, 0, q[0], r[0], r[0], q[0])
+    add_products(A_bar, 0, q[0], of_draw, r[0], of_g)
+    return (
+        y_bar, q[0].copy(), q[1:].copy(), ex, P0_bar[0] / 2, T_bar, Z_bar, H_bar / 2, W_bar / 2,
+        A_bar[0],
+    )  # fmt: skip
+
+
+def begun(delta, r_0, A, P0):
+    """What delta and the data add to where the paths start (J, m)."""
+    return delta @ A.T + r_0 @ P0
+
+
+def add_products(out, t, X, Y, U, V):
+    """Add X'Y + U'V to `out` at step t."""
+    at_step(out, t)[:] += X.T @ Y + U.T @ V
+
+
+def pull_root(P, B_bar):
+    """The gradient of P (m, m) from that of its root B (m, m), with columns of zeros at its end.
+
+    Where P has rank k, along changes that leave it so: the rows and columns of k pivots count.
+    """
+    B_t, order = root(P)
+    k, m = len(B_t), len(P)
+    out = np.zeros((m, m))
+    if k == 0:
+        return out
+    L, L_bar = np.zeros((m, k)), np.zeros((m, k))
+    for i in range(m):
+        for j in range(k):
+            L[i, j] = B_t[j, order[i]]
+            L_bar[i, j] = B_bar[order[i], j]
+    L_inv = solve(L[:k], np.eye(k))
+    below = L_bar[k:] @ L_inv
+    low = L[:k].T @ (L_bar[:k] - below.T @ L[k:])
+    for i in range(k):
+        low[i, i] /= 2.0
+        low[i, i + 1 :] = 0.0
+    top = L_inv.T @ low @ L_inv
+    for i in range(m):
+        for j in range(k):
+            x = (top[i, j] + top[j, i]) / 2.0 if i < k else below[i - k, j] / 2.0
+            out[order[i], order[j]] = x
+            out[order[j], order[i]] = x
+    return out
+
+
+def pull_roots(P, B_bar):
+    """`pull_root` for k covariances (k, m, m)."""
+    out = np.zeros(P.shape)
+    for t in range(len(P)):
+        out[t] = pull_root(P[t], B_bar[t])
+    return out
+
+
+def factor_in_lanes(w, m):
+    """C' with C C' = P for LANES covariances, in the place of their upper triangles at place 0.
+
+    Without pivots, so not where a variance is lost but for FULL_RANK of it: returned is a number
+    that is zero or more there, and below zero where the factor is all there.
+    """
+    lost = lanes.broadcast(-1.0)
+    for i in range(m):
+        x = lanes.load(w, i * m + i)
+        least = lanes.broadcast(FULL_RANK) * x
+        for k in range(i):
+            y = lanes.load(w, k * m + i)
+            x = x - y * y
+        lost = larger(least - x, lost)
+        pivot = lanes.root(x)
+        lanes.store(w, i * m + i, pivot)
+        for j in range(i + 1, m):
+            x = lanes.load(w, i * m + j)
+            for k in range(i):
+                x = x - lanes.load(w, k * m + i) * lanes.load(w, k * m + j)
+            lanes.store(w, i * m + j, x / pivot)
+    return lost
+
+
+def load_lanes(w, P, z, first):
+    """Steps `first` and after: P (n, m, m), one triangle of it, at place 0, then z (n, m)."""
+    n, m = z.shape
+    for lane in range(LANES):  # in lanes beyond the last step stands the last one once more
+        t = min(first + lane, n - 1)
+        for i in range(m):
+            put(w, (m * m + i) * LANES + lane, z[t, i])
+            for j in range(i, m):
+                put(w, (i * m + j) * LANES + lane, (P[t, i, j] + P[t, j, i]) / 2.0)
+
+
+def add_marginals(w, P, z, out):
+    """Add B z to `out` (n, m) for each step; w has room for m (m + 1) + 1 vectors."""
+    n, m = z.shape
+    for first in range(0, n, LANES):
+        load_lanes(w, P, z, first)
+        lost = m * (m + 1)
+        lanes.store(w, lost, factor_in_lanes(w, m))
+        for j in range(m - 1, -1, -1):
+            x = lanes.load(w, m * m) * lanes.load(w, j)
+            for k in range(1, j + 1):
+                x = x + lanes.load(w, m * m + k) * lanes.load(w, k * m + j)
+            lanes.store(w, j, x)  # the factor's first row is read no more in this column
+        for lane in range(min(LANES, n - first)):
+            t = first + lane
+            if get(w, lost * LANES + lane) < 0.0:
+                for j in range(m):
+                    out[t, j] += get(w, j * LANES + lane)
+            else:
+                B_t, _ = root(symmetric(P[t]))
+                for k in range(len(B_t)):
+                    out[t] += z[t, k] * B_t[k]
+
+
+def place(room):
+    """Where compiled code finds a vector of doubles: in Python, checked memory of its size."""
+    return Memory(len(room))
+
+
+def marginals(mean, P, z):
+    """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
+    n, m = mean.shape
+    out = mean.copy()
+    room = np.empty((m * (m + 1) + 2) * LANES)
+    add_marginals(place(room), P, z, out)
+    room[0] = 0.0  # its address was good until here
+    return out
+
+
+PYTHON = {
+    "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
+    "marginals": marginals,
+}  # fmt: skip
+TEXT = [check_square, path, pull_path, times, series_of, information_of, settle]
+TEXT += [begun, add_products, columns, is_identified, pull_root, factor_in_lanes, load_lanes]
+TEXT += [add_marginals]
+
+
+def digest() -> str:
+    """A digest of the lines that are compiled here, and of those that they call."""
+    files = [Path(__file__), Path(smoothing.__file__)]
+    text = b"".join(file.read_bytes() for file in files) + load("entry").DIGEST.encode()
+    return sha256(text).hexdigest()[:16]
+
+
+def compiled() -> dict:
+    """The Ops' functions as machine code, compiled once for each machine and kept on disk."""
+    with _ONE_AT_A_TIME:
+        if not _READY:
+            _READY.update(_newly_compiled())
+    return _READY
+
+
+def _newly_compiled() -> dict:
+    from numba.extending import overload
+
+    from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
+    from helpers.kalman.fused.tiles import PART, jitable
+    from helpers.kalman.on_disk import njit
+
+    code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
+
+    @overload(panel_pass, jit_options=PART)
+    def _panel_pass(
+        Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+    ):  # fmt: skip
+        def call(
+            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
+        ):  # fmt: skip
+            return code(
+                (Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
+            )
+
+        return call
+
+    @overload(place, jit_options=PART)
+    def _place(room):
+        return lambda room: (room.ctypes.data + 63) // 64 * 64
+
+    for function in TEXT:
+        jitable(function)
+    for function in PYTHON.values():
+        # Numba looks at one file alone to see whether what it kept is still good.
+        function.__qualname__ = f"{function.__name__}_{digest()}"
+    return {name: njit(**options)(function) for name, function in PYTHON.items()}
+
+
+_ONE_AT_A_TIME = threading.Lock()
+_READY: dict = {}

@@ -1,0 +1,182 @@
+"""The Ops in PyTensor's JAX mode, which knows them once this module is imported.
+
+The Op of the value becomes the function behind :func:`helpers.kalman.jax.loglike`: samplers that
+run on JAX (NumPyro's and BlackJAX's in PyMC) let JAX differentiate the value, and get the closed
+form.
+"""
+
+from __future__ import annotations
+
+from functools import partial, singledispatch
+
+import jax.numpy as jnp
+from jax import vjp, vmap
+from pytensor.link.jax.dispatch import jax_funcify
+
+from helpers.kalman import jax, jax_calls, jax_draws, jax_parallel, jax_scans
+from helpers.kalman.ops.declared import Declared
+from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
+from helpers.kalman.ops.draws import (
+    CovarianceRoot,
+    CovarianceRootGrad,
+    KalmanDraw,
+    KalmanDrawGrad,
+    NormalMarginals,
+)
+from helpers.kalman.ops.likelihood import (
+    INPUTS,
+    KalmanFilter,
+    KalmanFilterGrad,
+    KalmanLoglike,
+    KalmanLoglikeGrad,
+    KalmanLoglikeTangent,
+    Product,
+)
+from helpers.kalman.ops.panel import PANEL, KalmanPanel, KalmanPanelGrad
+
+
+@jax_funcify.register(Declared)
+def funcify(op, **kwargs):
+    """A function of the inputs that looks at their shapes, and returns the outputs."""
+
+    def function(*inputs):
+        inputs = [jnp.asarray(X) for X in inputs]
+        dtype = jnp.result_type(jnp.float32, *inputs)
+        X = {x: V.astype(dtype) for x, V in zip(op.inputs, inputs, strict=True)}
+        op.check({x: V.shape for x, V in X.items()})
+        found = run(op, X)
+        if isinstance(found, dict):
+            found = tuple(found[x] for x in op.outputs)
+            return found if len(found) > 1 else found[0]
+        return found
+
+    return function
+
+
+@singledispatch
+def run(op, X: dict):
+    """The outputs of an Op, by name or in order, from its inputs by name."""
+    raise NotImplementedError(f"{op} has no function for JAX")
+
+
+@run.register
+def _(op: Product, X):
+    return X["A"] @ X["B"]
+
+
+@run.register
+def _(op: KalmanLoglike, X):
+    return jax._per_step(None, op.tol, [*X.values()])
+
+
+@run.register
+def _(op: KalmanFilter, X):
+    return tuple(jax_scans.outputs(*X.values()))
+
+
+def gradient_of(names, tol, inputs, l_bar):
+    """l, and by name its gradients, by the engine of this device."""
+    if jax._is_compiled(None, inputs):
+        return jax_calls.gradient(names, tol, tuple(inputs), l_bar, None)
+    engine = jax_parallel if jax._at_once(None, inputs) else jax_scans
+    return engine.gradient(names, tuple(inputs), l_bar)
+
+
+def derivatives(op) -> tuple[str, ...]:
+    """The outputs that are requested but for the value."""
+    return tuple(x for x in op.requested if x not in ("l", "value"))
+
+
+@run.register
+def _(op: KalmanLoglikeGrad, X):
+    *inputs, l_bar = X.values()
+    l, found = gradient_of(derivatives(op), op.tol, inputs, l_bar)
+    return found | {"l": l}
+
+
+@run.register
+def _(op: KalmanLoglikeTangent, X):
+    model, l_bar = tuple(X[x] for x in INPUTS), X["l_bar"]
+    dots = {x: X[f"{x}_dot"] if op.many else X[f"{x}_dot"][None] for x in op.along}
+    engine = jax_calls if jax._is_compiled("fused", model) else jax_scans
+    tol = (op.tol,) if engine is jax_calls else ()
+    l, found = engine.tangents(derivatives(op), *tol, model, l_bar, dots)
+    found |= {"l": l}
+    return found if op.many else {x: V[0] for x, V in found.items()}
+
+
+@run.register
+def _(op: KalmanFilterGrad, X):
+    inputs = [X[x] for x in INPUTS]
+    out = jax_scans.filter_scan(inputs, ("l", "a_pred", "P_pred"))
+    bars = {x: X[f"{x}_bar"] for x in op.given}
+    return jax_scans.reverse_scan(inputs, out["a_pred"], out["P_pred"], bars)
+
+
+@run.register
+def _(op: KalmanPanel, X):
+    compiled = jax._is_compiled("fused", X.values())
+    return (jax_calls.panel(op.tol) if compiled else jax_scans.panel)(*X.values())
+
+
+@run.register
+def _(op: KalmanPanelGrad, X):
+    *inputs, l_bar = X.values()
+    if jax._is_compiled("fused", inputs):
+        names = derivatives(op)
+        l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
+    else:
+        l, pull = vjp(jax_scans.panel, *inputs)
+        found = dict(zip(PANEL, pull(l_bar), strict=True))
+    return found | {"l": l}
+
+
+@run.register
+def _(op: KalmanIntegrated, X):
+    return jax.integrated(**X, tol=op.tol)
+
+
+@run.register
+def _(op: KalmanIntegratedGrad, X):
+    wanted = {x: X[x] for x in derivatives(op)}
+    value, pull = vjp(lambda some: jax.integrated(**X | some, tol=op.tol)[0], wanted)
+    return pull(jnp.ones_like(value))[0] | {"value": value}
+
+
+def draws_of(op):
+    def residuals(y, *model):
+        return gradient_of(("a0", "c"), op.tol, (y, *model), jnp.ones_like(y[:, 0]))[1]
+
+    return partial(jax_draws.draws, residuals)
+
+
+def pulled(function, X: dict, symmetric_ones) -> dict:
+    """The gradients of a function's inputs, some of them symmetric, from its cotangent."""
+    *inputs, bar = X.values()
+    found = dict(zip(X, vjp(function, *inputs)[1](bar), strict=False))
+    return found | {x: (found[x] + found[x].mT) / 2 for x in symmetric_ones}
+
+
+@run.register
+def _(op: KalmanDraw, X):
+    return draws_of(op)(*X.values())
+
+
+@run.register
+def _(op: KalmanDrawGrad, X):
+    return pulled(draws_of(op), X, ("P0", "H", "W"))
+
+
+@run.register
+def _(op: CovarianceRoot, X):
+    return vmap(jax_draws.root)(X["P"])
+
+
+@run.register
+def _(op: CovarianceRootGrad, X):
+    return pulled(vmap(jax_draws.root), X, ("P",))
+
+
+@run.register
+def _(op: NormalMarginals, X):
+    return jax_draws.marginals(*X.values())

@@ -1,0 +1,505 @@
+"""Fits with the exact score: ``mod.fit`` with it, and an end that second derivatives certify."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from inspect import signature
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq
+from statsmodels.base.optimizer import Optimizer
+from statsmodels.tools.sm_exceptions import ConvergenceWarning
+from statsmodels.tsa.arima.model import ARIMA
+from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
+
+from helpers.kalman.statsmodels.arrays import (
+    ARRAYS,
+    _check_supported,
+    _Door,
+    _names,
+    _NoLikelihoodError,
+    _parts,
+)
+from helpers.kalman.statsmodels.information import hessian
+from helpers.kalman.statsmodels.score import _Point, _pulled, _score_as_given
+
+# Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
+# by orders of magnitude, and scores are cheap.
+APPROACH = 15
+
+# Iterations of an optimiser, unless told otherwise; ``mod.fit`` ends after 50, wherever it is then.
+# Here they take a fraction of the time.
+MOST = 200
+
+# Newton's steps where another method has ended: mostly one is enough, and along a ridge that goes
+# up by next to nothing each costs as much as a hundred scores.
+POLISH = 50
+
+# The log-likelihood that a step may still gain where a fit ends: a distance from the maximum of
+# 1e-4 standard errors, far within what the data can tell.  And its share that is rounding.
+GAIN, ROUNDING = 1e-8, 1e-12
+
+# Shares of the gain that a step of Newton's promised: below the first it is turned back, below the
+# second the next one is shorter, above it longer.
+LEAST, POOR = 1e-4, 0.25
+
+# Newton's steps in a row that are turned back, each a quarter of the last, before they end.
+TURNED_BACK = 20
+
+# What an optimiser is given for an infinite parameter of its own: less than a hundredth of the way
+# from the edge of an interval that statsmodels maps by a logistic function.
+FARTHEST = 5.0
+
+# Where a trial is refused, the next one goes this share of the way.
+SHORTER = 0.25
+
+# Log-likelihoods that count as the same.
+SAME = 0.01
+
+# Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
+OURS = ("extra_fit_funcs", "cov_params_func")
+
+
+@contextmanager
+def using(mod: MLEModel) -> Iterator[MLEModel]:
+    """Within it, ``mod.loglike`` and ``mod.score`` of this one model are those of this module.
+
+    Whatever statsmodels builds on them uses them, ``mod.fit`` above all, which takes the score for
+    its slope unless ``optim_score`` says otherwise.  Where the likelihood has no value it is -inf,
+    and the score NaN; but to an optimiser within ``mod.fit`` that asks for slopes both are those of
+    a parabola that leads it back.  (It may still end where there is no maximum, and say that it has
+    converged: :func:`fit` looks.)
+
+    Parameters
+    ----------
+    mod : statsmodels.tsa.statespace.mlemodel.MLEModel
+
+    Yields
+    ------
+    mod
+
+    Examples
+    --------
+    >>> import statsmodels.api as sm
+    >>> mod = sm.tsa.SARIMAX(sm.datasets.nile.data.load_pandas().data["volume"], order=(1, 0, 1))
+    >>> with using(mod):
+    ...     results = mod.fit(method="bfgs", disp=False)
+    """
+    _check_supported(mod)
+    within, names = _Within(mod), ("loglike", "score", "fit")
+    own = {name: X for name, X in vars(mod).items() if name in names}
+    vars(mod).update({name: _Door(within, name) for name in names})
+    try:
+        yield mod
+    finally:
+        for name in names:
+            del vars(mod)[name]
+        vars(mod).update(own)  # a context around this one
+        within.leave()
+
+
+def _state(mod: MLEModel) -> tuple:
+    """What a likelihood depends on beside the data and what an update makes of the parameters."""
+    start = [
+        X if X is None or isinstance(X, str) else np.asarray(X).tobytes()
+        for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
+        for X in (
+            states, part.initialization_type, part.constant, part.stationary_cov,
+            part.approximate_diffuse_variance,
+        )
+    ]  # fmt: skip
+    return mod.loglikelihood_burn, mod.ssm.filter_concentrated, *start
+
+
+class _Within:
+    """The likelihood and the score of a model, each found once where an optimiser asks for both.
+
+    A trial that has no likelihood is given a parabola while the model is fitted: with the value and
+    the slope of the last `sound` trial, and its minimum at a share of the step from there, so that
+    a line search tries a shorter one.  `refusal` says why it had none; `best` is the trial with the
+    highest value.
+    """
+
+    def __init__(self, mod: MLEModel):
+        self.mod, self.their_loglike, self.their_fit = mod, mod.loglike, mod.fit
+        self.point = self.state = self.refusal = self.differentiated = None
+        self.fitting, self.sound, self.best = False, None, (-np.inf, None)
+
+    def at(self, full) -> _Point:
+        y = self.mod.ssm.endog.T
+        known = self.point is not None and np.array_equal(full, self.point.params)
+        if not (known and np.array_equal(y, self.point.y, True) and _state(self.mod) == self.state):
+            self.point = _Point(self.mod, full)
+            self.state = _state(self.mod)  # afterwards: an update may make the start
+        return self.point
+
+    def loglike(self, params, *args, **kwargs):
+        names, defaults = MLEModel._loglike_param_names, MLEModel._loglike_param_defaults
+        transformed, includes_fixed, complex_step, more = _handle_args(
+            names, defaults, *args, **kwargs
+        )
+        if complex_step or more:
+            return self.their_loglike(params, *args, **kwargs)
+        full = self.mod.handle_params(params, transformed, includes_fixed)
+        try:
+            value = self.at(full).value
+        except (np.linalg.LinAlgError, _NoLikelihoodError) as refused:
+            self.refusal = str(refused)
+            if self.sound is not None:
+                return self._parabola(params)[0]
+            return np.nan if np.isnan(full).any() else -np.inf
+        if self.fitting and value > self.best[0]:
+            self.best = value, np.copy(params)
+        return value
+
+    def score(self, params, *args, **kwargs):
+        names, defaults = MLEModel._score_param_names, MLEModel._score_param_defaults
+        transformed, includes_fixed, *_ = _handle_args(names, defaults, *args, **kwargs)
+
+        def of_all(full):
+            self.differentiated = full
+            return _pulled(self.mod, full, self.at(full).gradient)
+
+        try:
+            found = _score_as_given(self.mod, params, transformed, includes_fixed, of_all)
+        except (np.linalg.LinAlgError, _NoLikelihoodError):  # asked for with the value there
+            if self.sound is not None:
+                return self._parabola(params)[1]
+            return np.full(np.shape(params), np.nan)
+        if self.fitting:
+            self.sound = np.copy(params), self.point.value, found
+        return found
+
+    def _parabola(self, params):
+        before, value, slope = self.sound
+        step = params - before
+        rise = abs(slope @ step) or 1.0
+        return value - rise * (0.5 / SHORTER - 1), step * rise * (1 - 1 / SHORTER) / (step @ step)
+
+    def fit(self, *args, **kwargs):
+        """That of the model, by the exact score, where its arguments leave that open."""
+        taken = signature(self.their_fit)
+        given = taken.bind_partial(*args, **kwargs)
+        ours, named = {"optim_score": "approx"}, given.arguments
+        if "optim_score" in taken.parameters:
+            given.arguments = ours | named
+        elif isinstance(self.mod, ARIMA) and "method" not in named and not named.get("gls"):
+            named["method_kwargs"] = ours | (named.get("method_kwargs") or {})
+        self.fitting, self.best = True, (-np.inf, None)
+        try:
+            return self.their_fit(*given.args, **given.kwargs)
+        finally:
+            self.end()
+
+    def end(self):
+        """From here on, refusals are refusals again."""
+        self.fitting, self.sound = False, None
+
+    def leave(self):
+        """Leave the model real, which a score left complex; unless it has been updated since."""
+        arrays = (getattr(self.mod.ssm, theirs) for theirs in ARRAYS.values())
+        params = self.differentiated
+        if params is not None and any(np.iscomplexobj(X) and X.imag.any() for X in arrays):
+            self.mod.update(params, transformed=True, includes_fixed=True)
+
+
+def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
+    """``mod.fit`` with the likelihood and the exact score of this module.
+
+    Parameters
+    ----------
+    mod : statsmodels.tsa.statespace.mlemodel.MLEModel
+    start_params : array (k,), optional
+        As in ``mod.fit``; ``mod.start_params`` if None.  One on the edge of an interval, such as a
+        cycle's damping of zero, is infinite to an optimiser, which could not move it: that one is
+        moved inside.
+    method : str
+        One of ``mod.fit``, but "em"; "newton" stands for fifteen iterations of L-BFGS and then
+        Newton's steps, a handful, of which each costs a few scores.
+
+        A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
+        ends, the Hessian says what is left to gain, and Newton's steps (:func:`climb`) go on if it
+        is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a maximum, or
+        there is a warning; but where there are several, it need not be the highest one.
+    **kwargs
+        Those of ``mod.fit``, for all methods: ``maxiter`` (200 if not given, where ``mod.fit``
+        ends after 50), ``cov_type``, ``disp``, ``callback`` and others.
+
+    Returns
+    -------
+    statsmodels.tsa.statespace.mlemodel.MLEResults
+        Its filter and its standard errors are statsmodels' own.
+
+    Raises
+    ------
+    ValueError
+        If the model is one of those that :func:`loglike` refuses, or its start has no likelihood;
+        or for estimates without a score, "em" and ``gls=True``.
+
+    Warns
+    -----
+    statsmodels.tools.sm_exceptions.ConvergenceWarning
+        If the end is no maximum: the message names the parameter with which the likelihood rises.
+    RuntimeWarning
+        If ``results.llf``, which statsmodels' filter finds, is not what was maximised.
+    """
+    if kwargs.get("gls") or method == "em":
+        what = "gls=True" if kwargs.get("gls") else "method='em'"
+        raise ValueError(
+            f"{what} is an estimate that takes no score: mod.fit({what}) instead, and from "
+            "there, if its maximum is asked for, fit(mod, start_params=results.params)"
+        )
+    start_params, kwargs = _inside(mod, start_params, kwargs)
+    with using(mod):
+        ends = []
+        given = {
+            "method": method,
+            "optim_score": "approx",
+            "maxiter": MOST,
+            "extra_fit_funcs": {method: partial(_optimise, mod, method, ends)},
+            "cov_params_func": lambda *_: None,
+            "warn_convergence": False,
+        } | kwargs
+        if isinstance(mod, ARIMA):
+            # It takes what is for the optimiser in a bundle, and another method for itself.
+            own = signature(mod.fit.within.their_fit).parameters.keys() - {"start_params", "method"}
+            own = {name: given.pop(name) for name in own & given.keys()}
+            bundle = own.pop("method_kwargs", None) or {}
+            given = {"method": "statespace", "method_kwargs": given | bundle, **own}
+        results = mod.fit(start_params, **given)
+        for name in OURS:  # the results are saved without
+            (getattr(results, "mle_settings", None) or {}).pop(name, None)
+        for sentence, category in _told(mod, ends, results, mod.loglike.within.refusal):
+            warnings.warn(sentence, category, stacklevel=2)
+        return results
+
+
+def _inside(mod: MLEModel, start, given: dict) -> tuple:
+    """The start and the other arguments of a fit, without edges: only cycles have any."""
+    if not getattr(mod, "cycle", False) or not given.get("transformed", True):
+        return start, given
+    includes_fixed = start is None or given.get("includes_fixed", False)
+    full = mod.start_params if start is None else start
+    full = mod.handle_params(full, transformed=True, includes_fixed=includes_fixed)
+    with np.errstate(divide="ignore"):
+        free = np.asarray(mod.untransform_params(full), float)
+    edge = np.isinf(free)
+    if not edge.any():
+        return start, given
+    full = np.where(edge, mod.transform_params(np.clip(free, -FARTHEST, FARTHEST)), full)
+    return full, given | {"includes_fixed": True}
+
+
+def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, maxiter, disp, **how):
+    """A method of statsmodels', and Newton's steps from where it ends, as many as are left.
+
+    In the form that statsmodels asks of an optimiser: the parameters, and what is told of them.
+    """
+    if not start.size:
+        return start, {"converged": True, "iterations": 0}
+    within, callback, iterations = mod.loglike.within, how["callback"], 0
+    value = -objective(start, *fargs)
+    if not np.isfinite(value):
+        why = within.refusal or f"it is {value}"
+        raise ValueError(f"the start_params have no likelihood to begin with: {why}")
+
+    def counted(*args, **kwargs):
+        nonlocal iterations
+        iterations += 1
+        return callback(*args, **kwargs) if callback else None
+
+    how |= {"callback": counted, "hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
+    del how["hess"]
+    given = {x: X for x, X in given.items() if x not in OURS}
+    if method == "newton":
+        named = {"method": "lbfgs", "maxiter": min(APPROACH, maxiter), "disp": False}
+        given = {"factr": 0.0, "pgtol": 0.0} | given
+    else:
+        named = {"method": method, "maxiter": maxiter, "disp": disp}
+    x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
+    within.end()
+    if within.best[0] > mod.loglike(x, transformed=False):
+        x = within.best[1]
+    # A parameter on a bound that it was given stays there.
+    low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
+    moves = ~((x <= low) | (x >= high))
+
+    def whole(some):
+        full = x.copy()
+        full[moves] = some
+        return full
+
+    def trial(some):
+        full = whole(some)
+        if ((full < low) | (full > high)).any():
+            return -np.inf, None
+        value = mod.loglike(full, transformed=False)
+        return value, mod.score(full, transformed=False)[moves]
+
+    def curvature(some):
+        return -_hessian(mod, whole(some))[np.ix_(moves, moves)]
+
+    def stepped(some):
+        if callback:
+            callback(whole(some))
+
+    taken = 0 if method == "newton" else iterations
+    most = max(0, maxiter - taken) if method == "newton" else min(POLISH, max(0, maxiter - taken))
+    found = climb(trial, curvature, x[moves], most, stepped)
+    ends.append((found, moves))
+    iterations = taken + found.steps
+    if disp:
+        ended = "converged" if found.converged else "has not converged"
+        print(f"{method} {ended} after {iterations} steps, likelihood {found.value:.6g}")
+    return whole(found.x), about | {
+        "fopt": -found.value / len(mod.endog),
+        "gopt": -found.slope / len(mod.endog),
+        "fcalls": about.get("fcalls", 0) + found.evaluations,
+        "warnflag": 0 if found.converged else 1,
+        "converged": found.converged,
+        "iterations": iterations,
+    }
+
+
+def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
+    """NaN where the second derivatives cannot be had: a climb ends there, and says so."""
+    try:
+        return hessian(mod, free, transformed=False)
+    except (np.linalg.LinAlgError, _NoLikelihoodError):
+        return np.full((len(free), len(free)), np.nan)
+
+
+class Climb(NamedTuple):
+    """Where :func:`climb` ended: the units are those in which the likelihood curves by one."""
+
+    x: np.ndarray
+    value: float
+    slope: np.ndarray
+    units: np.ndarray
+    steps: int
+    evaluations: int
+    converged: bool
+
+
+def climb(
+    trial: Callable, curvature: Callable, x: np.ndarray, most: int, callback: Callable | None = None
+) -> Climb:
+    r"""Newton's steps, within a region in which the likelihood has been like its quadratic.
+
+    The step is the best one for :math:`g^\top p - \tfrac12 p^\top B p` with :math:`|p| \le \rho`
+    (Moré and Sorensen, 1983, Computing a trust region step, SIAM Journal on Scientific and
+    Statistical Computing 4, 553-572), in units that make the diagonal of B one, and from the
+    eigenvectors of B: there are few parameters.  SciPy's "trust-exact" takes a B for each trial
+    that is turned back, has no units and does not leave a saddle.
+
+    Parameters
+    ----------
+    trial : function
+        Of x (k,): the value, and the slope (k,). A value that is not finite turns a step back.
+    curvature : function
+        Of x: B (k, k), minus the second derivatives, definite or not; NaN where there are none.
+    x : array (k,)
+        The start.
+    most : int
+        Steps; with none, the climb says whether x is a maximum.
+    callback : function, optional
+        Called with x after each step.
+
+    Returns
+    -------
+    Climb
+        Converged if no step gains more than `GAIN` by what B says: a full one, or one of length 1
+        where the quadratic is flat or curves upwards.
+    """
+    (value, slope), radius, steps, evaluations = trial(x), None, 0, 1
+    while True:
+        B, converged = curvature(x), False
+        units = np.sqrt(np.abs(np.diag(B)))
+        units = np.where((units > 0) & np.isfinite(units), units, 1.0)
+        if not np.isfinite(B).all():
+            break
+        curved, directions = np.linalg.eigh(B / units / units[:, np.newaxis])
+        along = directions.T @ (slope / units)
+        converged = _to_gain(curved, along) <= max(GAIN, ROUNDING * abs(value))
+        if converged or steps == most:
+            break
+        radius, best = radius or np.linalg.norm(along) or 1.0, None
+        for _ in range(TURNED_BACK):
+            step = _step(curved, along, radius)
+            there = x + directions @ step / units
+            reached, slope_there = trial(there)
+            evaluations += 1
+            share = (reached - value) / (along @ step - curved @ step**2 / 2)
+            if best and not reached > best[1]:
+                break
+            if share > LEAST:
+                best = there, reached, slope_there
+            size = np.linalg.norm(step)
+            if share > POOR and size > 0.99 * radius:
+                radius = 3 * size  # a value costs less than a matrix: as far as this one goes
+                continue
+            radius = size if share > POOR else size / 4
+            if best:
+                break
+        if not best:
+            break
+        x, value, slope = best
+        steps += 1
+        if callback:
+            callback(x)
+        # Where the slope has gone as B said it would, no new B is needed.
+        converged = _to_gain(curved, directions.T @ (slope / units)) <= GAIN / 10
+        if converged:
+            break
+    return Climb(x, value, slope, units, steps, evaluations, converged)
+
+
+def _to_gain(curved: np.ndarray, along: np.ndarray) -> float:
+    """What is left to gain, in the eigenvectors of B: by a full step, or by one of length 1."""
+    step = np.divide(along, curved, out=np.copysign(1.0, along), where=curved > np.abs(along))
+    return float(along @ step - curved @ step**2 / 2)
+
+
+def _step(curved: np.ndarray, along: np.ndarray, radius: float) -> np.ndarray:
+    """The best step within a ball, in the eigenvectors of B, whose eigenvalues ascend."""
+
+    def at(shift):
+        return along / (curved + shift)
+
+    if curved[0] > 0 and np.linalg.norm(at(0)) <= radius:
+        return at(0)
+    least = max(0.0, -curved[0]) + 1e-12 * max(np.abs(curved).max(), 1e-300)
+    step = at(least)
+    size = np.linalg.norm(step)
+    if size < radius:  # the slope has no part along the direction that curves upwards
+        step[0] += np.copysign(np.sqrt(radius**2 - size**2), along[0])
+        return step
+    most = least + 1.1 * np.linalg.norm(along) / radius
+    return at(brentq(lambda x: np.linalg.norm(at(x)) - radius, least, most, rtol=1e-3))
+
+
+def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
+    """What a fit has to say of its end: where the likelihood still rises, and what is not its."""
+    for found, moves in ends:
+        names = np.array(_names(mod))[moves]
+        if not found.converged:
+            j = int(np.argmax(np.abs(found.slope / found.units)))
+            yield (
+                "Maximum Likelihood optimization failed to converge: the log-likelihood "
+                f"{found.value:.6g} still rises with {names[j]} (score {found.slope[j]:.3g} at "
+                f"{found.x[j]:.6g}, both as the optimiser sees it). Check mle_retvals"
+                + (f". The last trial that was refused: {refusal}" if refusal else ""),
+                ConvergenceWarning,
+            )
+        llf = getattr(results, "llf", found.value)
+        if not abs(llf - found.value) <= SAME:
+            yield (
+                f"results.llf is {llf:.6g}, by statsmodels' filter, and so are the criteria that "
+                f"it enters; what was maximised, loglike(mod, results.params), is "
+                f"{found.value:.6g}, and has more digits",
+                RuntimeWarning,
+            )

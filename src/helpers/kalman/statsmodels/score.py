@@ -1,0 +1,307 @@
+"""The log-likelihood of a model of statsmodels, and its exact score."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from statsmodels.tsa.statespace.mlemodel import MLEModel
+
+from helpers.kalman import diffuse, fused
+from helpers.kalman.statsmodels import updates
+from helpers.kalman.statsmodels.arrays import (
+    _arrays,
+    _check_supported,
+    _checked,
+    _finite,
+    _known,
+    _NoLikelihoodError,
+    _refuse_not_finite,
+    _shapes,
+    _Start,
+    _through_stationary_start,
+)
+from helpers.kalman.statsmodels.updates import _derivatives, _transformation
+from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
+
+SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
+
+
+# A variance of an exact diffuse state given the data, in its own units, relative to the least such
+# variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
+UNSEEN = 1e20
+
+
+# One that the data tell exactly, as a random walk without noise does its level, has a variance of
+# zero, which rounding leaves on either side of it: others are compared with this at least.
+EXACTLY_SEEN = 1e-4
+
+
+# A singular value, relative to the largest, of what diffuse numbers do to all observations, that
+# is the rounding of one that does nothing: sin(pi) makes 1e-16, some hundred steps of it more.
+CANCELS = 1e-12
+
+
+def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
+    """The log-likelihood, as ``mod.loglike(params)``.
+
+    Parameters
+    ----------
+    mod : statsmodels.tsa.statespace.mlemodel.MLEModel
+        Any state space model: its burn-in, concentrated scale, gaps, varying arrays and fixed
+        parameters count as they do there.
+    params : array (k,)
+        The free parameters.
+    transformed : bool
+        Whether they are those of the model, or those that its optimiser sees.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        If the number of parameters is wrong, or one of them is not a number; if they lie outside
+        the stationary region of a model that starts from its stationary distribution; if the model
+        is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
+        distribution, filtered timing, a log-likelihood of its own, or an exact diffuse start
+        together with a burn-in, or of a state that the data do not reach at these parameters, or
+        changes its data with them.
+    numpy.linalg.LinAlgError
+        If some F is not positive definite.
+    """
+    full = mod.handle_params(_checked(mod, params), transformed=transformed)
+    return _Point(mod, full).value
+
+
+def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
+    """The gradient of the log-likelihood, as ``mod.score(params)``, from one pass of the filter.
+
+    Parameters
+    ----------
+    mod, params, transformed
+        As :func:`loglike`.
+
+    Returns
+    -------
+    array (k,)
+
+    Raises
+    ------
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`loglike`.
+    """
+    params = _checked(mod, params)
+    return _score_as_given(mod, params, transformed, False, lambda full: _score(mod, full))
+
+
+def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all) -> np.ndarray:
+    """The score for parameters as they are given, by `of_all`, which is for all of the model's."""
+    found = of_all(mod.handle_params(params, transformed, includes_fixed))
+    dropped = mod._has_fixed_params and not includes_fixed
+    if not transformed and found.size:
+        free = mod.handle_params(params, True, includes_fixed)
+        found = _transformation(mod, free).pull(free, _without_fixed(mod, found, dropped))
+    return found[mod._free_params_index] if dropped else found
+
+
+def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarray:
+    """Zeros for the fixed parameters, whatever the transformation makes of those beside them."""
+    if not dropped:
+        return found
+    found = found.copy()
+    fixed = mod._fixed_params_index
+    found[fixed] = 0
+    if found.ndim == 2:
+        found[:, fixed] = 0
+    return found
+
+
+def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
+    """The score for all parameters, fixed ones included."""
+    same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
+    gradient = _Point(mod, params).gradient
+    known = _known(mod)
+    if same is not None and _shapes(mod) == known.shapes:
+        return known.derivatives.pull(params, known.derivatives.pack(gradient), same)
+    found = _pulled(mod, params, gradient)
+    mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
+    return found
+
+
+def _same_derivatives(mod: MLEModel, params: np.ndarray):
+    """The derivatives of the arrays, if one step says that they are those of the last point.
+
+    Otherwise None; also where an update fails, which it will do again.
+    """
+    found = _known(mod).derivatives
+    if found is None or not found.knows(params):
+        return None
+    try:
+        return found.colored.known(params)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
+    """The score of a gradient for the arrays. Leaves the model complex."""
+    if not params.size:
+        return np.zeros(0)
+    moved = _derivatives(mod, params)
+    return moved.pull(params, moved.pack(gradient))
+
+
+def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
+    """An orthonormal basis (q, r) of the diffuse numbers that reach an observation, r if known.
+
+    Others reach none, or cancel: the level and the first state of an ARMA model that are both
+    diffuse, as of an integrated SARIMAX whose stationarity is not enforced. The likelihood is that
+    of the rest.
+    """
+    model, rows, X = _finite(arrays), [], A
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))  # noqa: N806
+    for t, gone in enumerate(np.isnan(y)):
+        rows.append(Z[t][~gone] @ X)
+        X = T[t] @ X  # noqa: N806
+        size = np.abs(X).max()
+        if not 0 < size < np.inf:
+            break
+        X = X / size  # noqa: N806
+    units = np.sqrt(diffuse.first_room(A, model))
+    values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
+    r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
+    unseen = np.linalg.qr(right[r:].T * units[:, np.newaxis], mode="complete")[0]
+    return unseen[:, len(right) - r :]
+
+
+def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
+    """The value and the gradients of arrays that a model has written: they need no more checks."""
+    time = {
+        x: X[:] if x in STATIC or X.ndim > len(SHAPES[x]) else X[np.newaxis]
+        for x, X in arrays.items()
+    }
+    R, Q = time["R"], time["Q"]
+    given = [time[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
+    for X in given:
+        X.flags.writeable = False
+    try:
+        l, _, out = fused.evaluate([y, *given, R @ Q @ R.transpose(0, 2, 1)], weights)
+    except np.linalg.LinAlgError:
+        _refuse_not_finite(arrays)
+        raise
+    value = float(weights @ l)
+    if not np.isfinite(value):
+        _refuse_not_finite(arrays)
+    kept = [x for x, X in time.items() if x in STATIC or len(X) > 1]
+    return value, fused.gradients_in_time(R, Q, out, kept)
+
+
+class _Point:
+    """A model at some parameters: its likelihood, its arrays, and what they make of directions.
+
+    `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
+    multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
+    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0.
+    """
+
+    def __init__(self, mod: MLEModel, params: np.ndarray):
+        _check_supported(mod)
+        self.mod, self.params = mod, params
+        self.arrays = arrays = _arrays(mod, params)
+        self.start = start = _Start(mod, arrays)
+        arrays |= {"a0": start.a0, "P0": start.P0}
+        self.y = y = np.array(mod.ssm.endog.T, order="C")
+        self.A = self._columns() if start.A.size else start.A
+        burn = mod.loglikelihood_burn
+        self.weights = np.ones(len(y))
+        self.weights[:burn] = 0
+        self.scale = 1.0
+        self.value, self.raw = self._evaluate()
+        if mod.ssm.filter_concentrated:
+            # The scale that maximises the likelihood: all covariances times 1 + x add
+            # x/2 (sum v' F^-1 v - k) to it, k the number of observations less one for each diffuse
+            # state, which fits one. There its own derivative is zero.
+            k = np.isfinite(y[burn:]).sum() - self.A.shape[1]
+            if k < 1:
+                raise ValueError(
+                    f"the scale of this {type(mod).__name__} is concentrated out: "
+                    f"{k + self.A.shape[1]} observations and {self.A.shape[1]} diffuse states "
+                    "leave none to tell it by"
+                )
+            twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
+            self.scale = (twice + k) / k
+            self.value, self.raw = self._evaluate()
+        if mod.ssm.filter_concentrated or start.stationary:
+            self.gradient = self.raw._replace(
+                **{x: self.scale * getattr(self.raw, x) for x in SCALED},
+                **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
+            )
+            _through_stationary_start(start, arrays, self.gradient)
+        else:
+            self.gradient = self.raw
+
+    def _evaluate(self) -> tuple[float, Gradients]:
+        """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
+        if not self.A.size:
+            return _pass(self.y, self._scaled(), self.weights)
+        model = _finite(self._scaled())
+        try:
+            value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
+        except ValueError:  # the data say nothing about a direction
+            self._refuse_unseen()
+        variances = np.diag(estimate.covariance) / diffuse.first_room(self.A, model)
+        if (variances > UNSEEN * max(variances.min(), EXACTLY_SEEN)).any():
+            self._refuse_unseen()
+        return value, gradient
+
+    def _seen_at(self, params: np.ndarray, r: int | None = None) -> np.ndarray:
+        """The diffuse numbers that reach an observation at other parameters."""
+        try:
+            arrays = _arrays(self.mod, params) | {x: self.arrays[x] for x in ("a0", "P0")}
+            return _seen(self.y, arrays, self.start.A, r)
+        finally:
+            _arrays(self.mod, self.params)
+
+    def _columns(self) -> np.ndarray:
+        """A for the diffuse numbers that reach an observation at most parameters."""
+        known, A = _known(self.mod), self.start.A  # noqa: N806
+        key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
+        if known.diffuse != key:
+            try:
+                seen = self._seen_at(updates.away_from(self.params))
+            except (ArithmeticError, ValueError):  # none of its points
+                seen = _seen(self.y, self.arrays, A)
+            known.diffuse, known.reached = key, seen.shape[1]
+        r = known.reached
+        return A if r == A.shape[1] else A @ _seen(self.y, self.arrays, A, r)
+
+    def _refuse_unseen(self):
+        """Which parameters hide a diffuse state: those that would show it by what they move."""
+        shown = {
+            x: np.abs(X @ self.start.A).reshape(len(X), -1).max(axis=1, initial=0)
+            for x, X in _derivatives(self.mod, self.params).moves(self.params).items()
+            if x in "TZ"
+        }
+        _arrays(self.mod, self.params)  # leaves the model real
+        shows = shown["T"] + shown["Z"]
+        named = ", ".join(
+            f"{self.mod.param_names[j]} = {self.params[j]:.6g}"
+            for j in np.flatnonzero(shows > 1e-6 * shows.max(initial=0))
+        )
+        raise _NoLikelihoodError(
+            f"the data say nothing about a diffuse state of this {type(self.mod).__name__}"
+            + (f" at {named}" if named else "")
+            + ": there the likelihood of an exact diffuse start has no value, and on the way there "
+            "it grows without bound, so that it has no maximum. Fix the parameter elsewhere, "
+            "mod.fix_params, or take an approximate start, use_exact_diffuse=False"
+        )
+
+    def _scaled(self) -> dict:
+        if self.scale == 1:
+            return self.arrays
+        return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
+
+    @cached_property
+    def model(self) -> StateSpace:
+        return _finite(self._scaled())
