@@ -1,11 +1,11 @@
 """Twenty fits of statsmodels' models to its own data: ``mod.fit()`` against ``fit(mod)``.
 
-Both use the same optimiser, L-BFGS, the same starting values and the same stopping rules; what
-differs is the likelihood's value and score.  Fits are timed in turn, theirs, ours, theirs, ours,
-from the model to its results with standard errors, in seconds of the processor: all is in one
-thread, and other work on the machine counts for less than in seconds of the clock.  Scores are
-timed a few in a row, as an optimiser asks for them.  ``results/statsmodels_fits.json`` holds the
-seconds, and the iterations, evaluations and maxima of both and of Newton's method.
+Both use the same optimiser, L-BFGS, and the same starting values; what differs is the likelihood's
+value and score, and the end, which ours looks for more closely.  Fits are timed in turn, theirs,
+ours, theirs, ours, from the model to its results with standard errors, in seconds of the processor:
+all is in one thread, and other work on the machine counts for less than in seconds of the clock.
+Scores are timed a few in a row, as an optimiser asks for them.  ``results/statsmodels_fits.json``
+holds the seconds, and the iterations, evaluations and maxima of both and of Newton's method.
 
 With ``--study N`` there are no times: N random models, well specified or not, are fitted by
 ``mod.fit()`` and by three methods of ours, and those that end lower than another one are printed.

@@ -504,6 +504,13 @@ def test_an_op_of_the_package_keeps_the_contract(name, monkeypatch):
     assert faults(op, inputs) == {}
 
 
+def test_the_gradient_of_a_value_beside_outputs_that_have_none():
+    op, inputs = OURS["KalmanIntegrated"]
+    report = attack(lambda *X: op(*X)[0], *inputs, raises=False, backends=())
+    says = {a.name: a.status for a in report.attacks}
+    assert not report.faults and says["pullback"] == "ok", report
+
+
 def test_every_op_of_the_package_is_attacked():
     """A class of Ops is found by its bases, in the text: some modules need packages to import."""
     texts = [file.read_text("utf-8") for file in Path(helpers.__file__).parent.rglob("*.py")]

@@ -27,7 +27,7 @@ from helpers.kalman import statsmodels as ours
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.statsmodels import updates
 from helpers.kalman.statsmodels.arrays import ARRAYS
-from helpers.kalman.statsmodels.fit import climb
+from helpers.kalman.statsmodels.climbing import climb
 from helpers.kalman.statsmodels.information import _inverse
 from helpers.statespace import NAMES
 
@@ -1238,7 +1238,7 @@ def test_second_derivatives_that_cannot_be_had_end_a_fit_with_a_warning(monkeypa
     def none(*arguments, **how):
         raise np.linalg.LinAlgError("F is not positive definite for the Hessian")
 
-    monkeypatch.setitem(climb.__globals__, "hessian", none)
+    monkeypatch.setitem(ours.fit.__globals__, "hessian", none)
     mod = sm.tsa.UnobservedComponents(nile(), "llevel")
     with pytest.warns(ConvergenceWarning):
         found = ours.fit(mod, method="newton", disp=False, cov_type="none")
@@ -1469,8 +1469,8 @@ def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch
                 objective(x, *fargs), gradient(x, *fargs)
             return np.array([2.0, 0.0, 1.0]), {}, None  # where there is no likelihood
 
-    monkeypatch.setitem(climb.__globals__, "Optimizer", Lost)
-    monkeypatch.setitem(climb.__globals__, "POLISH", most)
+    monkeypatch.setitem(ours.fit.__globals__, "Optimizer", Lost)
+    monkeypatch.setitem(ours.fit.__globals__, "POLISH", most)
     mod = Autoregression(simulated())
     best = sarimax.SARIMAX(simulated(), order=(2, 0, 0)).fit(disp=False, maxiter=500).params
     with warnings.catch_warnings():
