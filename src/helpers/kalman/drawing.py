@@ -1,7 +1,7 @@
 """Draws, smoothed means and roots of covariances: the functions that the Ops of draws call.
 
 From the recursions of :mod:`helpers.kalman.smoothing`; Numba compiles them as they stand. They do
-not look at shapes: :class:`helpers.kalman.ops.draws.OfText` has done so.
+not look at shapes: ``ops.draws.OfText`` has done so.
 """
 
 from __future__ import annotations
