@@ -128,6 +128,7 @@ def test_errors_name_the_series_among_all(client):
         Panel([], client)
 
 
+@pytest.mark.thorough
 def test_a_piece_that_no_worker_finishes_is_reported(client):
     """Of the others nothing is lost."""
     Y = series(6, 8, 1)  # noqa: N806

@@ -29,7 +29,7 @@ R = np.random.default_rng(0).standard_normal((5, 3))
 def everywhere(outputs, inputs):
     """The outputs after the rewrite, whatever Ops there are around them."""
     rewrite = OneMap()
-    rewrite.kinds.append(Op)
+    rewrite.around = Op
     graph = FunctionGraph(inputs, outputs, clone=True)
     rewrite.apply(graph)
     return graph.inputs, graph.outputs

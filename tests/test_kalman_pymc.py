@@ -350,6 +350,7 @@ def structural():
     return model
 
 
+@pytest.mark.thorough  # as chapter "A drop-in for pymc-extras" does
 def test_a_pymc_model_end_to_end(structural):
     """The same log density and gradient, then sampling and everything downstream."""
     import pymc as pm

@@ -490,8 +490,12 @@ def performed(node, arguments: list) -> list:
 class OneMap(GraphRewriter):
     """One `LinearMap` in the place of all nodes that it is made of, around the filter's Ops."""
 
+    around = OfModel
+
     def apply(self, fgraph):
-        if not any(isinstance(getattr(x.op, "core_op", x.op), OfModel) for x in fgraph.apply_nodes):
+        if not any(
+            isinstance(getattr(x.op, "core_op", x.op), self.around) for x in fgraph.apply_nodes
+        ):
             return
         follow = Follow(lambda X: shape_of(fgraph, X))
         linear = {node: None for node in fgraph.toposort() if follow.visit(node)}
