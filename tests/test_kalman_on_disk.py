@@ -1,6 +1,7 @@
 """Machine code on disk that is damaged, or has no disk, and what is said while it is made."""
 
 import errno
+import gc
 import importlib.util
 import os
 import shutil
@@ -36,17 +37,19 @@ DAMAGES = {
 
 
 @pytest.fixture
-def module(tmp_path):
+def module(tmp_path, monkeypatch):
     path = tmp_path / "two_functions.py"
     path.write_text(TEXT)
     spec = importlib.util.spec_from_file_location("two_functions", path)
     found = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "two_functions", found)  # Numba imports it by its name
     spec.loader.exec_module(found)
     return found
 
 
 def compiled(module):
     """Both functions, from disk where they are there: their values and what came from disk."""
+    gc.collect()  # what an earlier call made is gone, as in another process
     lazy = on_disk.njit()(module.twice)
     assert lazy(1.0) == 2.0
     at_once = on_disk.njit((types.float64,))(module.twice)
