@@ -258,3 +258,18 @@ def test_every_interface():
     Z_bar = jax.grad(lambda *X: in_jax(y, *X).sum(), argnums=5)(*arrays)  # noqa: N806
     assert relative_error(np.asarray(Z_bar), expected.Z) < 1e-11
     assert relative_error(loglike(y, model), value) < 1e-13
+
+
+def test_what_xla_calls_is_compiled_before(monkeypatch):
+    """Within its call nothing is compiled: the rotation, and the sizes that it leads to."""
+    import jax
+
+    from helpers.kalman.jax import loglike as in_jax
+
+    jax.config.update("jax_enable_x64", True)
+    entry, seen = fused._entry(), []
+    known = entry.compile_later
+    monkeypatch.setattr(entry, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
+    y, model, _ = make("diagonal H, gaps")
+    jax.eval_shape(lambda *X: in_jax(y, *X), *model.asdict().values())
+    assert {(0, entry.COLLAPSE), (2, 2), (2, 3)} <= set(seen)
