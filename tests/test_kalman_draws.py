@@ -491,7 +491,7 @@ def test_marginals_of_any_rank(mode):
     roots = [rng.normal(size=(m, k)) for k in range(m + 1)]
     nearly = np.diag([1.0, 1.0, 1e-13, 1.0])
     P = np.array([*(B @ B.T for B in roots), nearly, 1e-20 * np.eye(m), np.diag([0, 2.0, 0, 1.0])])
-    P = np.concatenate([P, 2 * P[3:]])  # more steps than a vector has lanes, and no whole vectors
+    P = np.concatenate([P, 2 * P[3:]])
     mean = rng.normal(size=(len(P), m))
     z = pt.matrix("z")
     found = pytensor.function([z], NormalMarginals()(mean, P, z), mode=mode)
@@ -699,7 +699,7 @@ def test_the_ops_call_their_functions_with_their_tolerance(monkeypatch):
     assert told == [tol, tol]
 
 
-def test_marginals_take_the_symmetric_part_in_any_lane():
+def test_marginals_take_the_symmetric_part():
     rng = np.random.default_rng(15)
     P, z = np.tile([[2.0, 0.5], [0.1, 1.0]], (3, 1, 1)), rng.normal(size=(3, 2))  # noqa: N806
     half, mean = (P + P.swapaxes(1, 2)) / 2, np.zeros((3, 2))

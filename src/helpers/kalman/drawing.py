@@ -13,10 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers.kalman import smoothing
-from helpers.kalman.fused import lanes
 from helpers.kalman.fused.building import load
-from helpers.kalman.fused.registers import larger
-from helpers.kalman.fused.tiles import LANES, Memory, get, put
 from helpers.kalman.recursions import at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
     check_square,
@@ -159,76 +156,30 @@ def pull_roots(P, B_bar):
     return out
 
 
-def factor_in_lanes(w, m):
-    """C' with C C' = P for LANES covariances, in the place of their upper triangles at place 0.
-
-    Without pivots, so not where a variance is lost but for FULL_RANK of it: returned is a number
-    that is zero or more there, and below zero where the factor is all there.
-    """
-    lost = lanes.broadcast(-1.0)
-    for i in range(m):
-        x = lanes.load(w, i * m + i)
-        least = lanes.broadcast(FULL_RANK) * x
+def without_pivots(P, C_t):
+    """Fill C_t with C', C C' = P (m, m), and say whether no variance is lost but for FULL_RANK."""
+    for i in range(len(P)):
+        x = P[i, i]
         for k in range(i):
-            y = lanes.load(w, k * m + i)
-            x = x - y * y
-        lost = larger(least - x, lost)
-        pivot = lanes.root(x)
-        lanes.store(w, i * m + i, pivot)
-        for j in range(i + 1, m):
-            x = lanes.load(w, i * m + j)
+            x -= C_t[k, i] * C_t[k, i]
+        if not x > FULL_RANK * P[i, i]:
+            return False
+        C_t[i, i] = np.sqrt(x)
+        for j in range(i + 1, len(P)):
+            x = (P[i, j] + P[j, i]) / 2
             for k in range(i):
-                x = x - lanes.load(w, k * m + i) * lanes.load(w, k * m + j)
-            lanes.store(w, i * m + j, x / pivot)
-    return lost
-
-
-def load_lanes(w, P, z, first):
-    """Steps `first` and after: P (n, m, m), one triangle of it, at place 0, then z (n, m)."""
-    n, m = z.shape
-    for lane in range(LANES):  # in lanes beyond the last step stands the last one once more
-        t = min(first + lane, n - 1)
-        for i in range(m):
-            put(w, (m * m + i) * LANES + lane, z[t, i])
-            for j in range(i, m):
-                put(w, (i * m + j) * LANES + lane, (P[t, i, j] + P[t, j, i]) / 2.0)
-
-
-def add_marginals(w, P, z, out):
-    """Add B z to `out` (n, m) for each step; w has room for m (m + 1) + 1 vectors."""
-    n, m = z.shape
-    for first in range(0, n, LANES):
-        load_lanes(w, P, z, first)
-        lost = m * (m + 1)
-        lanes.store(w, lost, factor_in_lanes(w, m))
-        for j in range(m - 1, -1, -1):
-            x = lanes.load(w, m * m) * lanes.load(w, j)
-            for k in range(1, j + 1):
-                x = x + lanes.load(w, m * m + k) * lanes.load(w, k * m + j)
-            lanes.store(w, j, x)  # the factor's first row is read no more in this column
-        for lane in range(min(LANES, n - first)):
-            t = first + lane
-            if get(w, lost * LANES + lane) < 0.0:
-                for j in range(m):
-                    out[t, j] += get(w, j * LANES + lane)
-            else:
-                B_t, _ = root(symmetric(P[t]))
-                for k in range(len(B_t)):
-                    out[t] += z[t, k] * B_t[k]
-
-
-def place(room):
-    """Where compiled code finds a vector of doubles: in Python, checked memory of its size."""
-    return Memory(len(room))
+                x -= C_t[k, i] * C_t[k, j]
+            C_t[i, j] = x / C_t[i, i]
+    return True
 
 
 def marginals(mean, P, z):
     """mean + B z for each step, B B' = P (n, m, m) of any rank; mean and z (n, m)."""
-    n, m = mean.shape
-    out = mean.copy()
-    room = np.empty((m * (m + 1) + 2) * LANES)
-    add_marginals(place(room), P, z, out)
-    room[0] = 0.0  # its address was good until here
+    out, C_t = mean.copy(), np.zeros(P.shape[1:])
+    for t in range(len(P)):
+        B_t = C_t if without_pivots(P[t], C_t) else root(symmetric(P[t]))[0]
+        for k in range(len(B_t)):
+            out[t] += z[t, k] * B_t[k]
     return out
 
 
@@ -237,8 +188,7 @@ PYTHON = {
     "marginals": marginals,
 }  # fmt: skip
 TEXT = [check_square, path, pull_path, times, series_of, information_of, settle]
-TEXT += [begun, add_products, columns, is_identified, pull_root, factor_in_lanes, load_lanes]
-TEXT += [add_marginals]
+TEXT += [begun, add_products, columns, is_identified, pull_root, without_pivots]
 
 
 def digest() -> str:
@@ -277,10 +227,6 @@ def _newly_compiled() -> dict:
             )
 
         return call
-
-    @overload(place, jit_options=PART)
-    def _place(room):
-        return lambda room: (room.ctypes.data + 63) // 64 * 64
 
     for function in TEXT:
         jitable(function)

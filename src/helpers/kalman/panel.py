@@ -65,20 +65,7 @@ __all__ = ["loglike", "loglike_and_grad"]
 
 MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covariances shared
 
-# Series with models of their own fill the lanes of vectors, LANES_FROM to LANES_UP_TO states. The
-# products of larger matrices fill vectors by themselves, and those of few states are made in
-# registers (:mod:`helpers.kalman.fused.small`), which takes no longer: up to LARGEST states where
-# vectors have four lanes, or matrices vary over time and nothing is ever steady, and the lanes end
-# at OTHERS_UP_TO.
-LANES_FROM, LANES_UP_TO, OTHERS_UP_TO = 3, 12, 8
-# States times steps beyond which the pass for one series takes less time than four lanes, which are
-# steady later than one series.
-SETTLED = 1500
 PIECES = 8  # for each thread: with fewer, one waits for another at the end
-# Memory of earlier calls' threads, so many doubles in all at most: what the system has to give anew
-# takes a sixth of a call.
-_ROOMS: list[np.ndarray] = []
-KEPT = 2**22
 
 
 def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
@@ -534,8 +521,8 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
 
     fused = _fused()
     tol = float(tol)
-    code, y, ends = fused.building.load("own"), given.y, given.ends
-    J, m = len(y), given.arrays["a0"].shape[1]
+    code, y = fused.building.load("own"), given.y
+    J = len(y)
     kept = (*STATIC, *given.varying)
     X = {x: A.astype(float) if x in kept else A[:, np.newaxis].astype(float)
          for x, A in given.arrays.items()}  # fmt: skip
@@ -548,28 +535,10 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     _refuse_size(y.size + sum(map(np.prod, shapes)), J, "series with their gradients")
     out = Arrays(*map(np.zeros, shapes))
     y = np.require(y, float, "CW")
-    l, vague, failed = np.zeros(J), np.zeros(J), np.full(J, -1)
+    l, failed = np.zeros(J), np.full(J, -1)
     dY = np.zeros(y.shape)  # noqa: N806
-    wanted = np.arange(J)
-    threads = threads or config.NUMBA_NUM_THREADS
-    settles, wide = tol > 0 and MEANS >= {*given.varying}, code.LANES == 8
-    in_registers = max(m, y.shape[2]) <= fused.building.load("entry").LARGEST
-    if wide and settles:
-        lanes = LANES_FROM <= m <= LANES_UP_TO
-    else:
-        lanes = m <= OTHERS_UP_TO and not in_registers
-        lanes = lanes and not (settles and m * y.shape[1] > SETTLED)
-    if lanes:
-        fixed = ends, y, model, gradient, tol, l, vague, dY, out
-        size = code.room_for(*y.shape[1:], m)
-        _in_pieces(
-            threads, J, code.LANES, lambda cut, room: code.in_lanes(*cut, room, *fixed), size
-        )
-        wanted = np.flatnonzero((vague > 0) | ~np.isfinite(l))
-        for A in (dY, *out) if gradient and len(wanted) else ():
-            A[wanted] = 0
-    fixed = ends, y, model, gradient, tol, l, failed, dY, out
-    _in_pieces(threads, len(wanted), 1, lambda cut, _: code.passes(wanted[slice(*cut)], *fixed))
+    fixed = given.ends, y, model, gradient, tol, l, failed, dY, out
+    _in_pieces(threads or config.NUMBA_NUM_THREADS, J, lambda *cut: code.passes(*cut, *fixed))
     if not gradient:
         return l, failed, None, None
     time = (*STATIC, *NAMES)  # every axis stays
@@ -578,33 +547,20 @@ def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
     return l, failed, dY, Gradients(**bars)
 
 
-def _room(size: int) -> np.ndarray:
-    """So many doubles or more, those of an earlier call if they are enough."""
-    try:
-        room = _ROOMS.pop() if size else np.empty(0)
-    except IndexError:
-        room = np.empty(0)
-    return room if len(room) >= size else np.empty(size)
+def _in_pieces(threads: int, count: int, work) -> None:
+    """`work` on pieces from 0 to count, several for each thread.
 
-
-def _in_pieces(threads: int, count: int, multiple: int, work, size: int = 0) -> None:
-    """`work` on pieces from 0 to count, cut at multiples, several for each thread.
-
-    So none waits long for the last one. Each thread has a room of so many doubles.
+    So none waits long for the last one.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    blocks = -(-count // multiple)
-    cuts = np.linspace(0, blocks, min(blocks, PIECES * threads) + 1).astype(int) * multiple
-    cuts = np.unique(np.minimum(cuts if threads > 1 else [0, count], count))
-    pieces = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
+    pieces = min(count, PIECES * threads) if threads > 1 else 1
+    cuts = np.linspace(0, count, pieces + 1).astype(int)
+    left = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
 
     def take():
-        room = _room(size)
-        for piece in pieces:
-            work(piece, room)
-        if size and len(room) * threads <= KEPT and len(_ROOMS) < threads:
-            _ROOMS.append(room)
+        for piece in left:
+            work(*piece)
 
     if threads == 1 or len(cuts) < 3:
         take()
