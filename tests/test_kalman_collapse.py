@@ -73,7 +73,7 @@ def in_python(y, model, g, read_off):
         h = np.ascontiguousarray(bars.Z[:, m])
     else:
         h = collapse.smoothed(x, patterns, g, Y_bar)
-    wanted = Wanted(True, True, True, True)
+    wanted = Wanted(True, True, True, True, np.arange(m))
     collapse.expand(x, patterns, g, wanted, h, y_bar, Y_bar, stars, out)
     found = {name: getattr(out, name) for name in ("d", "Z", "H")}
     shapes = {name: getattr(model, name).shape for name in found}

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_models import CASES, REPEATING, arrays_of, make, repeating, season
+from kalman_models import CASES, arrays_of, make, season
 from numba import njit
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, panel, reference
-from helpers.kalman.fused import lane_pass, lanes, layout, one_pass, sweep, tiles
+from helpers.kalman import StateSpace, reference
+from helpers.kalman.fused import layout, one_pass, sweep, tiles
 from helpers.kalman.fused.forward import DONE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
@@ -23,8 +23,7 @@ from helpers.kalman.fused.inputs import (
 from helpers.kalman.fused.layout import Saved, Sizes
 from helpers.kalman.fused.tiles import LANES, Mat, Memory
 from helpers.kalman.panel import loglike, loglike_and_grad
-from helpers.kalman.square_root import fill_shares
-from helpers.statespace import NAMES, STATIC, SYMMETRIC
+from helpers.statespace import NAMES, SYMMETRIC
 
 METHODS = ("fused", "reference")
 
@@ -257,27 +256,6 @@ def test_pivots_whose_product_has_few_digits(unit):
     assert np.abs(l / loop(Y, [small] * 9)[0] - 1).max() < 1e-13
 
 
-@pytest.mark.parametrize("shift", range(8))
-def test_a_thread_keeps_to_its_room(shift, monkeypatch):
-    """Wherever it begins: what is there before it and behind it stays as it was."""
-    rooms = []
-
-    def room(size):
-        whole = np.full(shift + size + 16, 7.0)
-        rooms.append((whole[:shift], whole[shift + size :]))
-        return whole[shift : shift + size]
-
-    model = StateSpace(**random_model(5, 2, 2, rng=0))
-    y, _ = simulate(30, 1, **model.asdict())
-    Y = series(y, 11)
-    expected = loglike_and_grad(Y, [model] * 11, threads=1)
-    monkeypatch.setattr(panel, "_room", room)
-    monkeypatch.setattr(panel, "_ROOMS", [])
-    found = loglike_and_grad(Y, [model] * 11, threads=2)
-    assert all((beside == 7.0).all() for pair in rooms for beside in pair) and rooms
-    assert (found[0] == expected[0]).all() and (found[1] == expected[1]).all()
-
-
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_blocks_of_threads_do_not_meet(threads):
     y, model = make("two shocks")
@@ -316,60 +294,6 @@ def test_more_series_than_memory():
     ragged = [np.zeros((1, 1)), np.broadcast_to(0.0, (10**13, 1))]
     with pytest.raises(MemoryError, match="2 series, filled to one length, take"):
         loglike(ragged, walk)
-
-
-def many(X, core):  # noqa: N803
-    """An array (series, time, ...), or without time, for the lanes' twin."""
-    memory = Memory(X.size)
-    memory.data[:] = np.ravel(X)
-    size = int(np.prod(X.shape[X.ndim - core :]))
-    return lanes.Many(memory, len(X), X.size // len(X) // size, size)
-
-
-@pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "VAR(3)"])
-def test_the_lanes_in_guarded_memory(name):
-    """The text of the lanes in Python: every place it reads or writes lies within the workspace.
-
-    Only the series with a vague start is left to the pass for one.
-    """
-    if name in REPEATING:
-        model = repeating(name)
-        y, _ = simulate(15, 4, **model.asdict())  # beyond the steps that are watched
-    else:
-        y, model = make(name)
-        y = y[:6]
-    arrays = {x: X[:6] if x in model.time_varying else X for x, X in model.asdict().items()}
-    model, J = StateSpace(**arrays), LANES + 1
-    Y = series(y, J)  # noqa: N806
-    (_, n, p), m = Y.shape, model.m
-    X = {x: A if x in (*STATIC, *model.time_varying) else A[None] for x, A in arrays.items()}
-    X["W"] = X.pop("R") @ X.pop("Q") @ np.swapaxes(arrays["R"], -1, -2)
-    cores = {"a0": 1, "c": 1, "d": 1}
-    given = Arrays(**{x: many(A[None], cores.get(x, 2)) for x, A in X.items()})
-    out = Arrays(**{x: many(np.zeros((J, *A.shape)), cores.get(x, 2)) for x, A in X.items()})
-    P0 = np.repeat(model.P0[None], J, axis=0)  # noqa: N806
-    P0[2] = 1e7 * np.eye(m)
-    given, shares = given._replace(P0=many(P0, 2)), np.empty((J, m))
-    for x, share in zip(P0, shares, strict=True):
-        fill_shares(x, X["T"], X["W"], share)
-    s = lane_pass.lay_out(n, p, m)
-    places = [tiles.Mat(at * LANES, 1, 1) for at in s[:-1]]
-    w = Memory(s.end * LANES, places)
-    l, vague, y_bar = many(np.zeros(J), 0), many(np.zeros(J), 0), many(np.zeros(Y.shape), 1)
-    lane_pass.all_in_lanes(
-        w, s, (n, p, m), 0, J, np.full(J, n), many(Y, 1), given, many(shares, 1), True, 1e-13, l,
-        vague, y_bar, out, np.empty(n, np.int64),
-    )  # fmt: skip
-    values, dY, each = loop(Y, model)  # noqa: N806
-    known = np.arange(J) != 2
-    np.testing.assert_array_equal(vague.data.data <= 0, known)
-    assert np.abs(l.data.data / values - 1)[known].max() < 1e-12
-    assert relative_error(y_bar.data.data.reshape(Y.shape)[known], np.array(dY)[known]) < 1e-11
-    for x in ("a0", "P0", "c", "d", "T", "Z", "H"):
-        X = np.array([getattr(gradients, x) for gradients in each])
-        assert (
-            relative_error(getattr(out, x).data.data.reshape(X.shape)[known], X[known]) < 1e-11
-        ), x
 
 
 @pytest.mark.parametrize("models", ["one", "own"])
@@ -543,7 +467,7 @@ def run_twin(Y, model):  # noqa: N803
     (J, n, p), m = Y.shape, model.m
     without_mean = {"a0": np.zeros(m), "c": np.zeros((1, m)), "d": np.zeros((1, p))}
     arrays = arrays_of(model)._replace(**without_mean)
-    saved, wanted = Saved(True, True), Wanted(True, True, True, True)
+    saved, wanted = Saved(True, m), Wanted(True, True, True, True, np.arange(m))
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     at = -(-len(w.data) // LANES) * LANES
     x, end = sweep.lay_out_columns(at, n, p, m, tiles.padded(min(J, sweep.WIDTH)), False)

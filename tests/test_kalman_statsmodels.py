@@ -21,7 +21,7 @@ from scipy.optimize import minimize_scalar
 from test_kalman_information import stacked
 
 from benchmarks.statsmodels_fits import Autoregression
-from helpers.checks import relative_error
+from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
 from helpers.kalman.stationary import Stationary
@@ -1703,3 +1703,63 @@ def test_a_fit_towards_where_nothing_is_seen_says_so(method):
     with pytest.warns(ConvergenceWarning, match="damping.cycle .*no maximum"):
         found = ours.fit(mod, [1.0, 1.0, 0.1], method=method, disp=False, cov_type="none")
     assert not found.mle_retvals["converged"] and found.params[-1] < 1e-3
+
+
+class MovingColumns(MLEModel):
+    """Parameters in one column of T and in another of Z; the third state has neither."""
+
+    def __init__(self):
+        super().__init__(macro(), k_states=3, k_posdef=3, initialization="approximate_diffuse")
+        self["selection"] = self["state_cov"] = np.eye(3)
+        self["transition"] = np.diag([0.5, 0.4, 0.3])
+        self["design"] = np.array([[1.0, 0.0, 0.3], [0.2, 1.0, 0.0], [0.4, 0.1, 1.0]])[
+            : self.k_endog
+        ]
+        self["obs_cov"] = np.eye(self.k_endog)
+
+    start_params = property(lambda self: np.array([0.5, 0.3]))
+    param_names = property(lambda self: ["decay", "loading"])
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        self["transition", 2, 0], self["design", 0, 1] = params
+
+
+def test_gradients_where_parameters_move_something():
+    """Of T and Z in the columns that some parameter moves, and the score is what it was."""
+    mod = MovingColumns()
+    params = mod.start_params
+    moved = updates._derivatives(mod, params)
+    np.testing.assert_array_equal(moved.columns(), [0, 1])
+    expected = complex_step(lambda x: mod.loglike(x, complex_step=True), params)
+    assert relative_error(ours.score(mod, params), expected) < 1e-8
+    season = structural.UnobservedComponents(macro()[:, 0], "llevel", seasonal=12)
+    assert len(updates._derivatives(season, season.start_params).columns()) == 0
+    ar = sarimax.SARIMAX(macro()[:, 0], order=(2, 0, 1), seasonal_order=(1, 0, 0, 4))
+    np.testing.assert_array_equal(updates._derivatives(ar, ar.start_params).columns(), [0])
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_a_long_season_from_a_vague_start(gaps):
+    """Score against central differences of statsmodels' own likelihood by its univariate filter."""
+    rng, n, s = np.random.default_rng(24), 120, 24
+    y = np.cumsum(rng.normal(size=n)) + 3 * np.sin(2 * np.pi * np.arange(n) / s)
+    if gaps:
+        y[rng.random(n) < 0.1] = np.nan
+    for mod in (
+        structural.UnobservedComponents(y, "llevel", seasonal=s),
+        sarimax.SARIMAX(y, order=(1, 1, 1), seasonal_order=(0, 1, 1, s)),
+    ):
+        params = np.abs(mod.start_params) + 0.1
+        if isinstance(mod, sarimax.SARIMAX):
+            params = np.array([0.3, 0.4, -0.4, 1.2])
+        steps = 1e-4 * np.eye(len(params))
+        expected = [
+            (8 * (mod.loglike(params + h) - mod.loglike(params - h))
+             - mod.loglike(params + 2 * h) + mod.loglike(params - 2 * h)) / 12e-4
+            for h in steps
+        ]  # fmt: skip
+        assert ours.loglike(mod, params) == pytest.approx(mod.loglike(params), rel=1e-9)
+        np.testing.assert_allclose(
+            ours.score(mod, params), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+        )

@@ -23,12 +23,10 @@ from kalman_models import (
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import hessian, reference
+from helpers.kalman import hessian, reference, square_root
 from helpers.kalman.fused import (
     backward,
     forward,
-    lane_pass,
-    lanes,
     layout,
     moves,
     one_pass,
@@ -49,6 +47,7 @@ from helpers.kalman.fused.inputs import (
     look,
     look_at,
     room_for_indices,
+    saved_columns,
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
@@ -99,7 +98,8 @@ def run_small(y, arrays, backwards, wanted, weight, tol, watch):
 
 
 def run(
-    y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False, small=False
+    y, model, weights=None, wanted=(True, True, True, True), tol=0.0, watch=False, small=False,
+    columns=None,
 ):  # fmt: skip
     """A pass in Python: how it ended, l, the gradients by name, y_bar, and the steady stretches.
 
@@ -107,11 +107,11 @@ def run(
     """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     backwards = wanted is not None
-    wanted = Wanted(*(wanted or (False,) * 4))
+    wanted = Wanted(*(wanted or (False,) * 4), np.arange(m) if columns is None else columns)
     if small:
         weight = 1.0 if weights is None else weights[0]
         return run_small(y, arrays, backwards, wanted, weight, tol, watch)
-    saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
+    saved = Saved(backwards, saved_columns(wanted) if backwards else 0)
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
@@ -139,13 +139,69 @@ def assert_is_the_reference(y, model, rtol=1e-12, weights=None, **options):
             continue
         found = getattr(out, name)
         found = found if name in (*STATIC, *model.time_varying) else found[0]
-        assert np.abs(found - X).max() <= rtol * max(np.abs(X).max(), 1e-3), name
+        if name in "TZ" and options.get("columns") is not None:
+            found, X = found[..., options["columns"]], X[..., options["columns"]]
+        assert np.abs(found - X).max(initial=0) <= rtol * max(np.abs(X).max(initial=0), 1e-3), name
     R, Q = (model.over_time(x, len(out.W)) for x in "RQ")
     bars = {"R": 2 * out.W @ R @ Q, "Q": np.swapaxes(R, -1, -2) @ out.W @ R}
     for name, found in bars.items():
         found, X = found if name in model.time_varying else found.sum(axis=0), getattr(G, name)
-        assert np.abs(found - X).max() <= rtol * max(np.abs(X).max(), 1e-3), name
+        assert np.abs(found - X).max(initial=0) <= rtol * max(np.abs(X).max(initial=0), 1e-3), name
     return steps
+
+
+@pytest.mark.parametrize("columns", [[0], [1, 5], [], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("how", ["every step", "steady", "unequal weights", "sparse T", "p = 1"])
+def test_gradients_of_some_columns(how, columns):
+    """Of T and Z; those of the other arrays are what they were."""
+    m, p, n, steady = 6, 1 if how == "p = 1" else 2, 60, how == "steady"
+    rng = np.random.default_rng(3)
+    model = StateSpace(**random_model(m, p, rng=rng))
+    if how == "sparse T":
+        model = replace(model, T=np.roll(np.eye(m), 1, axis=0) * 0.9)
+    if steady:
+        model = replace(model, T=0.5 * model.T)
+    y = simulate(n, rng, **model.asdict())[0]
+    y[3:5, 0] = np.nan
+    weights = rng.uniform(0.5, 2, n) if how == "unequal weights" else None
+    some = len(columns) > 0
+    steps = assert_is_the_reference(
+        y, model, 1e-6 if steady else 1e-11, weights, columns=np.array(columns, np.int64),
+        wanted=(True, some, some, True), tol=1e-9 if steady else 0.0,
+    )  # fmt: skip
+    assert steady == (steps.steady_from >= 0).any()
+
+
+@pytest.mark.parametrize("columns", [[0], [1, 4], []])
+@pytest.mark.parametrize("T", ["dense", "a season"])
+def test_some_columns_of_a_start_in_roots(columns, T):  # noqa: N803
+    """What the way back gives in them, and all that has none, is what it gives with all columns."""
+    m, n, rng = 7, 9, np.random.default_rng(5)
+    model = StateSpace(**random_model(m, 1, 1, rng=rng))
+    if T == "a season":
+        model = replace(model, T=np.roll(np.eye(m), 1, axis=0))
+    y = simulate(n, rng, **model.asdict())[0]
+    given = arrays_of(model)
+    T_t = square_root.listed(np.ascontiguousarray(model.T.T))
+    assert (len(T_t.index) > 0) == (T == "a season")
+    answers = []
+    for chosen in (np.arange(m), np.array(columns, np.int64)):
+        l = np.empty(n)
+        steps, _, _, B_t, good = square_root.filter_roots(
+            y, np.ones((n, 1)), given.a0, 1e6 * np.eye(m), given.c, given.d, given.T, given.Z,
+            given.H, given.W, l, chosen,
+        )  # fmt: skip
+        assert good and len(steps) > 2
+        carried, found = square_root.carry(np.ones(m), np.eye(m), B_t), [l[: len(steps)]]
+        for step in reversed(steps):
+            *bars, carried = square_root.pull_step(step, carried, 1.0, T_t, chosen)
+            e, T_bar, Z_bar, H_bar = bars
+            found += [e, T_bar[:, columns], Z_bar[:, columns], H_bar]
+        answers.append([*found, *carried])
+    for every, some in zip(*answers, strict=True):
+        np.testing.assert_allclose(
+            some, every, rtol=1e-11, atol=1e-11 * np.abs(every).max(initial=1)
+        )
 
 
 SMALL_CASES = (
@@ -255,7 +311,7 @@ def test_a_vague_start_of_few_states_is_seen():
 def outputs(y, model):
     """The seven outputs of the filter, by its steps in Python."""
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
-    w, _ = layout.checked_memory(Sizes(n, p, m), Saved(False, False))
+    w, _ = layout.checked_memory(Sizes(n, p, m), Saved(False, 0))
     one_pass.clean(w)
     found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
@@ -295,15 +351,16 @@ def test_what_a_made_pass_knows_holds_for_any_number_of_steps(m):
         once = sum(not rows.startswith("steps") for rows, _ in LAYOUT.values())
         assert len(known) >= len(LAYOUT) + once + 2
         for n in (1, 2, 3, 40):
-            for saved in (Saved(False, False), Saved(True, False), Saved(True, True)):
+            for saved in (Saved(False, 0), Saved(True, 0), Saved(True, m)):
                 header = np.zeros(layout.HEADER, np.int64)
                 layout.lay_out_together(Sizes(n, p, m), saved, header)
                 assert all(header[k] == x for k, x in known.items())
 
 
 @pytest.mark.parametrize("apart", [0, 10**6], ids=["one block", "two blocks"])
-@pytest.mark.parametrize("saved", [Saved(False, False), Saved(True, False), Saved(True, True)])
-def test_no_two_matrices_overlap_and_each_has_its_room(saved, apart):
+@pytest.mark.parametrize("filtered", [-1, 0, 1, 17])
+def test_no_two_matrices_overlap_and_each_has_its_room(filtered, apart):
+    saved = Saved(filtered >= 0, max(filtered, 0))
     letters = {"any": 1, "1": 1, "2p": None, "widest": None}
     sizes = (1, 4, 9, 17) if apart else SIZES
     for m in sizes:
@@ -329,7 +386,7 @@ def test_no_two_matrices_overlap_and_each_has_its_room(saved, apart):
                         kept = n if saved.filtered else 1
                     each = p if rows.endswith(" p") else m if rows.endswith(" m") else 1
                     needed = kept * each + ("+ 1" in rows)
-                width = {"m": m, "p": p, "widest": max(m, p)}[cols]
+                width = {"m": m, "p": p, "widest": max(m, p), "columns": saved.filtered or m}[cols]
                 ld = header[2 * k + 1] or width
                 assert places[k] % LANES == 0 and ld >= width and (rows == "any" or ld % LANES == 0)
                 assert ends[k] - places[k] >= needed * ld, (name, m, p)
@@ -505,7 +562,7 @@ def test_variances_that_are_rounding_do_not_hide_what_moves():
     for now, before in ((0.01, 1e17), (1e-12, 1.0), (1e-12, 2.0), (0.1, 0.1), (1e-12, -1.0)):
         assert not forward.is_steady(now, before, 4, 1e-13)
     one, other = np.diag([1.0, 1e-33]), np.diag([1.01, 0.0])
-    w, _ = layout.checked_memory(Sizes(1, 1, 2), Saved(False, False))
+    w, _ = layout.checked_memory(Sizes(1, 1, 2), Saved(False, 0))
     w.data[:] = 0.0
     for first, then in ((one, other), (other, one)):
         for X, at in ((first, w.space.P), (then, w.space.P_next)):
@@ -561,7 +618,7 @@ def test_only_what_is_wanted():
 
 
 def test_memory_is_guarded():
-    w, _ = layout.checked_memory(Sizes(2, 1, 3), Saved(True, True))
+    w, _ = layout.checked_memory(Sizes(2, 1, 3), Saved(True, 3))
     with pytest.raises(IndexError, match="workspace"):
         tiles.get(w, len(w.data))
     with pytest.raises(IndexError, match="two matrices"):
@@ -574,7 +631,7 @@ def test_lyapunov_sums():
     m = 3
     L, X = 0.9 * random_model(m, rng=rng)["T"], np.eye(m)
     for count in range(1, 10):
-        w, _ = layout.checked_memory(Sizes(1, 1, m), Saved(False, False))
+        w, _ = layout.checked_memory(Sizes(1, 1, m), Saved(False, 0))
         one_pass.clean(w)
         s = w.space
         for A, place in ((L, s.L), (X, s.X2)):
@@ -635,67 +692,6 @@ def test_which_states_repeat_others():
     assert past(made_of_two, [0, 0, 0, 1]) == [False, False, True, False]
     T, W = np.array(2 * [lags], float), np.diag([1.0, 0, 0])[np.newaxis]
     assert not is_past(1, np.eye(3), T, W)
-
-
-@pytest.mark.parametrize("rows", range(1, 10))
-def test_products_in_lanes(rows):
-    """Four rows at a time, then two, then the last: none is left out, and none stands for two."""
-    rng = np.random.default_rng(rows)
-    for inner, cols, lower in ((1, 1, False), (3, 2, False), (2, 5, False), (4, rows, True)):
-        A, C = rng.normal(size=(rows, inner)), rng.normal(size=(rows, cols))
-        B = A.T if lower else rng.normal(size=(inner, cols))
-        C = C + C.T if lower else C
-        held, ends = (
-            (A, B, C, np.full(C.shape, np.nan)),
-            np.cumsum([A.size, B.size, C.size, C.size]),
-        )
-        w = Memory(ends[-1] * LANES)
-        w.write(0, np.repeat(np.concatenate([X.ravel() for X in held]), LANES))
-        a, b, c, out = (
-            lanes.mat(end - X.size, X.shape[1]) for X, end in zip(held, ends, strict=True)
-        )
-        lanes.product(w, out, np.full(LANES, -1.0), a, b, c, rows, inner, cols, lower)
-        found = w.read(out.at * LANES, C.size * LANES).reshape(rows, cols, LANES)
-        np.testing.assert_allclose(found, np.repeat((C - A @ B)[:, :, None], LANES, 2), atol=1e-13)
-
-
-def test_models_in_lanes_are_steady_while_all_of_them_are():
-    """Own models: gains, N and sums of steady stretches, which a gap in one of the lanes ends."""
-    n, m, p = 84, 2, 1
-    rng = np.random.default_rng(17)
-    one = random_model(m, p, m, rng=rng)
-    one["T"] = one["T"] * 0.3 / np.abs(np.linalg.eigvals(one["T"])).max()
-    models = [StateSpace(**(one | {"Q": f * one["Q"]})) for f in np.linspace(0.5, 2, LANES)]
-    Y = np.array([simulate(n, rng, **model.asdict())[0] for model in models])  # noqa: N806
-    Y[1, 24], Y[2, 60:] = np.nan, np.nan  # a gap; an end before the others'
-    given = [arrays_of(model) for model in models]
-
-    def many(X):  # noqa: N803 (series, steps, size)
-        return lanes.Many(held(X), LANES, X.shape[1], X.shape[2])
-
-    stacked = [
-        np.array([A.reshape(-1, A.size) for A in arrays]) for arrays in zip(*given, strict=True)
-    ]
-    out = Arrays(*(many(np.zeros(X.shape)) for X in stacked))
-    shares, l, vague, y_bar = (
-        many(np.zeros((LANES, *X))) for X in ((1, m), (1, 1), (1, 1), (n, p))
-    )  # fmt: skip
-    gain_of, s = np.full(n, -1), lane_pass.lay_out(n, p, m)
-    w = Memory(s.end * LANES, [Mat(at * LANES, 1, 1) for at in s[:-1]])
-    lane_pass.all_in_lanes(
-        w, s, (n, p, m), 0, LANES, np.full(LANES, n), many(Y), Arrays(*map(many, stacked)), shares,
-        True, 1e-13, l, vague, y_bar, out, gain_of,
-    )  # fmt: skip
-    steady = gain_of != np.arange(n)
-    assert steady[[23, 59, 83]].all() and not steady[[0, 24, 25, 60]].any()
-    for j, (y, model) in enumerate(zip(Y, models, strict=True)):
-        value, dy, G = reference.loglike_and_grad(y, model)
-        assert abs(l.data.data[j] / value - 1) < 1e-12
-        assert relative_error(y_bar.data.data.reshape(Y.shape)[j], dy) < 1e-11
-        bars = {x: getattr(out, x).data.data.reshape(LANES, -1)[j] for x in Arrays._fields}
-        bars["Q"] = (model.R.T @ bars["W"].reshape(m, m) @ model.R).ravel()
-        for x in ("a0", "P0", "c", "d", "T", "Z", "H", "Q"):
-            assert relative_error(bars[x], np.ravel(getattr(G, x))) < 1e-11, (j, x)
 
 
 def run_small_tangents(y, arrays, dots, bars, weight, tol):

@@ -278,16 +278,6 @@ FAULTS = {
         "            elif x != 0.0:\n                return 1.0, most\n",
         "",
     ),
-    "lanes: the last of four rows added to that before it": (
-        "lanes.py",
-        "C, c + 3 * C.ld, sign",
-        "C, c + 2 * C.ld, sign",
-    ),
-    "lanes: the last two rows of six left out": (
-        "lanes.py",
-        "    if rows % 4 >= 2:\n",
-        "    if rows % 4 > 2:\n",
-    ),
     "a vague start in a lag left unwatched": (
         "../square_root.py",
         "return noise == 0.0 or LOST * own <= scale * noise",
@@ -297,31 +287,6 @@ FAULTS = {
         "../square_root.py",
         "        scale *= T[0, i, following] * T[0, i, following]\n",
         "",
-    ),
-    "lanes: a gap in one of them does not end the steady state of all": (
-        "lane_pass.py",
-        "            steady, since, looked = False, t, t\n            store",
-        "            store",
-    ),
-    "lanes: steady as soon as one of them is": (
-        "lane_pass.py",
-        "steady = steady and is_steady(now, before, steps, tol)",
-        "steady = is_steady(now, before, steps, tol)",
-    ),
-    "lanes: N of the steps after it settled not summed": (
-        "lane_pass.py",
-        "broadcast(1.0 * same), N.at",
-        "broadcast(0.0 * same), N.at",
-    ),
-    "lanes: N left as it is, though gains change": (
-        "lane_pass.py",
-        "            settled, since, looked = False, t, t\n",
-        "",
-    ),
-    "lanes: what a stretch gives to Z counted once": (
-        "lane_pass.py",
-        "times = broadcast(1.0 * count)",
-        "times = broadcast(1.0)",
     ),
     "outputs: numbers after a negative F": (
         "steps.py",
@@ -424,16 +389,6 @@ FAULTS = {
         "        largest = max(largest, of_row * get(w, s.row.at + i))\n",
         "        largest = max(largest, of_row)\n",
     ),
-    "lanes: the last of four sums of a line is that before it": (
-        "lanes.py",
-        "v + y * load(w, a + 3 * A_ld)",
-        "v + y * load(w, a + 2 * A_ld)",
-    ),
-    "lanes: what is left of a line after its fours left out": (
-        "lanes.py",
-        "    for k in range(fours, count):\n",
-        "    for k in range(fours, fours):\n",
-    ),
     "x'y without y'x": (
         "tiles.py",
         "for a, b in [(x, y), (y, x)][:terms]:",
@@ -493,6 +448,31 @@ FAULTS = {
         "backward.py",
         "and not varying and t >= 0 and steady_from[t] < 0",
         "and not varying and t >= 0",
+    ),
+    "columns: handed over in their order, not to their places": (
+        "backward.py",
+        "out[i, columns[j]] +=",
+        "out[i, j] +=",
+    ),
+    "columns: what is kept are the first ones": (
+        "forward.py",
+        "get(w, row + columns[j])",
+        "get(w, row + j)",
+    ),
+    "columns: the gain of the first ones": (
+        "backward.py",
+        "alpha * get(w, row + columns[j])",
+        "alpha * get(w, row + j)",
+    ),
+    "roots: the means of the columns asked for left out": (
+        "../square_root.py",
+        "    P_s[columns] = Bs @ step.Bf_t\n",
+        "",
+    ),
+    "roots: an entry of T left out of its list": (
+        "../square_root.py",
+        "        start[i + 1] = k\n",
+        "        start[i + 1] = max(k - 1, start[i])\n",
     ),
     "weights taken for equal": ("one_pass.py", "if x[t] != x[0]:", "if False:"),
     "no entry listed for a row of zeros": (

@@ -166,9 +166,7 @@ class Scanned:
         y, o, moving = now
         x = SimpleNamespace(**self.fixed | moving)
         x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)
-        x.F, logdet, x.C_inv, x.S, x.Kf, x.J, x.P_filt, x.G = factor(
-            o, P, x.Z, x.H, self.I_p, self.I_m
-        )
+        x.F, logdet, x.C_inv, x.S, x.Kf, x.G, x.P_filt = factor(o, P, x.Z, x.H, self.I_p)
         x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, x.G)
         return x
 
@@ -207,7 +205,7 @@ def reverse_scan(inputs, a_pred, P_pred, bars: dict, after=None) -> dict:
         found["T"], s, Pt = pull_predict(a_bar, P_bar, x.T, x.a_filt, P_bar @ x.T @ x.P_filt)
         s, Pt = s + bar.a_filt, Pt + symmetric(bar.P_filt)
         e, Z_bar, H_bar, a_bar, P_bar = pull_update(
-            s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.J, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
+            s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.G, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
         )
         d_bar = e
         if "y_hat" in given or "F" in given:

@@ -234,10 +234,10 @@ class _Group:
         self.l_of_P, (self.steps, self.B_t), filtered = reference._filter_in_parts(
             self.nothing, model
         )
-        self.gains = [(step.C_inv, step.S, step.Kf, step.J) for step in self.steps]
+        self.gains = [(step.C_inv, step.S, step.Kf, step.G) for step in self.steps]
         self.P_filt = [None] * len(self.steps)
         if filtered:
-            self.gains += zip(filtered.C_inv, filtered.S, filtered.Kf, filtered.J, strict=True)
+            self.gains += zip(filtered.C_inv, filtered.S, filtered.Kf, filtered.G, strict=True)
             self.P_filt += list(filtered.out.P_filt)
         self.T = model.over_time("T", self.n)
         Z = model.over_time("Z", self.n) * self.observed[:, :, np.newaxis]

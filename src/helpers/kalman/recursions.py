@@ -12,7 +12,7 @@ Everything is in *factors*: with C the Cholesky factor of the innovation covaria
 .. math::
 
    S = C^{-1} Z, \quad G = C^{-1} Z P, \quad w = C^{-1} v, \quad
-   K_f^\top = C^{-\top} G, \quad u = C^{-\top} w, \quad J = I - G^\top S
+   K_f^\top = C^{-\top} G, \quad u = C^{-\top} w, \quad J = I - K_f Z = I - G^\top S
 
 and F^-1 itself stands in the gradient of H alone. A gain from a formed F^-1 would lose
 eps kappa^2 of the gradients of T and Z under a start P0 = kappa I, where this form loses
@@ -21,8 +21,8 @@ eps kappa (chapter "Where digits die").
 A missing component is one whose row of Z, entry of d, and row and column of H are zero; C has a
 one on the diagonal there. All that is computed for it comes out zero.
 
-Vectors have one axis. ``o`` (p,) is 1.0 where y is observed and 0.0 where it is not; ``I_p`` and
-``I_m`` are identity matrices. The source of the step's pullback is Parellier, Barrau and Bonnabel
+Vectors have one axis. ``o`` (p,) is 1.0 where y is observed and 0.0 where it is not; ``I_p`` is the
+identity matrix. The source of the step's pullback is Parellier, Barrau and Bonnabel
 (2023), doi:10.1109/TAC.2023.3297879, equations 20-31, of the smoother's form de Jong (1988),
 doi:10.1093/biomet/75.3.594, and Koopman and Shephard (1992), doi:10.1093/biomet/79.4.823.
 """
@@ -149,15 +149,13 @@ def joseph(X, Z, H, Kf):
     return symmetric(X - (X @ Z.T - Kf @ H) @ Kf.T)
 
 
-def factor(o, P, Z, H, I_p, I_m):
+def factor(o, P, Z, H, I_p):
     """:func:`gains` with P_filt in Joseph's form, and what other cotangents than those of l need.
 
-    Returns F (p, p), log|F|, C^-1 (p, p), S = C^-1 Z (p, m), Kf (m, p), J = I - Kf Z (m, m), P_filt
-    (m, m) and G (p, m).
+    Returns F (p, p), log|F|, C^-1 (p, p), S = C^-1 Z (p, m), Kf (m, p), G (p, m) and P_filt (m, m).
     """
     F, logdet, C_inv, G, Kf, X = gains(o, P, Z, H, I_p)
-    S = C_inv @ Z
-    return F, logdet, C_inv, S, Kf, I_m - G.T @ S, joseph(X, Z, H, Kf), G
+    return F, logdet, C_inv, C_inv @ Z, Kf, G, joseph(X, Z, H, Kf)
 
 
 def update(y, o, a, d, Z, logdet, C_inv, G):
@@ -186,6 +184,11 @@ def predict(a_filt, P_filt, c, T, W):
     return T @ a_filt + c, symmetric(T @ P_filt @ T.T + W)  # eq-filter-predict
 
 
+def times_J(X, S, G):  # noqa: N802
+    """X J = X (I - G'S), for X (m,) or (k, m)."""
+    return X - (X @ G.T) @ S
+
+
 def pull_predict(a_bar, P_bar, T, a_filt, P_bar_T_P):
     """The pullback of :func:`predict`; P_bar is symmetric, P_bar_T_P = P_bar T P_filt.
 
@@ -199,19 +202,20 @@ def pull_predict(a_bar, P_bar, T, a_filt, P_bar_T_P):
     )
 
 
-def pull_update(s, Pt, g, w, u, C_inv, S, Kf, J, a_filt, P_s, Pt_P):
+def pull_update(s, Pt, g, w, u, C_inv, S, Kf, G, a_filt, P_s, Pt_P):
     """The pullback of the update for cotangents s (m,) of a_filt, Pt (m, m) of P_filt and g of l.
 
     Pt is symmetric; P_s = P_filt s and Pt_P = Pt P_filt. Returns e (p,), which is d_bar and -y_bar,
     Z_bar (p, m), H_bar (p, p), and the cotangents of a (m,) and P (m, m).
     """
-    k, b, z = s @ Kf, s @ J, w @ S
+    k, b, z = s @ Kf, times_J(s, S, G), w @ S
     e = g * u - k
     Z_bar = outer(e, a_filt) + outer(u, P_s) - 2 * Kf.T @ Pt_P - g * Kf.T  # eq-ten-Z-filtered
     H_bar = (  # eq-backprop-H
         symmetric(Kf.T @ Pt @ Kf - outer(k, u)) + g / 2 * (outer(u, u) - C_inv.T @ C_inv)
     )
-    P_bar = symmetric(J.T @ Pt @ J + outer(b + g / 2 * z, z) - g / 2 * S.T @ S)
+    PJ = times_J(Pt, S, G)
+    P_bar = symmetric(PJ - S.T @ (G @ PJ) + outer(b + g / 2 * z, z) - g / 2 * S.T @ S)
     return e, Z_bar, H_bar, b + g * z, P_bar  # eq-backprop-update-P
 
 
@@ -221,7 +225,7 @@ def pull_observed(yhat_bar, F_bar, a, P, Z):
     return yhat_bar, Z_bar, F_bar, yhat_bar @ Z, Z.T @ F_bar @ Z
 
 
-def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
+def pull_columns(rho, T, w, C_inv, S, Kf, G, P_filt, A_filt):
     """One step back for columns of the start that are integrated out, or for many series.
 
     From rho (m, q) after the step, the columns' w = C^-1 Z A (p, q) and A_filt (m, q). Returns
@@ -229,7 +233,7 @@ def pull_columns(rho, T, w, C_inv, S, Kf, J, P_filt, A_filt):
     With r, w and -a_filt of series in the columns they are these themselves.
     """
     s = T.T @ rho
-    return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, J.T @ s + S.T @ w
+    return C_inv.T @ w - Kf.T @ s, P_filt @ s - A_filt, s + S.T @ (w - G @ s)
 
 
 def smooth_mean(r, T, Z, u, Kf, a_filt, TP):

@@ -84,8 +84,8 @@ class Filtered(NamedTuple):
         C^-1 Z.
     Kf : array (n, m, p)
         Filter gain P Z' F^-1.
-    J : array (n, m, m)
-        I - Kf Z.
+    G : array (n, p, m)
+        C^-1 Z P.
     Z : array (n, p, m)
         Design, its rows zero where y is missing.
     observed : array (n, p) of bool
@@ -97,7 +97,7 @@ class Filtered(NamedTuple):
     C_inv: np.ndarray
     S: np.ndarray
     Kf: np.ndarray
-    J: np.ndarray
+    G: np.ndarray
     Z: np.ndarray
     observed: np.ndarray
 
@@ -106,9 +106,14 @@ class Filtered(NamedTuple):
         """F^-1 (n, p, p); zero in the rows and columns of missing components."""
         return np.swapaxes(self.C_inv, -1, -2) @ self.C_inv
 
+    @property
+    def J(self) -> np.ndarray:  # noqa: N802
+        """I - Kf Z (n, m, m)."""
+        return np.eye(self.S.shape[-1]) - np.swapaxes(self.G, -1, -2) @ self.S
+
     def saved(self, t: int) -> tuple[np.ndarray, ...]:
-        """w, u, C_inv, S, Kf, J and a_filt of step t: what each pullback begins with."""
-        arrays = self.w, self.u, self.C_inv, self.S, self.Kf, self.J, self.out.a_filt
+        """w, u, C_inv, S, Kf, G and a_filt of step t: what each pullback begins with."""
+        arrays = self.w, self.u, self.C_inv, self.S, self.Kf, self.G, self.out.a_filt
         return tuple(X[t] for X in arrays)
 
 
@@ -137,14 +142,14 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
     observed = ~np.isnan(y)
     y, o = np.where(observed, y, 0), observed.astype(dtype)
     c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
-    I_p, I_m = np.eye(p, dtype=dtype), np.eye(m, dtype=dtype)
+    I_p = np.eye(p, dtype=dtype)
 
     out = FilterOutputs(
         *(np.empty((n, *shape), dtype) for shape in [(m,), (m,), (p,), (m, m), (m, m), (p, p), ()])
     )
     w, u = np.empty((n, p), dtype), np.empty((n, p), dtype)
-    C_inv, S, Kf, J, Z_seen = (
-        np.empty((n, *shape), dtype) for shape in [(p, p), (p, m), (m, p), (m, m), (p, m)]
+    C_inv, S, Kf, G, Z_seen = (
+        np.empty((n, *shape), dtype) for shape in [(p, p), (p, m), (m, p), (p, m), (p, m)]
     )
     anew = np.ones(n, bool)  # whether the step differs from the one before it
     if not model.time_varying:
@@ -157,16 +162,16 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
             W_t = R[t] @ Q[t] @ R[t].T
         Z_seen[t] = Z_t
         try:
-            out.F[t], logdet, C_inv[t], S[t], Kf[t], J[t], out.P_filt[t], G = recursions.factor(
-                o[t], P, Z_t, H_t, I_p, I_m
+            out.F[t], logdet, C_inv[t], S[t], Kf[t], G[t], out.P_filt[t] = recursions.factor(
+                o[t], P, Z_t, H_t, I_p
             )
         except np.linalg.LinAlgError:
             raise _not_positive_definite(t) from None
         out.y_hat[t], w[t], u[t], out.a_filt[t], out.l[t] = recursions.update(
-            y[t], o[t], a, d_t, Z_t, logdet, C_inv[t], G
+            y[t], o[t], a, d_t, Z_t, logdet, C_inv[t], G[t]
         )
         a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], W_t)
-    return Filtered(out, w, u, C_inv, S, Kf, J, Z_seen, observed)
+    return Filtered(out, w, u, C_inv, S, Kf, G, Z_seen, observed)
 
 
 def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
@@ -238,7 +243,10 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
         carried = square_root.carry(r, Pi, B_t)
         for t in reversed(range(k)):
             c_bar, W_bar = carried.r, carried.Pi
-            e, T_bar, Z_bar, H_bar, carried = square_root.pull_step(steps[t], carried, g[t], T[t])
+            T_t = square_root.listed(np.ascontiguousarray(T[t].T))
+            e, T_bar, Z_bar, H_bar, carried = square_root.pull_step(
+                steps[t], carried, g[t], T_t, np.arange(model.m)
+            )
             per_step.insert(0, StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
         r, Pi = square_root.at_the_start(carried, symmetric(model.P0))
     return (g * l).sum() if weights is not None else l.sum(), *_accumulate(
@@ -260,7 +268,7 @@ def _filter_in_parts(y, model: StateSpace):
     l = filtered.out.l.copy()
     steps, a, P, B_t, good = square_root.filter_roots(
         np.where(filtered.observed, y, 0), o, model.a0, symmetric(model.P0), c, d, T, Z, H,
-        R @ Q @ np.swapaxes(R, -1, -2), l,
+        R @ Q @ np.swapaxes(R, -1, -2), l, np.arange(model.m),
     )  # fmt: skip
     k = len(steps)
     if not good:

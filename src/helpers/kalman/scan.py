@@ -81,7 +81,7 @@ def kalman_step(y, a, P, c, d, T, Z, H, W) -> list:
     """
     y, o = _observed(y)
     d, Z, H = mask(o, d, Z, H)
-    F, logdet, C_inv, _, _, _, P_filt, G = factor(o, P, Z, H, *_identities(d, a))
+    F, logdet, C_inv, _, _, G, P_filt = factor(o, P, Z, H, pt.eye(d.shape[0], dtype=a.dtype))
     y_hat, _, _, a_filt, l = update(y, o, a, d, Z, logdet, C_inv, G)
     a_next, P_next = predict(a_filt, P_filt, c, T, W)
     return [a_filt, a_next, y_hat, P_filt, P_next, F, l]
@@ -113,14 +113,14 @@ def step_pullback(inputs, outputs, cotangents) -> list:
     y, o = _observed(y)
     d, Z, H = mask(o, d, Z, H)
     # What the update computed stands in the graph already: PyTensor merges the two.
-    _, logdet, C_inv, S, Kf, J, _, G = factor(o, P, Z, H, *_identities(d, a))
+    _, logdet, C_inv, S, Kf, G, _ = factor(o, P, Z, H, pt.eye(d.shape[0], dtype=a.dtype))
     _, w, u, _, _ = update(y, o, a, d, Z, logdet, C_inv, G)
 
     P_bar = symmetric(P_bar)
     T_bar, s, Pt = pull_predict(a_bar, P_bar, T, a_filt, P_bar @ T @ P_filt)
     s, Pt = s + a_filt_bar, Pt + symmetric(P_filt_bar)
     e, Z_bar, H_bar, a_before, P_before = pull_update(
-        s, Pt, l_bar, w, u, C_inv, S, Kf, J, a_filt, P_filt @ s, Pt @ P_filt
+        s, Pt, l_bar, w, u, C_inv, S, Kf, G, a_filt, P_filt @ s, Pt @ P_filt
     )
     more = pull_observed(y_hat_bar, symmetric(F_bar), a, P, Z)
     return [
@@ -224,10 +224,6 @@ def _observed(y):
     """y with zeros for what is missing; and a vector with a one for each observed component."""
     missing = pt.isnan(y)
     return pt.switch(missing, 0, y), (1 - missing).astype(y.dtype)
-
-
-def _identities(d, a):
-    return pt.eye(d.shape[0], dtype=a.dtype), pt.eye(a.shape[0], dtype=a.dtype)
 
 
 @cholesky.register(pt.TensorVariable)

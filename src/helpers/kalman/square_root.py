@@ -27,10 +27,10 @@ from helpers.kalman.recursions import (
     mask,
     outer,
     pull_columns,
-    pull_predict,
     pull_update,
     solve,
     symmetric,
+    times_J,
     update,
 )
 
@@ -110,9 +110,9 @@ class Turn(NamedTuple):
 class RootStep(NamedTuple):
     """What the way back needs of one step: names of :mod:`helpers.kalman.recursions`.
 
-    Bf_t (k, m) is the transposed root of
-    P_filt, ``update`` the q of the update and ``narrow`` that of a prediction whose root was made
-    narrower (no reflection where it was not).
+    Bf_t (k, columns) is the transposed root of P_filt, in the columns asked for;
+    ``update`` the q of the update and ``narrow`` that of a prediction whose root was made narrower
+    (no reflection where it was not).
     """
 
     a_filt: np.ndarray
@@ -121,7 +121,7 @@ class RootStep(NamedTuple):
     C_inv: np.ndarray
     S: np.ndarray
     Kf: np.ndarray
-    J: np.ndarray
+    G: np.ndarray
     Bf_t: np.ndarray
     update: Turn
     narrow: Turn
@@ -135,11 +135,10 @@ def reflect(X, k):
     rows = X.shape[0]
     h, top, order = np.zeros((k, rows), X.dtype), np.arange(k), np.arange(k)
     for j in range(min(k, rows)):
-        largest = -1.0
+        largest, sizes = -1.0, lengths(X, j, k)
         for i in range(j, k):  # the column of those left that is longest below row j
-            size = length(X, order[i], j)
-            if size > largest:
-                largest, chosen = size, i
+            if sizes[order[i]] > largest:
+                largest, chosen = sizes[order[i]], i
         c = order[chosen]
         order[chosen], order[j] = order[j], c
         for i in range(j, rows):
@@ -158,11 +157,12 @@ def reflect(X, k):
     return Turn(h, top), order
 
 
-def length(X, c, j):
-    """The Euclidean length of column c of X from row j on."""
-    total = 0.0
+def lengths(X, j, k):
+    """The Euclidean lengths (k,) of the first k columns of X from row j on."""
+    total = np.zeros(k, X.dtype)
     for i in range(j, X.shape[0]):
-        total += X[i, c] * X[i, c]
+        for c in range(k):
+            total[c] += X[i, c] * X[i, c]
     return np.sqrt(total)
 
 
@@ -170,11 +170,13 @@ def reflect_rows(X, h, j):
     """X - 2 h h'X in rows j and below, in place."""
     total = np.zeros(X.shape[1], X.dtype)
     for i in range(j, X.shape[0]):
-        for c in range(X.shape[1]):
-            total[c] += h[i] * X[i, c]
+        if h[i] != 0:
+            for c in range(X.shape[1]):
+                total[c] += h[i] * X[i, c]
     for i in range(j, X.shape[0]):
-        for c in range(X.shape[1]):
-            X[i, c] -= 2 * h[i] * total[c]
+        if h[i] != 0:
+            for c in range(X.shape[1]):
+                X[i, c] -= 2 * h[i] * total[c]
 
 
 def exchange(X, i, j):
@@ -219,32 +221,83 @@ def root(P):
             B_t[k, order[i]] = left[c, order[i]] / B_t[k, c]
         for i in range(k + 1, m):
             x = B_t[k, order[i]]
-            for j in range(m):  # whole rows: the columns of earlier pivots are not looked at again
-                left[order[i], j] -= x * B_t[k, j]
+            if x != 0:
+                for j in range(m):  # whole rows: earlier pivots' columns are not looked at again
+                    left[order[i], j] -= x * B_t[k, j]
     return B_t, order
 
 
 def solve_root(B_t, order, X):
     """B'^-1 X (m, k), with B' and the order of its pivots of :func:`root`, by back substitution."""
     m, answer = len(B_t), np.zeros_like(X)
-    for c in range(X.shape[1]):
-        for k in range(m - 1, -1, -1):
-            x = X[k, c]
-            for j in range(k + 1, m):
-                x -= B_t[k, order[j]] * answer[order[j], c]
-            answer[order[k], c] = x / B_t[k, order[k]]
+    for k in range(m - 1, -1, -1):
+        x = X[k].copy()
+        for j in range(k + 1, m):
+            b = B_t[k, order[j]]
+            if b != 0:
+                x -= b * answer[order[j]]
+        answer[order[k]] = x / B_t[k, order[k]]
     return answer
 
 
 def is_owed(owed_t, B_t):
     """Whether some variance of B B' is, but for a hundredth, what P0 alone contributes."""
-    for c in range(B_t.shape[1]):
-        if length(owed_t, c, 0) ** 2 > OWED * length(B_t, c, 0) ** 2:
-            return True
-    return False
+    m = B_t.shape[1]
+    return (lengths(owed_t, 0, m) ** 2 > OWED * lengths(B_t, 0, m) ** 2).any()
 
 
-def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l):
+class Listed(NamedTuple):
+    """A matrix and where it is not zero: in row i in the columns index[start[i] : start[i + 1]].
+
+    Most models have few such entries: a step of a season is a permutation. ``index`` is empty where
+    there are many, and a product of whole matrices is as fast.
+    """
+
+    matrix: np.ndarray
+    start: np.ndarray
+    index: np.ndarray
+
+
+def listed(A):
+    """`Listed` for a contiguous A (rows, cols)."""
+    rows, cols = A.shape
+    start, index, k = np.zeros(rows + 1, np.int64), np.empty(A.size, np.int64), 0
+    for i in range(rows):
+        for j in range(cols):
+            if A[i, j] != 0:
+                index[k] = j
+                k += 1
+        start[i + 1] = k
+    return Listed(A, start, index[: k if 5 * k < A.size else 0].copy())
+
+
+def times(A, X):
+    """A X (rows, k) for A (rows, m) and X (m, k), contiguous."""
+    if len(A.index) == 0:
+        return A.matrix @ X
+    out = np.zeros((len(A.matrix), X.shape[1]), X.dtype)
+    for i in range(len(out)):
+        for e in range(A.start[i], A.start[i + 1]):
+            row = A.index[e]
+            a = A.matrix[i, row]
+            for j in range(X.shape[1]):
+                out[i, j] += a * X[row, j]
+    return out
+
+
+def times_transposed(X, A):
+    """X A' (k, rows) for X (k, m) and A (rows, m)."""
+    if len(A.index) == 0:
+        return np.ascontiguousarray(X) @ A.matrix.T
+    out = np.zeros((len(X), len(A.matrix)), X.dtype)
+    for k in range(len(X)):
+        for i in range(out.shape[1]):
+            for e in range(A.start[i], A.start[i + 1]):
+                out[k, i] += X[k, A.index[e]] * A.matrix[i, A.index[e]]
+    return out
+
+
+def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
     """Filter while P owes its size to P0: one step or more.
 
     Parameters
@@ -256,6 +309,8 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l):
         With a leading axis of length 1 or n; W = R Q R'.
     l : array (n,)
         Is given the log-likelihoods of these steps.
+    columns : array of int
+        Those of T and Z of which the way back is to give gradients.
 
     Returns
     -------
@@ -268,13 +323,17 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l):
         False where F was not positive definite, at the step after those returned.
     """
     (n, p), m = y.shape, len(a0)
-    I_p, I_m = np.eye(p).astype(y.dtype), np.eye(m).astype(y.dtype)
+    I_p = np.eye(p).astype(y.dtype)
     a, B_t = a0.copy(), root(P0)[0]
+    W_root, T_listed = root(W[0])[0], listed(np.ascontiguousarray(T[0]))
     owed_t = B_t.copy()  # transposed E, where P0 alone contributes E E' to P
     steps = []
     for t in range(n):
         d_t, Z_t, H_t = mask(o[t], at_step(d, t), at_step(Z, t), at_step(H, t))
-        T_t = np.ascontiguousarray(at_step(T, t).T)
+        if t > 0 and len(T) > 1:
+            T_listed = listed(np.ascontiguousarray(T[t]))
+        if t > 0 and len(W) > 1:
+            W_root = root(W[t])[0]
         X = np.zeros((p + len(B_t), p + m), y.dtype)
         H_root, _ = root(H_t + I_p * (1 - o[t]))
         X[: len(H_root), :p] = H_root
@@ -293,20 +352,21 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l):
         for j in range(p):
             for i in range(p):
                 C_inv[i, order[j]] = C_solved[i, j] * o[t, order[j]]
-        G, Bf_t = X[:p, p:].copy(), X[p:, p:].copy()
-        G_t, S = np.ascontiguousarray(G.T), C_inv @ Z_t
-        Kf, J = G_t @ C_inv, I_m - G_t @ S
+        G, Bf_t = X[:p, p:].copy(), X[p:, p:]
+        S, Kf = C_inv @ Z_t, np.ascontiguousarray(G.T) @ C_inv
         _, w, u, a_filt, l[t] = update(y[t], o[t], a, d_t, Z_t, logdet, C_inv, G)
 
-        W_root, _ = root(at_step(W, t))
-        B_t = np.concatenate((Bf_t @ T_t, W_root))
-        owed_t = owed_t @ np.ascontiguousarray(J.T) @ T_t
+        B_t = np.concatenate((times_transposed(Bf_t, T_listed), W_root))
+        # E' J', by the rows of E'.
+        owed_t = owed_t - (owed_t @ np.ascontiguousarray(S.T)) @ G
+        owed_t = times_transposed(owed_t, T_listed)
         narrowed = Turn(np.zeros((0, 0), y.dtype), np.arange(0))
         if len(B_t) > WIDEST * m:
             narrowed, _ = reflect(B_t, m)
             B_t = B_t[:m].copy()
-        steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, J, Bf_t, turned, narrowed))
-        a = a_filt @ T_t + at_step(c, t)
+        kept = np.ascontiguousarray(Bf_t[:, columns])
+        steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, G, kept, turned, narrowed))
+        a = at_step(T, t) @ a_filt + at_step(c, t)
         if not is_owed(owed_t, B_t):
             break
     return steps, a, symmetric(np.ascontiguousarray(B_t.T) @ B_t), B_t, True
@@ -346,39 +406,44 @@ def turn_both(q, X):
     return X
 
 
-def pull_step(step, after, g, T):
+def pull_step(step, after, g, T_t, columns):
     """The pullback of one step, for the weight g of its log-likelihood: form 1 from the root.
 
+    T_t is T', `Listed`. T_bar and Z_bar are right in the `columns` of `filter_roots` alone.
     Returns e (p,), T_bar (m, m), Z_bar (p, m), H_bar (p, p) and what is carried to the step before;
     d_bar is e, c_bar and W_bar are the r and Pi that came.
     """
-    p, m, k, narrow = len(step.w), len(step.a_filt), len(step.Bf_t), step.narrow
+    dtype, narrow = T_t.matrix.dtype, step.narrow
+    p, m, k = len(step.w), len(step.a_filt), len(step.Bf_t)
     Br, BPiB, BPi = after.Br, after.BPiB, after.BPi
     if len(narrow.top):
         rows = narrow.h.shape[1]
-        wide = np.zeros((rows, rows + m + 1), T.dtype)
+        wide = np.zeros((rows, rows + m + 1), dtype)
         wide[:m, :m], wide[:m, rows : rows + m], wide[:m, rows + m] = BPiB, BPi, Br
         BPiB = turn_both(narrow, wide[:, :rows].copy())
         wide = turn(narrow, wide[:, rows:].copy())
         BPi, Br = wide[:, :m].copy(), wide[:, m].copy()
     # From here on seen from Bf: T Bf are the first columns of the predicted root.
-    Bs, BPtB, BPt = Br[:k], BPiB[:k, :k], np.ascontiguousarray(BPi[:k]) @ T
-    Bf = np.ascontiguousarray(step.Bf_t.T)
-    PiTP = np.ascontiguousarray(BPi[:k].T) @ step.Bf_t
-    T_bar, s, Pt = pull_predict(after.r, after.Pi, T, step.a_filt, PiTP)
+    Bs, BPtB, BPt = Br[:k], BPiB[:k, :k], times_transposed(BPi[:k], T_t)
+    P_s, PiTP, Pt_P = np.zeros(m, dtype), np.zeros((m, m), dtype), np.zeros((m, m), dtype)
+    P_s[columns] = Bs @ step.Bf_t
+    some = np.ascontiguousarray((np.ascontiguousarray(step.Bf_t.T) @ BPi[:k]).T)
+    PiTP[:, columns], Pt_P[:, columns] = some, times(T_t, some)
+    T_bar, s = outer(after.r, step.a_filt) + 2 * PiTP, T_t.matrix @ after.r
+    Pt = times_transposed(times(T_t, after.Pi), T_t)
     e, Z_bar, H_bar, r, Pi = pull_update(
-        s, Pt, g, step.w, step.u, step.C_inv, step.S, step.Kf, step.J, step.a_filt,
-        Bf @ Bs, np.ascontiguousarray(T.T) @ PiTP,
-    )  # fmt: skip
+        s, Pt, g, step.w, step.u, step.C_inv, step.S, step.Kf, step.G, step.a_filt, P_s, Pt_P
+    )
 
-    b, z, w, S = s @ step.J, step.w @ step.S, step.w, step.S
-    both, one = np.zeros((p + k, p + k), T.dtype), np.zeros((p + k, m + 1), T.dtype)
-    both[:p, :p] = g / 2 * (outer(w, w) - np.eye(p).astype(T.dtype))
+    w, S = step.w, step.S
+    b, z = times_J(s, S, step.G), w @ S
+    both, one = np.empty((p + k, p + k), dtype), np.empty((p + k, m + 1), dtype)
+    both[:p, :p] = g / 2 * (outer(w, w) - np.eye(p).astype(dtype))
     both[:p, p:] = outer(w, Bs) / 2
     both[p:, :p] = both[:p, p:].T
     both[p:, p:] = BPtB
     one[:p, :m] = outer(w, b + g * z) / 2 - g / 2 * S
-    one[p:, :m] = BPt @ step.J + outer(Bs, z) / 2
+    one[p:, :m] = times_J(BPt, S, step.G) + outer(Bs, z) / 2
     one[:p, m] = g * w
     one[p:, m] = Bs
     both, one = turn_both(step.update, both), turn(step.update, one)
@@ -401,7 +466,7 @@ def pull_step_columns(step, r, Br, a_filt, w, T):
     # P_filt s comes from its root, so that pull_columns has none to add.
     smoothed = a_filt + np.ascontiguousarray(step.Bf_t.T) @ Bs
     e, smoothed, r_before = pull_columns(
-        r, T, w, step.C_inv, step.S, step.Kf, step.J, np.zeros((m, m), T.dtype), -smoothed
+        r, T, w, step.C_inv, step.S, step.Kf, step.G, np.zeros((m, m), T.dtype), -smoothed
     )
     return e, smoothed, r_before, turn(step.update, np.concatenate((w, Bs)))[p:].copy()
 

@@ -9,7 +9,7 @@ The lines hold operators only, as those of the text that they differentiate.  Wh
 gap is zero in the tangents of y, d, Z and H as well.
 """
 
-from helpers.kalman.recursions import outer, symmetric
+from helpers.kalman.recursions import outer, symmetric, times_J
 
 
 def push_covariance(dP, dZ, dH, C_inv, Kf, P, Z):
@@ -54,7 +54,7 @@ def push_pull_predict(dr, dPi, dT, da_filt, dP_filt, r, Pi, T, a_filt, P_filt):
 
 def push_pull_update(
     ds, dPt, dE, du, dKf, da_filt, dP_filt, dZ,
-    s, Pt, g, w, u, C_inv, S, Kf, J, a_filt, P_filt, Z,
+    s, Pt, g, w, u, C_inv, S, Kf, G, a_filt, P_filt, Z,
 ):  # fmt: skip
     """The tangent of ``pull_update``.
 
@@ -62,8 +62,8 @@ def push_pull_update(
     P (m, m).
     """
     dJ, dS = -dKf @ Z - Kf @ dZ, C_inv @ dZ
-    k, b, z = s @ Kf, s @ J, w @ S
-    dk, db, dz = s @ dKf + ds @ Kf, s @ dJ + ds @ J, u @ dZ + du @ Z
+    k, b, z = s @ Kf, times_J(s, S, G), w @ S
+    dk, db, dz = s @ dKf + ds @ Kf, s @ dJ + times_J(ds, S, G), u @ dZ + du @ Z
     e, de = g * u - k, g * du - dk
     dZ_bar = outer(de, a_filt) + outer(e, da_filt) - g * dKf.T
     dZ_bar = dZ_bar + outer(du, P_filt @ s) + outer(u, dP_filt @ s + P_filt @ ds)
@@ -73,7 +73,8 @@ def push_pull_update(
         + g * (outer(du, u) + C_inv.T @ dE @ C_inv / 2)
     )  # fmt: skip
     dP_bar = symmetric(
-        2 * dJ.T @ Pt @ J + J.T @ dPt @ J + outer(db + g / 2 * dz, z) + outer(b + g / 2 * z, dz)
+        times_J(2 * dJ.T @ Pt + times_J(dPt, S, G).T, S, G)
+        + outer(db + g / 2 * dz, z) + outer(b + g / 2 * z, dz)
         - g * (dS.T @ S - S.T @ dE @ S / 2)
     )  # fmt: skip
     return de, dZ_bar, dH_bar, db + g * dz, dP_bar

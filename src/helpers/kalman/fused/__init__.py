@@ -109,12 +109,17 @@ def loglike_and_grad(
     return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
 
 
-def evaluate(arrays, weights, tol: float = TOLERANCE):
+def evaluate(arrays, weights, tol: float = TOLERANCE, columns=None):
     """Each step's log-likelihood (n,), y's gradient, and what :func:`gradients_of` takes.
 
     For the arrays of :func:`arrays_of`, read-only as those are: of them nothing is checked here.
+    With `columns`, ascending, the gradients of T and Z are right in those alone.
     """
-    l, out, dy, report = _entry().loglike_and_grad(*arrays, weights, True, True, True, True, tol)
+    if columns is None:
+        found = _entry().loglike_and_grad(*arrays, weights, True, True, True, True, tol)
+    else:
+        found = _entry().gradient_in_columns(*arrays, weights, columns, tol)
+    l, out, dy, report = found
     if report[0] < len(l) and np.isnan(l).all():
         raise _not_positive_definite(report[0])
     return l, dy, out

@@ -5,7 +5,7 @@ Labels name the equations of the chapters "The adjoint is the smoother" and "Ste
 
 import numpy as np
 
-from helpers.kalman.fused.forward import made_symmetric
+from helpers.kalman.fused.forward import made_symmetric, pick
 from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
 from helpers.kalman.fused.tiles import (
@@ -133,14 +133,28 @@ def steady_backward(w, k, end, N, wanted):
     add(w, s.D_sum, float(steps), F_inv, p)
     add(w, s.N_sum, 1.0, S, m)
     if wanted.T or wanted.Z:
+        q = len(wanted.columns)
         TP, a_filt, ahat = below(s.TP, k * m), below(s.a_filt, k), below(s.ahat, k)
         product(w, a_filt, 1.0, below(s.v, k), Kf, below(s.a, k), steps, p, m)
-        product(w, ahat, 1.0, r_next, TP, a_filt, steps, m, m)
+        if q < m:
+            for t in range(k, end):
+                pick(w, below(s.ahat, t).at, below(s.a_filt, t).at, wanted.columns)
+            a_filt = ahat
+        product(w, ahat, 1.0, r_next, TP, a_filt, steps, m, q)
         if wanted.T:
-            product(w, s.T_bar, -1.0, S, TP, s.T_bar, m, m, m)
+            product(w, s.T_bar, -1.0, S, TP, s.T_bar, m, m, q)
         if wanted.Z:
-            product(w, s.Z_bar, 1.0, KS, TP, s.Z_bar, p, m, m)
-            add(w, s.Z_bar, -float(steps), Kf, p)
+            product(w, s.Z_bar, 1.0, KS, TP, s.Z_bar, p, m, q)
+            add_picked(w, s.Z_bar, -float(steps), Kf, p, wanted.columns)
+
+
+@jitable
+def add_picked(w, out, alpha, X, rows, columns):
+    """out += alpha X for the `columns` of X."""
+    for i in range(rows):
+        here, row = below(out, i).at, below(X, i).at
+        for j in range(len(columns)):
+            put(w, here + j, get(w, here + j) + alpha * get(w, row + columns[j]))
 
 
 @jitable
@@ -229,13 +243,17 @@ def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
         return
     filtered = wanted.T or wanted.Z
     kept = t if filtered else 0
-    TP, ahat = below(s.TP, kept * m), below(s.ahat, kept)
+    TP, ahat, q = below(s.TP, kept * m), below(s.ahat, kept), len(wanted.columns)
+    a_filt = below(s.a_filt, kept)
+    if filtered and q < m:
+        pick(w, s.picked.at, a_filt.at, wanted.columns)
+        a_filt = s.picked
     if filtered and t == n - 1:  # r and N are zero, and no TP was computed
-        copy(w, ahat, below(s.a_filt, t), 1)
+        axpy(w, ahat.at, 1.0, a_filt.at, s.zero.at, q)
     elif filtered:
-        row_product(w, ahat.at, 1.0, r_next.at, TP, below(s.a_filt, t).at, m, m)
+        row_product(w, ahat.at, 1.0, r_next.at, TP, a_filt.at, m, q)
     if wanted.T and t < n - 1:
-        product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, m)
+        product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, q)
 
     # N_before = T' N T by B = N T, then KN = -Kf' T' N and M = -Kf' T' N T
     lower = made_symmetric(t, m)
@@ -255,10 +273,10 @@ def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
     product(w, s.M, -1.0, Kf, N_before, s.zero, p, m, m)
     if wanted.Z:
         if t < n - 1:
-            product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, m)
-        add(w, s.Z_bar, -1.0 if equal else -g, Kf, p)
+            product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, q)
+        add_picked(w, s.Z_bar, -1.0 if equal else -g, Kf, p, wanted.columns)
     if not equal:
-        unequal(w, t, Kf, F_inv, g, ahat, wanted)
+        unequal(w, t, Kf, F_inv, g, a_filt, ahat, wanted)
     elif p == 1:
         put_first(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
     else:
@@ -281,7 +299,7 @@ def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
 
 
 @jitable
-def unequal(w, t, Kf, F_inv, g, ahat, wanted):
+def unequal(w, t, Kf, F_inv, g, a_filt, ahat, wanted):
     """What the step adds when weights differ: D and M take in the products of u with the rest.
 
     D = g (F^-1 - u u') + Kf' S Kf + w u' + u w' with w = Kf' T' r = g u - e, and M = -Kf' S - u s'
@@ -300,10 +318,11 @@ def unequal(w, t, Kf, F_inv, g, ahat, wanted):
     product(w, s.D, -1.0, s.M, s.K_t, s.D, p, m, p)
     rank_one(w, s.M, -1.0, u.at, s.row.at, s.M, p, m)
     if wanted.T or wanted.Z:  # ahat - a_filt = P_filt s, then a_filt alone
-        add(w, ahat, -1.0, below(s.a_filt, t), 1)
+        q = len(wanted.columns)
+        axpy(w, ahat.at, -1.0, a_filt.at, ahat.at, q)
         if wanted.Z:
-            rank_one(w, s.Z_bar, 1.0, u.at, ahat.at, s.Z_bar, p, m)
-        copy(w, ahat, below(s.a_filt, t), 1)
+            rank_one(w, s.Z_bar, 1.0, u.at, ahat.at, s.Z_bar, p, q)
+        axpy(w, ahat.at, 1.0, a_filt.at, s.zero.at, q)
 
 
 @jitable
@@ -329,12 +348,12 @@ def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
 
 
 @jitable
-def hand_over(w, A, weight, out):
-    """Add weight A to `out` (rows, cols) and leave zeros in A."""
-    rows, cols = out.shape
+def hand_over(w, A, weight, columns, out):
+    """Add weight A to the `columns` of `out`, and leave zeros in A."""
+    rows = len(out)
     for i in range(rows):
-        for j in range(cols):
-            out[i, j] += weight * entry(w, A, i, j)
+        for j in range(len(columns)):
+            out[i, columns[j]] += weight * entry(w, A, i, j)
     clear(w, A, rows)
 
 
@@ -343,7 +362,7 @@ def accumulate(w, first, stop, wanted, equal, weight, out):
     """Those of T, Z and H from the steps first to stop - 1: outer products as one product."""
     s = space(w)
     _, p, m = sizes(w)
-    steps = stop - first
+    steps, q = stop - first, len(wanted.columns)
     e, r_next = below(s.e, first), below(s.r, first + 1)
     product(w, s.F, 1.0 if equal else 0.0, transposed(e), e, s.zero, p, steps, p)
     H_bar = at_step(out.H, first)
@@ -355,12 +374,12 @@ def accumulate(w, first, stop, wanted, equal, weight, out):
     clear(w, s.D_sum, p)
     if wanted.T:
         ahat = below(s.ahat, first)
-        product(w, s.T_bar, 1.0, transposed(r_next), ahat, s.T_bar, m, steps, m)
-        hand_over(w, s.T_bar, weight, at_step(out.T, first))
+        product(w, s.T_bar, 1.0, transposed(r_next), ahat, s.T_bar, m, steps, q)
+        hand_over(w, s.T_bar, weight, wanted.columns, at_step(out.T, first))
     if wanted.Z:
         ahat = below(s.ahat, first)
-        product(w, s.Z_bar, 1.0, transposed(e), ahat, s.Z_bar, p, steps, m)
-        hand_over(w, s.Z_bar, weight, at_step(out.Z, first))
+        product(w, s.Z_bar, 1.0, transposed(e), ahat, s.Z_bar, p, steps, q)
+        hand_over(w, s.Z_bar, weight, wanted.columns, at_step(out.Z, first))
 
 
 @jitable

@@ -15,9 +15,19 @@ from helpers.kalman.fused.collapse import (
     rotated_model,
     smoothed,
 )
-from helpers.kalman.fused.entry import NOT_ROTATED, SMALL, VALUE, bundle, call, kept_on_disk
+from helpers.kalman.fused.entry import (
+    NOT_ROTATED,
+    SMALL,
+    VALUE,
+    bundle,
+    call,
+    kept_on_disk,
+    numbers_at,
+    wanted_of,
+)
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman.fused.steps import gaps
 from helpers.kalman.on_disk import cfunc
 from helpers.kalman.recursions import LOG_2PI
 
@@ -27,18 +37,16 @@ def _collapsed(
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
     """A pass over the rotated series, with the arguments of the passes in registers."""
-    num = carray(sizes, 15)
+    num = numbers_at(sizes)
     n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
     backwards = num[9] != VALUE
-    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    # Rotated rows of Z are made of all columns.
+    asked = wanted_of(num)
+    wanted = Wanted(asked.matrices, asked.T, asked.Z, asked.W, np.arange(m))
     ys, dys, ls, g = carray(y, (n, p)), carray(y_bar, (n, p)), carray(l, n), carray(l_bar, n)
-    o = np.ones((n, p))
-    for t in range(n):
-        for i in range(p):
-            if np.isnan(ys[t, i]):
-                o[t, i] = 0.0
+    _, o = gaps(ys)
     patterns = patterns_of(o, max(len(model.Z), len(model.H)) > 1)
     x, invertible, good = rotate(ys, o, model.d, model.Z, model.H, g, patterns, backwards)
     if not good or (wanted.matrices and not keeps_digits(x, patterns, g)):

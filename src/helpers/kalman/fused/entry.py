@@ -144,6 +144,41 @@ def bundle(sizes, a0, P0, c, d, T, Z, H, W):
 
 
 @jitable
+def numbers_of(n, p, model, purpose, wanted, watch):
+    """The ``sizes`` of `whole_pass`, which compiled code hands on by their address."""
+    q = len(wanted.columns)
+    numbers = np.empty(16 + q, np.int64)
+    numbers[:16] = (
+        n, p, len(model.a0), len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
+        len(model.W), purpose, int(wanted.matrices), int(wanted.T), int(wanted.Z), int(wanted.W),
+        int(watch), q,
+    )  # fmt: skip
+    numbers[16:] = wanted.columns
+    return numbers
+
+
+@jitable
+def numbers_at(sizes):
+    """`numbers_of` by their address."""
+    return carray(sizes, 16 + carray(sizes, 16)[15])
+
+
+@jitable
+def wanted_of(numbers):
+    """`Wanted` of `numbers_of`."""
+    return Wanted(
+        numbers[10] != 0, numbers[11] != 0, numbers[12] != 0, numbers[13] != 0, numbers[16:]
+    )
+
+
+@jitable
+def saved_of(numbers):
+    """`Saved` of `numbers_of`."""
+    gradient = numbers[9] == GRADIENT and numbers[11] + numbers[12] > 0
+    return Saved(numbers[9] != VALUE, numbers[15] if gradient else 0)
+
+
+@jitable
 def whole_pass(
     w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
@@ -151,16 +186,15 @@ def whole_pass(
     """`one_pass` with arrays by their addresses, in memory that is laid out, ``header`` its plan.
 
     ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then VALUE, GRADIENT or GAINS,
-    the four of `Wanted` and whether to watch for a vague P0, 0 or 1. ``report`` receives the step
+    the four of `Wanted` and whether to watch for a vague P0, 0 or 1, then how many columns are
+    wanted, and which. ``report`` receives the step
     at which the pass ended, the number of steps in roots, and the first step of the first steady
     state (n if there is none). Returns how it ended; 0 if it could not finish.
     """
-    num = carray(sizes, 15)
-    n, p, m = num[0], num[1], num[2]
+    num = numbers_at(sizes)
+    n, p, m, wanted, saved = num[0], num[1], num[2], wanted_of(num), saved_of(num)
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
-    saved = Saved(num[9] != VALUE, num[9] == GRADIENT and (wanted.T or wanted.Z))
     found = indices_in(carray(indices, room_for_indices(n, p, m)), n, p, m)
     ys, weights, steps = carray(y, (n, p)), carray(l_bar, n), Steps(carray(l, n), found.steady_from)
     observed, pattern = look(ys, model, carray(entries, (n, p)), found)
@@ -302,10 +336,13 @@ def is_not_compiled():
 
 
 @jitable
-def address_of_pass(m, p):
-    """That of the whole pass, made for this size if it was asked for and compiled."""
+def address_of_pass(m, p, q):
+    """That of the whole pass, made for this size if it was asked for and compiled.
+
+    Those keep what they keep for all m columns, not for q of them.
+    """
     for_any = _kept_address(0, WHOLE)
-    if max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
+    if q < m or max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
         return for_any
     address = address_of(m, p)
     return address if address != 0 else for_any
@@ -478,11 +515,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     """Run the pass on checked, contiguous arrays. Returns how it ended."""
     n, p = y.shape
     m = len(model.a0)
-    sizes = np.array(
-        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
-         len(model.W), int(backwards), int(wanted.matrices), int(wanted.T), int(wanted.Z),
-         int(wanted.W), 1]
-    )  # fmt: skip
+    sizes = numbers_of(n, p, model, GRADIENT if backwards else VALUE, wanted, True)
     how = NOT_ROTATED
     if collapses(y, m, tol == 0.0 or varies(model)):
         address = address_of(0, COLLAPSE)
@@ -500,7 +533,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
             raise MemoryError(OUT_OF_MEMORY)
         if how != VAGUE:
             return how
-    saved = Saved(backwards, backwards and (wanted.T or wanted.Z))
+    saved = saved_of(sizes)
     plan, shape = np.empty(HEADER, np.int64), Sizes(n, p, m)
     near, far = lay_out(shape, saved, plan, 0)
     memory, gains = blocks(near + LANES, far + LANES)
@@ -511,7 +544,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
-        whole = address_of_pass(m, p)
+        whole = address_of_pass(m, p, len(wanted.columns))
         how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, ROOTS)
@@ -537,10 +570,25 @@ def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     model = copied(a0, P0, c, d, T, Z, H, W)
     l, report = np.empty(len(y)), np.empty(3, np.int64)
     check(y, model, l)
-    wanted = Wanted(False, False, False, False)
+    wanted = Wanted(False, False, False, False, np.empty(0, np.int64))
     if call(y, model, model, l, l, y, False, wanted, tol, report) != DONE:
         l[:] = np.nan
     return l
+
+
+@jitable
+def evaluate(y, model, l_bar, wanted, tol):
+    """What `loglike_and_grad` returns, for arrays as they were given."""
+    y, l_bar = contiguous(y), contiguous(l_bar)
+    check(y, model, l_bar)
+    l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
+    out = zeros_like(model)
+    if call(y, model, out, l, l_bar, y_bar, True, wanted, tol, report) != DONE:
+        l[:], y_bar[:] = np.nan, np.nan
+        out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
+        out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
+    bars = out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H, out.W
+    return l, bars, y_bar, (report[0], report[1], report[2])
 
 
 @kept_on_disk(njit(error_model="numpy", nogil=True))
@@ -556,18 +604,20 @@ def loglike_and_grad(
     not positive definite, in which case all is NaN), the number of steps in square-root
     coordinates, and the first step of the first steady state, n if there is none.
     """
-    y, l_bar = contiguous(y), contiguous(l_bar)
-    model = copied(a0, P0, c, d, T, Z, H, W)
-    check(y, model, l_bar)
-    l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
-    out = zeros_like(model)
-    wanted = Wanted(want_matrices, want_T, want_Z, want_W)
-    if call(y, model, out, l, l_bar, y_bar, True, wanted, tol, report) != DONE:
-        l[:], y_bar[:] = np.nan, np.nan
-        out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
-        out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
-    bars = out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H, out.W
-    return l, bars, y_bar, (report[0], report[1], report[2])
+    wanted = Wanted(want_matrices, want_T, want_Z, want_W, np.arange(len(a0)))
+    return evaluate(y, copied(a0, P0, c, d, T, Z, H, W), l_bar, wanted, tol)
+
+
+@kept_on_disk(njit(error_model="numpy", nogil=True))
+def gradient_in_columns(y, a0, P0, c, d, T, Z, H, W, l_bar, columns, tol):
+    """`loglike_and_grad` with all that is wanted, but of T and Z in some columns (ascending) alone.
+
+    What stands in the others is no gradient. With few of them a step takes m^2 operations, not m^3,
+    where T has few entries that are not zero.
+    """
+    few = len(columns) > 0
+    wanted = Wanted(True, few, few, True, columns)
+    return evaluate(y, copied(a0, P0, c, d, T, Z, H, W), l_bar, wanted, tol)
 
 
 # What y, a0, P0, c, d, T, Z, H and W are to the two functions above.

@@ -279,6 +279,13 @@ def predict(w, t, P, F_inv, P_next, TP, T_entries):
 
 
 @jitable
+def pick(w, out, row, columns):
+    """Copy the entries `columns` of the row at a place to another place."""
+    for j in range(len(columns)):
+        put(w, out + j, get(w, row + columns[j]))
+
+
+@jitable
 def change(w, P, P_next):
     """max |P_next - P|_ij / sqrt(x_i x_j), x the larger of both variances: how far P moved.
 
@@ -335,19 +342,19 @@ def load_start(w, y, model):
 
 
 @jitable
-def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
+def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol, steps):
     """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
 
-    Returns how it ended and at which step: DONE at n, NOT_POSITIVE_DEFINITE at the step whose F is
-    not, or, if `watch`, VAGUE at a step that shows that P0 was vague. With tol = 0 or a `varying`
-    matrix no steady state is looked for.
+    Of T P_filt the `columns` are kept. Returns how it ended and at which step: DONE at n,
+    NOT_POSITIVE_DEFINITE at the step whose F is not, or, if `watch`, VAGUE at a step that shows
+    that P0 was vague. With tol = 0 or a `varying` matrix no steady state is looked for.
     """
     s = space(w)
     n, p, m = sizes(w)
     load_start(w, y, model)
     P, P_next = s.P, s.P_next
     taken, steady, before, looked, since, t = 0, False, -1.0, 0, 0, 0
-    moving = vectors_vary(model)
+    moving, all_kept = vectors_vary(model), saved.filtered == 0 or saved.filtered == m
     while t < n:
         if t == 0 or moving:
             load_vectors(w, t, model)
@@ -358,7 +365,8 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
         gain = t if saved.gains else 0
         Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
         kept = t if saved.filtered else 0
-        a_filt, TP = below(s.a_filt, kept), below(s.TP, kept * m)
+        a_filt, TP_kept = below(s.a_filt, kept), below(s.TP, kept * m)
+        TP = TP_kept if all_kept else s.TP_now
 
         needed = t == n - 1 or not pattern.T.sparse
         const = updated(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, needed)
@@ -376,6 +384,9 @@ def forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps):
         if t == n - 1:
             return (VAGUE if watch and shows_vague(w, s.P_filt, model) else DONE), n
         predict(w, t, P, F_inv, P_next, TP, pattern.T)
+        if not all_kept:
+            for i in range(m):
+                pick(w, below(TP_kept, i).at, below(TP, i).at, columns)
         if steady:
             end = observed.same_until[t]
             steady_forward(w, y, t, end, model, const, saved, steps)

@@ -28,6 +28,7 @@ from helpers.kalman.fused.entry import (
     is_not_compiled,
     kept_on_disk,
     linked,
+    numbers_of,
     run,
     zeros_like,
 )
@@ -42,6 +43,7 @@ from helpers.kalman.fused.inputs import (
     listed_pattern,
     model_later,
     room_for_indices,
+    saved_columns,
     varies,
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together, space
@@ -267,7 +269,7 @@ def through(
                 nothing[t, i] = np.nan
     here, out_here = first_steps(model, steps), first_steps(out, steps)
     covariances, l_of_P, ones = zeros_like(here), np.empty(steps), np.ones(n)
-    saved = Saved(True, backwards and (wanted.T or wanted.Z))
+    saved = Saved(True, saved_columns(wanted) if backwards else 0)
     count = q + 1 if k == n else 1 + q + m + q
     columns, mixed = padded(q + 1), padded(count)
     plan, step = np.empty(HEADER, np.int64), np.int64(1)
@@ -280,14 +282,10 @@ def through(
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((steps, p), np.uint8)
     room = np.empty(room_for_indices(steps, p, m), np.int64)
-    asked = np.array(
-        [steps, p, m, len(here.c), len(here.d), len(here.T), len(here.Z), len(here.H), len(here.W),
-         GRADIENT if backwards and wanted.matrices else GAINS,
-         int(backwards and wanted.matrices), int(backwards and wanted.T),
-         int(backwards and wanted.Z), int(backwards and wanted.W), 0]
-    )  # fmt: skip
+    purpose = GRADIENT if backwards and wanted.matrices else GAINS
+    asked = numbers_of(steps, p, here, purpose, wanted, False)
     how = run(
-        address_of_pass(m, p), (w, header, entries, room), asked, report, tol if k == n else 0.0,
+        address_of_pass(m, p, m), (w, header, entries, room), asked, report, tol if k == n else 0.0,
         l_of_P, ones[:steps], nothing, unused, here, covariances,
     )  # fmt: skip
     if how != DONE:
@@ -342,7 +340,7 @@ def through(
         )
         how = call(
             series.y[0, k:], rest, out_rest, l, ones[k:], series.y_bar[0, k:], True,
-            Wanted(True, wanted.T, wanted.Z, wanted.W), tol, report,
+            Wanted(True, wanted.T, wanted.Z, wanted.W, wanted.columns), tol, report,
         )  # fmt: skip
         report[0] += k
         if how != DONE:
@@ -361,7 +359,7 @@ def through(
         product(w, back.u, 1.0, x.u, mixture, back.zero, k * p, columns, mixed)
         for i in range(q):
             put(w, mixture.at + (i + 1) * mixed, mean[i])
-        if saved.filtered:
+        if saved.filtered > 0:
             product(w, back.a_filt, 1.0, x.a_filt, mixture, back.zero, k * m, columns, mixed)
         sweep_back(
             w, back, mixed, 0, k, here, observed, varying, pattern.T_t, gains, wanted, series, 0,
@@ -405,7 +403,8 @@ def _integrated(
     num = carray(sizes, 17)
     n, p, m, q, nc = num[0], num[1], num[2], num[9], num[10]
     J = num[16]
-    backwards, wanted = num[11] != 0, Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0)
+    backwards, every = num[11] != 0, np.arange(m)
+    wanted = Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0, every)
     model = bundle(num, a0, P0, c_none, d_none, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar, W_bar)
     series = Series(

@@ -31,7 +31,7 @@ class Saved(NamedTuple):
     """Which matrices are kept for every step; of the others there is one, written over and over."""
 
     gains: bool  # what any gradient needs: v, u, the gain and F^-1
-    filtered: bool  # what those of T and Z need besides
+    filtered: int  # of how many columns what those of T and Z need besides; 0 if not asked for
 
 
 # Rows and columns of each matrix. m and p are padded to whole vectors, columns always, rows where
@@ -78,6 +78,8 @@ LAYOUT = {
     "D": ("p", "p"),
     "D_sum": ("p", "p"),
     "row": ("1", "m"),
+    "picked": ("1", "m"),  # of a row, the columns asked for
+    "TP_now": ("m", "m"),  # T P_filt of the step at hand, where not all its columns are saved
     "most": ("1", "m"),  # the largest that each variance was
     "w": ("1", "p"),
     "gu": ("1", "p"),
@@ -89,18 +91,18 @@ LAYOUT = {
     "a_filt": ("steps filtered", "m"),
     "r": ("steps gains + 1", "m"),
     "e": ("steps gains", "p"),
-    "ahat": ("steps filtered", "m"),
+    "ahat": ("steps filtered", "columns"),
     # and those of them that only steps with gains of their own have
     "Kf": ("steps gains p", "m"),
     "F_inv": ("steps gains p", "p"),
-    "TP": ("steps filtered m", "m"),  # T P_filt
+    "TP": ("steps filtered m", "columns"),  # T P_filt
 }
 GAINS_FROM = list(LAYOUT).index("Kf")
 Space = NamedTuple("Space", [(name, Mat) for name in LAYOUT])  # noqa: UP014
 
 _KINDS = (
-    "any", "1", "m", "p", "2p", "widest", "steps", "steps + 1", "steps gains", "steps gains + 1",
-    "steps gains p", "steps filtered", "steps filtered m",
+    "any", "1", "m", "p", "2p", "widest", "columns", "steps", "steps + 1", "steps gains",
+    "steps gains + 1", "steps gains p", "steps filtered", "steps filtered m",
 )  # fmt: skip
 _TABLE = np.array([[_KINDS.index(kind) for kind in dims] for dims in LAYOUT.values()])
 HEADER = padded(2 * len(LAYOUT) + len(Sizes._fields))
@@ -110,10 +112,11 @@ HEADER = padded(2 * len(LAYOUT) + len(Sizes._fields))
 def extent(kind, sizes, saved):
     """The number of rows or columns that a kind, an index into _KINDS, stands for."""
     n, p, m = sizes
-    gains, filtered = n if saved.gains else 1, n if saved.filtered else 1
+    gains, filtered = n if saved.gains else 1, n if saved.filtered > 0 else 1
+    columns = saved.filtered if saved.filtered > 0 else m
     lengths = (
-        1, 1, padded(m), padded(p), 2 * padded(p), max(padded(m), padded(p)), n, n + 1, gains,
-        gains + 1, gains * p + LANES, filtered, filtered * m + LANES,
+        1, 1, padded(m), padded(p), 2 * padded(p), max(padded(m), padded(p)), padded(columns), n,
+        n + 1, gains, gains + 1, gains * p + LANES, filtered, filtered * m + LANES,
     )  # fmt: skip
     return lengths[kind]
 
@@ -201,7 +204,7 @@ class OfSize(types.Type):
         super().__init__(f"OfSize({m}, {p})")
         header = [np.zeros(HEADER, np.int64) for _ in range(2)]
         for n, saved, numbers in zip((1, 2), (False, True), header, strict=True):
-            lay_out_together(Sizes(n, p, m), Saved(saved, saved), numbers)
+            lay_out_together(Sizes(n, p, m), Saved(saved, m if saved else 0), numbers)
         # Of two plans that differ in all else, those numbers of the header that are the same.
         self.known = {k: int(x) for k, (x, y) in enumerate(zip(*header, strict=True)) if x == y}
 

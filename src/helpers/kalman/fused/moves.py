@@ -121,7 +121,7 @@ def lay_out_moved(sizes, k, kept, at, far, header):
 @jitable
 def lay_out_all(sizes, groups, kept, plan, headers, far):
     """`lay_out` for a pass and `lay_out_moved` for each group of directions that goes with it."""
-    at, far = lay_out(sizes, Saved(True, True), plan, far)
+    at, far = lay_out(sizes, Saved(True, sizes.m), plan, far)
     for i in range(len(groups)):
         at, far = lay_out_moved(sizes, groups[i].k, kept, at, far, headers[i])
     return at, far

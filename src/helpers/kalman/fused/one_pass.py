@@ -35,7 +35,9 @@ def one_pass(
     Returns how it ended and at which step.
     """
     clean(w)
-    how, t = forward(w, y, observed, model, varying, pattern, saved, watch, tol, steps)
+    how, t = forward(
+        w, y, observed, model, varying, pattern, saved, wanted.columns, watch, tol, steps
+    )
     if how == DONE and back:
         backward(
             w, observed, model, varying, pattern.T_t, wanted, l_bar, equal, steps.steady_from, out

@@ -66,7 +66,7 @@ def _filter_outputs(
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = outputs_of(num, a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
     plan = np.empty(HEADER, np.int64)
-    memory = np.empty(lay_out_together(Sizes(n, p, m), Saved(False, False), plan) + 8)
+    memory = np.empty(lay_out_together(Sizes(n, p, m), Saved(False, 0), plan) + 8)
     w = memory.ctypes.data + 8 * begin(memory, plan)
     clean(w)
     room = np.empty(room_for_indices(n, p, m), np.int64)
@@ -98,7 +98,7 @@ def _reverse(
         np.empty((n, m, m)), np.empty((n, p, p)), np.empty(n),
     )  # fmt: skip
     ys, o = gaps(carray(y, (n, p)))
-    ws, us, C_invs, Ss, Kfs, Js = run(ys, o, model, out)
+    ws, us, C_invs, Ss, Kfs, Gs = run(ys, o, model, out)
     r, Pi, no_y_hat, no_F = np.zeros(m), np.zeros((m, m)), np.zeros(p), np.zeros((p, p))
     for t in range(n - 1, -1, -1):
         T_t, P_filt_t, o_t = at_step(model.T, t), out.P_filt[t], o[t]
@@ -112,7 +112,7 @@ def _reverse(
         if num[12]:
             Pt = Pt + symmetric(bar.P_filt[t])
         e, more_Z, more_H, r, Pi = pull_update(
-            s, Pt, bar.l[t] if num[15] else 0.0, ws[t], us[t], C_invs[t], Ss[t], Kfs[t], Js[t],
+            s, Pt, bar.l[t] if num[15] else 0.0, ws[t], us[t], C_invs[t], Ss[t], Kfs[t], Gs[t],
             out.a_filt[t], P_filt_t @ s, Pt @ P_filt_t,
         )  # fmt: skip
         d_seen, Z_seen, H_seen, r_seen, Pi_seen = pull_observed(

@@ -46,7 +46,8 @@ def passes(first, stop, ends, y, model, backwards, tol, l, failed, y_bar, out):
     for time (not a0 and P0). failed (J,) receives the step whose F is not positive definite; l is
     NaN then.
     """
-    wanted, report = Wanted(backwards, backwards, backwards, backwards), np.empty(3, np.int64)
+    every, report = np.arange(model.a0.shape[1]), np.empty(3, np.int64)
+    wanted = Wanted(backwards, backwards, backwards, backwards, every)
     ones, terms = np.ones(y.shape[1]), np.empty(y.shape[1])
     for j in range(first, stop):
         n = ends[j]

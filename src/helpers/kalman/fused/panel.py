@@ -21,6 +21,7 @@ from helpers.kalman.fused.entry import (
     copied,
     kept_on_disk,
     linked,
+    numbers_of,
     run,
     zeros_like,
 )
@@ -35,6 +36,7 @@ from helpers.kalman.fused.inputs import (
     look_at,
     model_later,
     room_for_indices,
+    saved_columns,
     varies,
 )
 from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together
@@ -123,7 +125,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
 
     # The pass of a series that never surprises: its gains, and what the covariances give.
     covariances, l, ones = zeros_like(model), np.empty(n), np.ones(n)
-    saved = Saved(True, backwards and (wanted.T or wanted.Z))
+    saved = Saved(True, saved_columns(wanted) if backwards else 0)
     plan = np.empty(HEADER, np.int64)
     at = padded(lay_out_together(Sizes(n, p, m), saved, plan))
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
@@ -131,14 +133,10 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
-    num = np.array(
-        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W),
-         GRADIENT if backwards and wanted.matrices else GAINS,
-         int(backwards and wanted.matrices), int(saved.filtered and wanted.T),
-         int(saved.filtered and wanted.Z), int(backwards and wanted.W), 1]
-    )  # fmt: skip
+    purpose = GRADIENT if backwards and wanted.matrices else GAINS
+    num = numbers_of(n, p, model, purpose, wanted, True)
     how = run(
-        address_of_pass(m, p), (w, header, entries, room), num, report, tol, l, ones, nothing,
+        address_of_pass(m, p, m), (w, header, entries, room), num, report, tol, l, ones, nothing,
         unused, model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))
@@ -171,7 +169,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     if rest == 0:
         a[:] = 0.0
     if k > 0:
-        linked_pull((roots, B_t, model, observed, ones, unused, covariances))
+        linked_pull((roots, B_t, model, observed, ones, unused, covariances, wanted.columns))
         a[:] = back_in_roots(roots, B_t, ws, a_filts, series, observed, model, a, out)
     total, ag = 0.0, np.empty((m, J))
     for j in range(J):
@@ -191,7 +189,7 @@ _NUMBERS, _ROWS, _STACKS = types.int64[::1], types.float64[:, ::1], types.float6
 SERIES = types.NamedTuple(
     (_NUMBERS, _STACKS, _STACKS, types.float64[::1], _ROWS, _STACKS, _STACKS), Series
 )
-_ASKED = types.NamedUniTuple(types.boolean, 4, Wanted)
+_ASKED = types.NamedTuple((*[types.boolean] * 4, _NUMBERS), Wanted)
 linked_group = linked(
     one_group,
     (SERIES, types.int64, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, _ASKED, types.float64,
@@ -339,7 +337,7 @@ def loglike_and_grad(
     a0_bar, c_bar, out = np.zeros(a0s.shape), np.zeros(cs.shape), zeros_like(model)
     report = np.array([n, 0])
     series = Series(np.empty(0, np.int64), y, cs, weights[:, 0].copy(), l, y_bar, c_bar)
-    wanted = Wanted(want_matrices, want_T, want_Z, want_W)
+    wanted = Wanted(want_matrices, want_T, want_Z, want_W, np.arange(len(P0)))
     how = linked_groups((series, weights, a0s, model, out, a0_bar, backwards, wanted, tol, report))
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)

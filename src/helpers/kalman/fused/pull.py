@@ -392,7 +392,7 @@ def pull(
     n, p, m = sizes(w)
     want_T, weight = T_wanted.bottom > 0, l_bar[0] if equal else 1.0
     kept = want_T or want_Z
-    wanted = Wanted(True, False, True, True)
+    wanted = Wanted(True, False, True, True, np.arange(m))
     N, N_before, swapped = s.N, s.P_next, False
     clear(w, below(s.r, n), 1)
     for A in (N, s.N_sum, s.T_bar):

@@ -363,7 +363,7 @@ def push(
     """
     s = space(w)
     n, p, m = sizes(w)
-    saved, steps = Saved(True, True), Steps(np.empty(n), steady_from)
+    saved, steps = Saved(True, m), Steps(np.empty(n), steady_from)
     load_start(w, y, model)
     for i in range(len(groups)):
         group, d = groups[i], moved(group_of(x, i))

@@ -14,13 +14,14 @@ from helpers.kalman.fused.entry import (
     ARRAYS,
     GRADIENT,
     PASS,
-    VALUE,
     address_of_pass,
     bundle,
     kept_on_disk,
     linked,
+    numbers_at,
     run,
     run_at,
+    saved_of,
     small_pass_for,
 )
 from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE
@@ -31,39 +32,36 @@ from helpers.kalman.fused.inputs import (
     model_later,
     room_for_indices,
 )
-from helpers.kalman.fused.layout import GAINS_FROM, HEADER, Saved, Sizes, lay_out
+from helpers.kalman.fused.layout import GAINS_FROM, HEADER, Sizes, lay_out
+from helpers.kalman.fused.steps import gaps
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.on_disk import cfunc, njit
 from helpers.kalman.recursions import symmetric
-from helpers.kalman.square_root import at_the_start, carry, filter_roots, pull_step
+from helpers.kalman.square_root import at_the_start, carry, filter_roots, listed, pull_step
 
 compiled = njit(error_model="numpy", nogil=True)
 
 
 @jitable
-def from_roots(y, model, observed, l):
+def from_roots(y, model, l, columns):
     """The square-root start: its steps, the mean, P and its root after it, and if it was good."""
-    o = np.empty(y.shape)
-    filled = np.empty(y.shape)
-    for t in range(y.shape[0]):
-        for i in range(y.shape[1]):
-            o[t, i] = observed.entries[t, i]
-            filled[t, i] = y[t, i] if observed.entries[t, i] else 0.0
+    filled, o = gaps(y)
     return filter_roots(
         filled, o, model.a0, symmetric(model.P0), model.c, model.d, model.T, model.Z, model.H,
-        model.W, l,
+        model.W, l, columns,
     )  # fmt: skip
 
 
 @kept_on_disk(compiled)
-def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out):
+def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
     """The way back through the square-root start, from the state after it: a0 and P0 of `out`."""
     carried = carry(out.a0.copy(), out.P0.copy(), B_t)
     m, p = len(model.a0), y_bar.shape[1]
     for t in range(len(roots) - 1, -1, -1):
-        T = np.ascontiguousarray(recursions.at_step(model.T, t))
+        if t == len(roots) - 1 or len(model.T) > 1:
+            T_t = listed(np.ascontiguousarray(recursions.at_step(model.T, t).T))
         r, Pi = carried.r, carried.Pi
-        e, T_bar, Z_bar, H_bar, carried = pull_step(roots[t], carried, l_bar[t], T)
+        e, T_bar, Z_bar, H_bar, carried = pull_step(roots[t], carried, l_bar[t], T_t, columns)
         recursions.at_step(out.c, t)[:] += r
         recursions.at_step(out.W, t)[:] += Pi
         recursions.at_step(out.T, t)[:] += T_bar
@@ -94,7 +92,7 @@ def start_in_roots(
     """
     n, p, m = sizes[0], sizes[1], sizes[2]
     look_at(y, observed)
-    roots, a, P, B_t, good = from_roots(y, model, observed, l)
+    roots, a, P, B_t, good = from_roots(y, model, l, sizes[16:])
     k = len(roots)
     report[0], report[1], report[2] = n, k, n
     if not good:
@@ -107,8 +105,7 @@ def start_in_roots(
         for i in range(3, 9):
             if rest[i] > 1:
                 rest[i] -= k
-        filtered = sizes[9] == GRADIENT and (sizes[11] != 0 or sizes[12] != 0)
-        saved = Saved(sizes[9] != VALUE, filtered)
+        saved = saved_of(rest)
         x, out_k = model_later(model, k), model_later(out, k)
         x = Arrays(a, P, x.c, x.d, x.T, x.Z, x.H, x.W)
         l_k, l_bar_k, y_k, y_bar_k = l[k:], l_bar[k:], y[k:], y_bar[k:]
@@ -118,7 +115,7 @@ def start_in_roots(
         else:
             lay_out(Sizes(n - k, p, m), saved, header, header[2 * GAINS_FROM])
             room = w, header, entries, indices
-            whole = address_of_pass(m, p)
+            whole = address_of_pass(m, p, sizes[15])
             how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
@@ -133,7 +130,9 @@ linked_start = linked(
      _MATRIX, _MATRIX, ARRAYS, _OBSERVED, ARRAYS, types.boolean),
 )  # fmt: skip
 _ROOTS = start_in_roots.nopython_signatures[0].return_type[1]
-linked_pull = linked(pull_roots, (_ROOTS, _MATRIX, ARRAYS, _OBSERVED, _VECTOR, _MATRIX, ARRAYS))
+linked_pull = linked(
+    pull_roots, (_ROOTS, _MATRIX, ARRAYS, _OBSERVED, _VECTOR, _MATRIX, ARRAYS, _COUNTS)
+)
 
 
 def _pass_from_roots(
@@ -141,7 +140,7 @@ def _pass_from_roots(
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
     """`whole_pass` with its first steps in roots: for a vague P0."""
-    num = carray(sizes, 15)
+    num = numbers_at(sizes)
     n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
     out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
@@ -154,7 +153,7 @@ def _pass_from_roots(
     )  # fmt: skip
     if how == DONE and num[9] == GRADIENT:
         look_at(ys, observed)  # the other steps have written over it
-        linked_pull((roots, B_t, model, observed, weights, y_bars, out))
+        linked_pull((roots, B_t, model, observed, weights, y_bars, out, num[16:]))
     return how
 
 

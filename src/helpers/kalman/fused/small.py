@@ -18,7 +18,14 @@ from helpers.kalman.fused import (
     building,
     text,  # noqa: F401 (lets compiled code call the readable text)
 )
-from helpers.kalman.fused.entry import GRADIENT, SMALL, bundle, kept_on_disk
+from helpers.kalman.fused.entry import (
+    GRADIENT,
+    SMALL,
+    bundle,
+    kept_on_disk,
+    numbers_at,
+    wanted_of,
+)
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
@@ -28,7 +35,7 @@ from helpers.kalman.fused.forward import (
     is_steady,
     is_time_to_look,
 )
-from helpers.kalman.fused.inputs import Arrays, Observed, Wanted, look_at
+from helpers.kalman.fused.inputs import Arrays, Observed, look_at
 from helpers.kalman.fused.layout import blocks
 from helpers.kalman.fused.registers import (
     diagonal,
@@ -331,7 +338,7 @@ def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
     gain_of, kept = memory[:n].view(np.int64), Kept(memory.ctypes.data + 8 * n, gains.ctypes.data)
     observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
     look_at(y, observed)
-    wanted = Wanted(num[10] != 0, num[11] != 0, num[12] != 0, num[13] != 0)
+    wanted = wanted_of(num)
     shares = np.zeros(m)
     if num[14] != 0:
         fill_shares(model.P0, model.T, model.W, shares)
@@ -357,7 +364,7 @@ def compiled(m: int, p: int):
         sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar,
         d_bar, T_bar, Z_bar, H_bar, W_bar,
     ):  # fmt: skip
-        num = carray(sizes, 15)
+        num = numbers_at(sizes)
         n = num[0]
         model = bundle(num, a0, P0, c, d, T, Z, H, W)
         out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)

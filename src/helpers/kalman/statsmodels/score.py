@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -121,9 +122,10 @@ def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarra
 def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
-    gradient = _Point(mod, params).gradient
     known = _known(mod)
-    if same is not None and _shapes(mod) == known.shapes:
+    before = known.derivatives
+    gradient = _Point(mod, params, _columns).gradient
+    if same is not None and known.derivatives is before and _shapes(mod) == known.shapes:
         return known.derivatives.pull(params, known.derivatives.pack(gradient), same)
     found = _pulled(mod, params, gradient)
     mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
@@ -175,8 +177,16 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
     return unseen[:, len(right) - r :]
 
 
-def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Gradients]:
-    """The value and the gradients of arrays that a model has written: they need no more checks."""
+def _columns(mod: MLEModel, params: np.ndarray) -> np.ndarray | None:
+    """Those of T and Z that parameters move."""
+    return _derivatives(mod, params).columns() if params.size else None
+
+
+def _pass(y, arrays: dict, weights: np.ndarray, columns=None) -> tuple[float, Gradients]:
+    """The value and the gradients of arrays that a model has written: they need no more checks.
+
+    Those of T and Z may be right in some `columns` alone.
+    """
     time = {
         x: X[:] if x in STATIC or X.ndim > len(SHAPES[x]) else X[np.newaxis]
         for x, X in arrays.items()
@@ -186,7 +196,9 @@ def _pass(y: np.ndarray, arrays: dict, weights: np.ndarray) -> tuple[float, Grad
     for X in given:
         X.flags.writeable = False
     try:
-        l, _, out = fused.evaluate([y, *given, R @ Q @ R.transpose(0, 2, 1)], weights)
+        l, _, out = fused.evaluate(
+            [y, *given, R @ Q @ R.transpose(0, 2, 1)], weights, columns=columns
+        )
     except np.linalg.LinAlgError:
         _refuse_not_finite(arrays)
         raise
@@ -202,10 +214,11 @@ class _Point:
 
     `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
     multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
-    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0.
+    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0. `columns` says of
+    which columns of T and Z gradients are needed, of all if it is None.
     """
 
-    def __init__(self, mod: MLEModel, params: np.ndarray):
+    def __init__(self, mod: MLEModel, params: np.ndarray, columns: Callable | None = None):
         _check_supported(mod)
         self.mod, self.params = mod, params
         self.arrays = arrays = _arrays(mod, params)
@@ -217,6 +230,10 @@ class _Point:
         self.weights = np.ones(len(y))
         self.weights[:burn] = 0
         self.scale = 1.0
+        # Only now: where the start is none, the derivatives are not asked for.
+        self.columns = None if columns is None or self.A.size else columns(mod, params)
+        if np.iscomplexobj(mod.ssm.transition):
+            _arrays(mod, params)  # leaves the model real
         self.value, self.raw = self._evaluate()
         if mod.ssm.filter_concentrated:
             # The scale that maximises the likelihood: all covariances times 1 + x add
@@ -244,7 +261,7 @@ class _Point:
     def _evaluate(self) -> tuple[float, Gradients]:
         """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
         if not self.A.size:
-            return _pass(self.y, self._scaled(), self.weights)
+            return _pass(self.y, self._scaled(), self.weights, self.columns)
         model = _finite(self._scaled())
         try:
             value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)

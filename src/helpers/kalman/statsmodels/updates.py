@@ -377,6 +377,16 @@ class _ArrayDerivatives:
         """The inner products of a gradient, as one vector, with the derivatives (k,)."""
         return self.colored.pull(params, bar, jacobian)
 
+    def columns(self) -> np.ndarray:
+        """Those of T and Z that some parameter moves, ascending."""
+        found = []
+        for x in "TZ":
+            moved = self.colored.rows - self.at[x].start
+            moved = moved[(moved >= 0) & (moved < np.prod(self.shapes[x]))]
+            _, width, height = self.shapes[x]  # columns come before rows
+            found.append(moved // height % width)
+        return np.unique(np.concatenate(found))
+
     def dense(self, params: np.ndarray) -> np.ndarray:
         """The derivatives in each parameter (N, k)."""
         return self.colored.dense(params)
