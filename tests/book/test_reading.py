@@ -34,8 +34,8 @@ sparse/03-a-custom-op-in-three-frameworks
 sparse/05-when-does-sparse-pay
 sparse/06-a-residual-network-on-voxels
 onnx/01-a-graph-that-differentiates-a-graph
-onnx/05-rules-of-layers
-onnx/03-training-with-an-inference-runtime
+onnx/03-rules-of-layers
+onnx/04-training-with-an-inference-runtime
 """.split()
 
 

@@ -24,9 +24,9 @@ kalman/16-the-start-nobody-has-to-guess
 kalman/17-a-thousand-series
 kalman/19-a-score-for-statsmodels
 onnx/02-rules
-onnx/03-training-with-an-inference-runtime
-onnx/04-three-engines
-onnx/05-rules-of-layers
+onnx/04-training-with-an-inference-runtime
+onnx/05-three-engines
+onnx/03-rules-of-layers
 pytensor/01-gradients-of-a-graph
 pytensor/03-gradient-surgery
 pytensor/06-writing-an-op

@@ -44,7 +44,7 @@ TYPESET = [
     "notebooks/kalman/06-adjoint-smoother.html",
     "notebooks/sparse/02-gradient-of-a-gather.html",
     "notebooks/onnx/02-rules.html",
-    "notebooks/onnx/05-rules-of-layers.html",
+    "notebooks/onnx/03-rules-of-layers.html",
 ]
 FREE = "div.math mjx-container { overflow: visible !important; }"
 
