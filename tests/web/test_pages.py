@@ -82,6 +82,22 @@ def test_search_shows_no_tex(open_page):
     assert "Joseph" in text and "\\" not in text
 
 
+FIRST = {
+    "install": "book/how-to-read",
+    "pip install": "book/how-to-read",
+    "steady state": "notebooks/kalman/12-steady-state",
+    "score": "notebooks/kalman/19-a-score-for-statsmodels",
+    "missing": "notebooks/kalman/08-gaps-and-moving-parts",
+}
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_search_finds_the_page_of_its_words_first(open_page, words):
+    page = open_page(f"search.html?q={words.replace(' ', '+')}")
+    first = page.wait_for_selector("#search-results li > a").get_attribute("href")
+    assert FIRST[words] in first
+
+
 def test_a_link_shows_where_it_leads(open_page):
     """An equation of this page and one of another, by mouse and by keyboard."""
     page = open_page("notebooks/kalman/06-adjoint-smoother.html")
