@@ -11,16 +11,6 @@ LONGEST = 41
 
 # A chapter is one lesson. These are longer, and have to be cut or split: the list only shrinks.
 TOO_LONG = """
-pytensor/02-pushing-and-pulling
-pytensor/04-layer-by-layer
-pytensor/05-is-my-gradient-right
-pytensor/06-writing-an-op
-pytensor/07-the-gradient-of-a-solution
-pytensor/08-nan-zero-or-wrong
-sparse/02-gradient-of-a-gather
-sparse/03-a-custom-op-in-three-frameworks
-sparse/05-when-does-sparse-pay
-sparse/06-a-residual-network-on-voxels
 kalman/03-backpropagation
 kalman/05-all-ten-gradients
 kalman/06-adjoint-smoother
