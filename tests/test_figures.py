@@ -173,23 +173,54 @@ def test_bars_refuse(figure, ratios, message):
         bars(figure.subplots(), ["a", "b"], ratios)
 
 
-@pytest.mark.parametrize(
-    ("draft", "expected"), [("", "['png'] white tight True\n"), ("1", "['png'] white None False\n")]
-)
-def test_inline_figures_are_png_on_white_and_fitted_unless_drafts(monkeypatch, draft, expected):
-    """In a process of its own, since an IPython shell stays for good."""
-    monkeypatch.setenv("DRAFT_FIGURES", draft)
-    code = """
+SHOW = """
 import matplotlib as mpl
+import numpy as np
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 from helpers.figures import use_style
 use_style()
-from matplotlib_inline.config import InlineBackend
-inline = InlineBackend.instance()
-printed = inline.print_figure_kwargs
-layout = mpl.rcParams["figure.constrained_layout.use"]
-print(sorted(inline.figure_formats), printed["facecolor"], printed["bbox_inches"], layout)
+from matplotlib.figure import Figure
+def shown(draw):
+    figure = Figure(figsize=(3, 2))
+    draw(figure.subplots())
+    data, _ = shell.display_formatter.format(figure)
+    (kind,) = data.keys() - {"text/plain"}
+    return kind, data[kind]
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == expected
+
+
+def run_in_ipython(monkeypatch, code, draft=""):
+    """In a process of its own, since an IPython shell stays for good."""
+    monkeypatch.setenv("DRAFT_FIGURES", draft)
+    run = [sys.executable, "-c", SHOW + code]
+    return subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("draw", "kind"),
+    [
+        ("lambda ax: ax.plot([1, 3, 2])", "image/svg+xml"),
+        ("lambda ax: ax.imshow(np.eye(3))", "image/png"),
+        ("lambda ax: ax.pcolormesh(np.eye(3))", "image/png"),
+        ("lambda ax: ax.scatter(*np.random.rand(2, 5000))", "image/png"),
+    ],
+)
+def test_lines_and_points_are_shown_as_svg(monkeypatch, draw, kind):
+    assert run_in_ipython(monkeypatch, f"print(shown({draw})[0])") == f"{kind}\n"
+
+
+def test_an_svg_is_the_same_in_every_run(monkeypatch):
+    code = """print(shown(lambda ax: ax.plot([1, 3, 2], marker="o", clip_on=True))[1])"""
+    one, two = (run_in_ipython(monkeypatch, code) for _ in range(2))
+    assert one == two and "<svg" in one and "dc:date" not in one
+
+
+def test_drafts_are_drawn_as_they_come(monkeypatch):
+    code = """
+from matplotlib_inline.config import InlineBackend
+print(mpl.rcParams["figure.constrained_layout.use"], InlineBackend.instance().figure_formats)
+print(list(shell.display_formatter.format(Figure())[0]))
+"""
+    printed = run_in_ipython(monkeypatch, code, draft="1")
+    assert printed == "False {'png'}\n['text/plain']\n"

@@ -33,6 +33,12 @@ $$
 ::::
 """
 
+FOLDED = """\
+:::::{{dropdown}} {results} results
+{entries}
+:::::
+"""
+
 TAIL = """\
 ```{raw} html
 <script defer src="../_static/equation-index.js"></script>
@@ -63,7 +69,8 @@ def make(root: Path = book.ROOT) -> str:
             ]
             results += len(entries)
             if entries:
-                chapters += [f"### {book.title_of(cells[page])}\n", *entries]
+                folded = FOLDED.format(results=len(entries), entries="\n".join(entries))
+                chapters += [f"### {book.title_of(cells[page])}\n", folded]
         if chapters:
             sections += [f"## {part}\n", *chapters]
     return "\n".join([HEAD.format(results=results, checks=len(checks)), *sections, TAIL])

@@ -22,7 +22,7 @@ everywhere. Opsets {oldest} to {newest} are accepted. An operator that is not he
 its name, if it stands between a chosen weight or input and an output; comparisons, shapes and other
 operators of integer or boolean results need no rule.
 {{func}}`~helpers.onnx_grad.rules.table.register_gradient` adds a rule, and
-{{doc}}`../notebooks/onnx/02-rules` and {{doc}}`../notebooks/onnx/05-rules-of-layers` derive the
+{{doc}}`../notebooks/onnx/02-rules` and {{doc}}`../notebooks/onnx/03-rules-of-layers` derive the
 main ones. For a model in a file, `python -m helpers.onnx_grad model.onnx` lists what has no rule.
 
 The number behind a name is the version of the domain since which the operator has its present form;

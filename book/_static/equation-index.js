@@ -3,7 +3,7 @@
 (() => {
   const entries = [...document.querySelectorAll(".equation-entry")].map((node) => ({
     node,
-    part: node.closest("section section, section").parentElement.closest("section").querySelector("h2, h3"),
+    part: node.closest("section").parentElement.closest("section").querySelector("h2"),
     against: [...node.querySelectorAll("li")].map((item) => item.textContent.trim().replace(/, 10\S*$/, "")),
     text: node.querySelector("p").textContent.toLowerCase(),
   }));
@@ -35,6 +35,9 @@
         entry.text.includes(word.trim().toLowerCase());
       entry.node.hidden = !fits;
       shown += fits;
+    }
+    for (const folded of first.parentElement.querySelectorAll("details")) {
+      folded.open = Boolean(part || against || word.trim());
     }
     for (const section of first.parentElement.querySelectorAll("section")) {
       section.hidden = !section.querySelector(".equation-entry:not([hidden])");

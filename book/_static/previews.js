@@ -51,9 +51,12 @@
     card = shownFor = undefined;
   }
 
+  /* Below the link or above it, wherever there is more room, and no higher than that room. */
   function place(link) {
     const at = link.getBoundingClientRect();
-    const below = at.bottom + card.offsetHeight + 12 < innerHeight || at.top < card.offsetHeight + 12;
+    card.style.maxHeight = "";
+    const below = at.bottom + card.offsetHeight + 12 < innerHeight || innerHeight - at.bottom > at.top;
+    card.style.maxHeight = `${(below ? innerHeight - at.bottom : at.top) - 12}px`;
     const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - card.offsetWidth - 8));
     card.style.left = `${left + scrollX}px`;
     card.style.top = `${scrollY + (below ? at.bottom + 6 : at.top - card.offsetHeight - 6)}px`;
@@ -77,6 +80,9 @@
     card.setAttribute("aria-hidden", "true"); /* the link itself says where it leads */
     card.append(copy(found, url));
     document.body.append(card);
+    for (const image of card.querySelectorAll("img")) {
+      image.addEventListener("load", () => shownFor === link && place(link));
+    }
     place(link);
     if (!card.querySelector("mjx-container") && card.querySelector(".math, .MathJax")) {
       await window.MathJax?.typesetPromise?.([card]);

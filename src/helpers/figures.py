@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 __all__ = ["COLORS", "STYLES", "band", "bars", "error_axes", "use_style"]
@@ -40,15 +43,20 @@ STYLES = tuple(
 )
 """Keywords for ``ax.plot`` that differ in colour, dashes and marker alike."""
 
+LARGEST_SVG = 150_000
+"""Bytes; a drawing that takes more of them is shown as PNG."""
+
 
 def use_style() -> None:
-    """Set matplotlib to the book's style, and a notebook's inline figures to opaque PNG.
+    """Set matplotlib to the book's style, and how a notebook shows its figures.
 
-    The background is white and opaque whatever the theme of the page. A plain ``ax.plot`` takes
-    colours and dashes of `STYLES` in turn; markers are for those who ask (``**STYLES[0]``).
+    Lines and points are shown as SVG, the same in every run. Images, heat maps and what would be
+    a large SVG are shown as PNG. The background is white and opaque whatever the theme of the page.
+    A plain ``ax.plot`` takes colours and dashes of `STYLES` in turn; markers are for those who ask
+    (``**STYLES[0]``).
 
-    Where the environment says ``DRAFT_FIGURES``, a figure is drawn once, as it comes, and not three
-    times to fit its words in: for runs whose figures nobody looks at.
+    Where the environment says ``DRAFT_FIGURES``, a figure is drawn once, as it comes and as PNG,
+    and not three times to fit its words in: for runs whose figures nobody looks at.
     """
     draft = bool(os.environ.get("DRAFT_FIGURES"))
     mpl.rcParams.update(
@@ -60,6 +68,7 @@ def use_style() -> None:
             "savefig.facecolor": "white",
             "savefig.transparent": False,
             "savefig.format": "png",
+            "svg.hashsalt": "gradients",  # without it, the names inside an SVG are random
             "font.size": 13,
             "axes.titlesize": "medium",
             "legend.frameon": False,
@@ -78,9 +87,27 @@ def use_style() -> None:
         from matplotlib_inline.config import InlineBackend
 
         inline = InlineBackend.instance(parent=shell)
-        inline.figure_formats = {"png"}
+        inline.figure_formats = {"png"} if draft else set()
         margins = None if draft else "tight"
         inline.print_figure_kwargs = {"bbox_inches": margins, "facecolor": "white"}
+        bundles = shell.display_formatter.mimebundle_formatter
+        if draft:
+            bundles.pop(Figure, None)
+        else:
+            bundles.for_type(Figure, _shown)
+
+
+def _shown(figure: Figure, **_) -> dict[str, str | bytes]:
+    """How a notebook shows a figure: a MIME type and the drawing."""
+    heat = any(ax.images or ax.findobj(QuadMesh) for ax in figure.axes)
+    for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", None)):
+        file = io.BytesIO()
+        if kind == "svg" and heat:
+            continue
+        figure.savefig(file, format=kind, bbox_inches="tight", metadata=metadata)
+        if kind == "svg" and len(file.getvalue()) <= LARGEST_SVG:
+            return {"image/svg+xml": file.getvalue().decode()}
+    return {"image/png": file.getvalue()}
 
 
 def error_axes(ax: Axes, xlabel: str, ylabel: str) -> None:

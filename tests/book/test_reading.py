@@ -11,12 +11,6 @@ LONGEST = 41
 
 # A chapter is one lesson. These are longer, and have to be cut or split: the list only shrinks.
 TOO_LONG = """
-pytensor/02-pushing-and-pulling
-pytensor/04-layer-by-layer
-pytensor/05-is-my-gradient-right
-pytensor/06-writing-an-op
-pytensor/07-the-gradient-of-a-solution
-pytensor/08-nan-zero-or-wrong
 kalman/03-backpropagation
 kalman/05-all-ten-gradients
 kalman/06-adjoint-smoother
@@ -29,13 +23,6 @@ kalman/13-drop-in
 kalman/15-how-sure
 kalman/16-the-start-nobody-has-to-guess
 kalman/17-a-thousand-series
-sparse/02-gradient-of-a-gather
-sparse/03-a-custom-op-in-three-frameworks
-sparse/05-when-does-sparse-pay
-sparse/06-a-residual-network-on-voxels
-onnx/01-a-graph-that-differentiates-a-graph
-onnx/05-rules-of-layers
-onnx/03-training-with-an-inference-runtime
 """.split()
 
 

@@ -22,8 +22,8 @@ def verified(label, power=-13, against="complex step"):
     )
 
 
-def picture(kind="image/png"):
-    return new_output("display_data", {kind: "aGk="})
+def picture(kind="image/png", data="aGk="):
+    return new_output("display_data", {kind: data})
 
 
 def stream(name):
@@ -48,6 +48,7 @@ def test_a_good_notebook():
         code(count=1, outputs=[stream("stdout")]),
         code(count=2, outputs=[error()], tags=["raises-exception"]),
         code(count=3, outputs=[picture()], mystnb=FIGURE),
+        code(count=4, outputs=[picture("image/svg+xml", "<svg/>")], mystnb=FIGURE),
     ]
     assert rules.notebook("page", new_notebook(cells=cells)) == []
 
@@ -82,7 +83,14 @@ def test_what_of_the_machine_may_be_shown():
             [code(outputs=[picture()], mystnb={**FIGURE, "figure": {"caption": "A."}})],
             "figure: name",
         ),
-        ([code(outputs=[picture("image/svg+xml")])], "SVG"),
+        (
+            [code(outputs=[picture("image/svg+xml")], mystnb={"figure": FIGURE["figure"]})],
+            "image: alt",
+        ),
+        (
+            [code(outputs=[picture("image/svg+xml", "<dc:date>2026</dc:date>")], mystnb=FIGURE)],
+            "its date",
+        ),
         ([code("print(tiles.LANES)")], "cell 1 prints LANES"),
         ([code("start = perf_counter()"), code("start", 2)], "cell 2 prints start"),
         ([code("def rows():\n    return LANES"), code("print(f'{rows()}')", 2)], "prints rows"),

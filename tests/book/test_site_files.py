@@ -45,7 +45,10 @@ def test_shades_and_what_shines_through_stay_as_they_are(tmp_path):
 
 
 def test_a_notebook_to_download_keeps_text_and_code(tmp_path):
-    both = new_output("display_data", data={"image/png": "AAAA", "text/plain": "a figure"})
+    both = new_output(
+        "display_data",
+        data={kind: "AAAA" for kind in ("image/png", "image/svg+xml")} | {"text/plain": "a figure"},
+    )
     said = new_output("stream", text="3\n")
     (tmp_path / "a.ipynb").write_text(
         writes(new_notebook(cells=[new_code_cell("print(3)", outputs=[both, said])]))

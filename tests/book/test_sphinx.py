@@ -6,7 +6,14 @@ import pytest
 from docutils import nodes
 from pybtex.database import parse_string
 
-from tools.sphinx import author_year, first_screen, formula_spacing, page_head, search_prose
+from tools.sphinx import (
+    author_year,
+    dark_figures,
+    first_screen,
+    formula_spacing,
+    page_head,
+    search_prose,
+)
 
 
 def paragraph(*parts):
@@ -101,3 +108,13 @@ def test_the_index_holds_prose():
     tree += [paragraph("steady state"), nodes.literal_block("", "import statespace")]
     assert search_prose.prose(tree).astext().split() == ["steady", "state"]
     assert "statespace" in tree.astext()
+
+
+@pytest.mark.parametrize(("caption", "drawn"), [("The pale sites.", True), ("A line.", False)])
+def test_a_picture_has_a_box_to_scroll_in_and_its_caption_has_not(caption, drawn):
+    tree = nodes.document(None, None)
+    tree += nodes.figure("", nodes.image(uri="a.svg"), nodes.caption("", caption))
+    dark_figures.mark(None, tree)
+    box, text = tree[0]
+    assert box["classes"] == ["picture"] and isinstance(box[0], nodes.image)
+    assert text.astext() == caption and ("as-drawn" in tree[0]["classes"]) is drawn

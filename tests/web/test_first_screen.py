@@ -23,19 +23,6 @@ kalman/15-how-sure
 kalman/16-the-start-nobody-has-to-guess
 kalman/17-a-thousand-series
 kalman/19-a-score-for-statsmodels
-onnx/02-rules
-onnx/03-training-with-an-inference-runtime
-onnx/04-three-engines
-onnx/05-rules-of-layers
-pytensor/01-gradients-of-a-graph
-pytensor/03-gradient-surgery
-pytensor/06-writing-an-op
-pytensor/07-the-gradient-of-a-solution
-pytensor/09-gallery
-sparse/02-gradient-of-a-gather
-sparse/04-training-on-sparse-digits
-sparse/05-when-does-sparse-pay
-sparse/06-a-residual-network-on-voxels
 """.split()
 
 MEASURE = """() => {

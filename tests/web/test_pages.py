@@ -44,7 +44,7 @@ TYPESET = [
     "notebooks/kalman/06-adjoint-smoother.html",
     "notebooks/sparse/02-gradient-of-a-gather.html",
     "notebooks/onnx/02-rules.html",
-    "notebooks/onnx/05-rules-of-layers.html",
+    "notebooks/onnx/03-rules-of-layers.html",
 ]
 FREE = "div.math mjx-container { overflow: visible !important; }"
 
@@ -82,6 +82,22 @@ def test_search_shows_no_tex(open_page):
     assert "Joseph" in text and "\\" not in text
 
 
+FIRST = {
+    "install": "book/how-to-read",
+    "pip install": "book/how-to-read",
+    "steady state": "notebooks/kalman/12-steady-state",
+    "score": "notebooks/kalman/19-a-score-for-statsmodels",
+    "missing": "notebooks/kalman/08-gaps-and-moving-parts",
+}
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_search_finds_the_page_of_its_words_first(open_page, words):
+    page = open_page(f"search.html?q={words.replace(' ', '+')}")
+    first = page.wait_for_selector("#search-results li > a").get_attribute("href")
+    assert FIRST[words] in first
+
+
 def test_a_link_shows_where_it_leads(open_page):
     """An equation of this page and one of another, by mouse and by keyboard."""
     page = open_page("notebooks/kalman/06-adjoint-smoother.html")
@@ -117,7 +133,8 @@ def test_a_link_into_a_folded_solution_opens_it(open_page):
 
 def test_filters_of_the_equation_index(open_page):
     page = open_page("book/equation-index.html")
-    everything = page.locator(".equation-entry:visible").count()
+    assert not page.locator(".equation-entry:visible").count()
+    everything = page.locator(".equation-entry").count()
     page.select_option("select[name=against]", "statsmodels")
     chosen = page.locator(".equation-entry:visible")
     assert 0 < chosen.count() < everything
@@ -127,6 +144,31 @@ def test_filters_of_the_equation_index(open_page):
     page.fill("input[name=word]", "no such word")
     assert chosen.count() == 0
     assert page.inner_text(".equation-filter output").startswith("0 of")
+
+
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_a_card_stays_inside_the_window(open_page, color_scheme):
+    """Figures are the largest; the links are tried where they stand, near all edges."""
+    page = open_page("notebooks/kalman/06-adjoint-smoother.html", color_scheme=color_scheme)
+    for link in page.locator("main a.reference.internal[href*='#fig-']").all():
+        link.hover()
+        page.wait_for_selector(".preview-card img")
+        page.wait_for_function("() => document.querySelector('.preview-card img').complete")
+        page.wait_for_timeout(50)
+        card = page.locator(".preview-card").bounding_box()
+        assert card["x"] >= 0 and card["x"] + card["width"] <= 1400
+        assert card["y"] >= 0 and card["y"] + card["height"] <= 900
+        page.mouse.move(0, 0)
+        page.keyboard.press("Escape")
+
+
+def test_on_a_phone_letters_of_figures_are_as_large_as_the_text(open_page):
+    """A figure drawn with text of 13 points keeps its size, and scrolls."""
+    page = open_page("notebooks/pytensor/02-pushing-and-pulling.html", 390)
+    size = page.evaluate("""() => [...document.querySelectorAll("figure img")].map((image) => [
+        image.getBoundingClientRect().width / image.naturalWidth, image.src.endsWith(".svg")])""")
+    letters = [13 * 4 / 3 * share for share, drawn in size if drawn]
+    assert letters and min(letters) > 15
 
 
 @pytest.mark.parametrize("name", [*PAGES, "404.html"])

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from tools import book  # noqa: E402
 
 FOLDER = "_build/part-pictures"
+KINDS = {"image/png", "image/svg+xml"}
 
 
 class FromChapter(SphinxDirective):
@@ -32,16 +33,16 @@ class FromChapter(SphinxDirective):
                 break
         else:
             raise self.error(f"{chapter} has no figure {name!r}")
-        picture = next(
-            output.data["image/png"]
-            for output in cell.outputs
-            if "image/png" in output.get("data", {})
-        )
-        path = Path(self.env.srcdir) / FOLDER / f"{name}.png"
+        data = next(output.data for output in cell.outputs if KINDS & set(output.get("data", {})))
+        kind = "svg" if "image/svg+xml" in data else "png"
+        path = Path(self.env.srcdir) / FOLDER / f"{name}.{kind}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(picture))
+        if kind == "svg":
+            path.write_text(data["image/svg+xml"], encoding="utf-8")
+        else:
+            path.write_bytes(base64.b64decode(data["image/png"]))
         alt = " ".join(said["image"]["alt"].split())
-        figure = nodes.figure("", nodes.image(uri=f"/{FOLDER}/{name}.png", alt=alt))
+        figure = nodes.figure("", nodes.image(uri=f"/{FOLDER}/{name}.{kind}", alt=alt))
         text, messages = self.state.inline_text(" ".join(self.content), self.lineno)
         figure += nodes.caption("", "", *text)
         return [figure, *messages]

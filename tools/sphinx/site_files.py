@@ -89,7 +89,8 @@ def without_pictures(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            output.get("data", {}).pop("image/png", None)
+            for kind in ("image/png", "image/svg+xml"):
+                output.get("data", {}).pop(kind, None)
     text = json.dumps(notebook, ensure_ascii=False, separators=(",", ":"))
     path.write_text(text, encoding="utf-8")
 
