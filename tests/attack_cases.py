@@ -93,7 +93,7 @@ KALMAN = {
     "CovarianceRootGrad": (CovarianceRootGrad(), [positive(N, M, M), numbers(N, M, M)]),
     "NormalMarginals": (NormalMarginals(), [numbers(N, M), positive(N, M, M), numbers(N, M)]),
     "Product": (Product(), [numbers(2, 3), numbers(3, 4)]),
-    "LinearMap": (LinearMap((3,)), TERMS),
+    "LinearMap": (LinearMap((3,), (1,)), TERMS),
 }
 SPARSE = {
     type(op).__name__: (op, [*(numbers(*shape) for shape in floats), *integers])

@@ -103,7 +103,7 @@ def test_compiled_maps_read_any_layout(layout):
     terms = where, rng.standard_normal(40), pt.tensor(shape=given.shape, dtype="float64")
     more = np.array([[5], [0]]), np.array([2.0]), pt.vector(shape=(1,))
     sizes, at, b = np.array([2, 3, given.size, 1]), np.array([1, 4]), np.array([3.0, -1.0])
-    y = LinearMap((2, 3))(sizes, at, b, *terms, *more)
+    y = LinearMap((2, 3), (given.ndim, 1))(sizes, at, b, *terms, *more)
     flat = np.bincount(where[0], terms[1] * np.ravel(given)[where[1]], 6)
     flat[[1, 4, 5]] += 3.0, -1.0, 2.0 * 7.0
     inputs = [terms[2], more[2]]
@@ -119,7 +119,7 @@ def test_an_array_of_another_size_is_refused(mode):
     """A map is made for arrays of one size; one that is shorter is not read beyond its end."""
     X = pt.matrix()
     where, nothing = np.array([[0], [5]]), np.zeros(0)
-    y = LinearMap((1,))(np.array([1, 6]), nothing.astype(int), nothing, where, np.ones(1), X)
+    y = LinearMap((1,), (2,))(np.array([1, 6]), nothing.astype(int), nothing, where, np.ones(1), X)
     f = pytensor.function([X], y, mode=mode)
     assert f(np.arange(6.0).reshape(2, 3)) == 5.0
     for shape in ((2, 2), (3, 3), (0, 6)):

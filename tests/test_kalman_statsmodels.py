@@ -20,7 +20,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import minimize_scalar
 from test_kalman_information import stacked
 
-from benchmarks.statsmodels_fits import Autoregression
+from benchmarks.statsmodels_fits import Autoregression, random_model
 from helpers.checks import complex_step, relative_error
 from helpers.kalman import StateSpace, diffuse, reference
 from helpers.kalman import statsmodels as ours
@@ -1479,6 +1479,50 @@ def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch
     assert found.mle_retvals["converged"] == (most == 50)
     assert found.mle_retvals["iterations"] <= most
     assert found.llf > (mod.loglike(best) if most == 50 else mod.loglike([0.5, -0.1, 2.0])) - 1e-4
+
+
+@pytest.mark.parametrize(
+    "method, seed, highest",
+    [("lbfgs", 74, -369.539), ("newton", 90, -372.338), ("bfgs", 36, -274.412)],
+)
+def test_a_fit_ends_at_the_higher_of_two_maxima(method, seed, highest):
+    """One factor, of which either series may be the measure: another method found the higher."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = random_model(seed)()
+        warnings.simplefilter("error", ConvergenceWarning)
+        found = ours.fit(mod, method=method, disp=False, cov_type="none")
+    assert ours.loglike(mod, found.params) == pytest.approx(highest, abs=1e-3)
+
+
+def test_a_parameter_of_no_effect_is_named():
+    """A cycle whose variance is zero has any frequency, and the highest maximum has a cycle."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = random_model(87)()
+    with pytest.warns(ConvergenceWarning, match="does not depend on frequency.cycle.* where it"):
+        found = ours.fit(mod, disp=False, cov_type="none")
+    assert found.params[mod.param_names.index("sigma2.cycle")] < 1e-12
+    start = np.where([x == "damping.cycle" for x in mod.param_names], 0.9, mod.start_params)
+    start[mod.param_names.index("frequency.cycle")] = 3.1  # the way out
+    assert ours.fit(mod, start, disp=False, cov_type="none").llf > found.llf + 0.3
+
+
+def test_a_climb_along_a_ridge_that_gains_nothing_ends_early():
+    """A narrow valley that turns, and rises by a thousandth of a unit with each."""
+
+    def trial(x):
+        off = x[1] - np.sin(x[0])
+        slope = np.array([1e-3 + 1e4 * off * np.cos(x[0]), -1e4 * off])
+        return 1e-3 * x[0] - 5e3 * off**2, slope
+
+    def curvature(x):
+        off, cosine = x[1] - np.sin(x[0]), np.cos(x[0])
+        across = 1e4 * (cosine**2 + off * np.sin(x[0]))
+        return np.array([[across, -1e4 * cosine], [-1e4 * cosine, 1e4]])
+
+    found = climb(trial, curvature, np.zeros(2), 500)
+    assert not found.converged and found.steps < 50
 
 
 def test_bounds_are_kept():

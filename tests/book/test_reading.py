@@ -11,18 +11,6 @@ LONGEST = 41
 
 # A chapter is one lesson. These are longer, and have to be cut or split: the list only shrinks.
 TOO_LONG = """
-kalman/03-backpropagation
-kalman/05-all-ten-gradients
-kalman/06-adjoint-smoother
-kalman/07-forward-or-backward
-kalman/04-three-gradients
-kalman/08-gaps-and-moving-parts
-kalman/09-where-digits-die
-kalman/11-one-op
-kalman/13-drop-in
-kalman/15-how-sure
-kalman/16-the-start-nobody-has-to-guess
-kalman/17-a-thousand-series
 """.split()
 
 

@@ -97,24 +97,24 @@ CHEAP = DimShuffle, Elemwise, MakeVector, Subtensor, Sum
 class LinearMap(Op):
     """y = b + sum of the A x, with A as rows and columns (2, count) and values before each x.
 
-    y has `shape`; its entries, and those of each x, are numbered row by row. The first input holds
-    the lengths of y and then how many entries each x has, the next two where b is not zero and what
-    it is there.
+    y has `shape` and each x its number of dimensions, of `ndims`; their entries are numbered row by
+    row. The first input holds the lengths of y and then how many entries each x has, the next two
+    where b is not zero and what it is there.
 
     A coefficient that is zero is not there, so that its product with an infinite or NaN entry of x
     is zero, where the Ops that the map replaces would say NaN.
     """
 
-    __props__ = ("shape",)
+    __props__ = ("shape", "ndims")
 
-    def __init__(self, shape: tuple[int, ...]):
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], ndims: tuple[int, ...]):
+        self.shape, self.ndims = shape, ndims
 
     def make_node(self, *inputs):
         inputs = [pt.as_tensor(X) for X in inputs]
-        ndims = (1, 1, 1, *(2, 1, None) * ((len(inputs) - 3) // 3))
-        for k, (X, ndim) in enumerate(zip(inputs, ndims, strict=True)):
-            if ndim not in (None, X.ndim):
+        expected = [1, 1, 1, *(k for ndim in self.ndims for k in (2, 1, ndim))]
+        for k, (X, ndim) in enumerate(zip(inputs, expected, strict=True)):
+            if X.ndim != ndim:
                 raise TypeError(f"input {k} has {X.ndim} dimensions, expected {ndim}")
         for X in inputs[5::3]:
             if X.dtype != "float64":
@@ -145,7 +145,7 @@ def numba_funcify_linear_map(op, node, **kwargs):
     """
     from helpers.kalman.terms import SYMBOL, add_terms
 
-    ndim, count = len(op.shape), (len(node.inputs) - 3) // 3
+    ndim, count = len(op.shape), len(op.ndims)
     terms = [f"where_{i}, values_{i}, x_{i}, " for i in range(count)]
     lengths = [f"lengths[{i}], " for i in range(ndim)]
     source = "\n".join((
@@ -529,7 +529,8 @@ class OneMap(GraphRewriter):
                 where = np.stack([matrix.row[within], matrix.col[within] - first])
                 inputs += [where.astype(np.int64), matrix.data[within], source]
                 sizes.append(last - first)
-        return LinearMap(state.shape)(np.array(sizes, np.int64), *inputs)
+        ndims = tuple(source.ndim for source in inputs[4::3])
+        return LinearMap(state.shape, ndims)(np.array(sizes, np.int64), *inputs)
 
 
 def shape_of(fgraph, X) -> tuple[int, ...] | None:

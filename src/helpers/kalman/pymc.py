@@ -258,6 +258,11 @@ def register_filter(name: str = "closed_form") -> None:
 
     Notes
     -----
+    The log-likelihood of a step at which nothing is observed is zero, here as in pymc-extras. In
+    ``pm.compute_log_likelihood`` it is a term like the others, and a comparison that counts the
+    terms, such as ``az.loo``, is to leave it out: ``log_likelihood.isel(time=seen)``, where seen is
+    ``~np.isnan(y).all(axis=1)``.
+
     A sampler calls a model often enough to pay for compiling it. An optimiser does not: with
     ``find_MAP(..., compile_kwargs={"mode": Mode("py", "fast_run")})``, where ``Mode`` is from
     ``pytensor.compile.mode``, Python runs all Ops but the filter, which is compiled in any mode,
@@ -370,7 +375,8 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     ``pm.sample_posterior_predictive`` draws each observation given those before it, and
     ``pm.compute_log_likelihood`` gives the logarithms of these densities. In the diffuse steps, the
     first ones, which leave a direction of the numbers open, there is no such density, and both are
-    NaN. For a comparison leave these steps out: ``log_likelihood.dropna("time")``.
+    NaN; so is the logarithm where nothing is observed. For a comparison leave these steps out:
+    ``log_likelihood.dropna("time")``.
 
     Parameters
     ----------

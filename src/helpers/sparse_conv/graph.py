@@ -63,7 +63,11 @@ def symbolic_value(name: str = "x", dtype: str = "float64") -> SymbolicValue:
 
 
 def symbolic_rules(name: str = "rules") -> SymbolicRules:
-    """Inputs of a function: give it ``rules.src``, ``rules.dst`` and ``rules.transposed``."""
+    """Inputs of a function: give it ``rule_arrays(x, rules)``, which looks at the sites.
+
+    Given ``rules.src``, ``rules.dst`` and ``rules.transposed`` by hand, the function cannot know of
+    which sites they are, and computes for any other image of as many sites.
+    """
     arrays = pt.imatrix(f"{name}_src"), pt.imatrix(f"{name}_dst")
     return SymbolicRules(*arrays, pt.scalar(f"{name}_transposed", dtype="bool"))
 

@@ -161,6 +161,7 @@ def predictions(y, a0, P0, c, d, T, Z, H, W, A):
     terms : TensorVariable (n,)
         The logarithms of the predictive densities, whose sum is the log-likelihood but for the
         diffuse steps, those until which the data leave a direction of delta open: there it is NaN.
+        So it is where nothing is observed.
     mean, covariance : TensorVariable (n, p), (n, p, p)
         Of each observation, missing or not; the mean is NaN in the diffuse steps.
     """
@@ -206,7 +207,8 @@ def predictions(y, a0, P0, c, d, T, Z, H, W, A):
     spread = of_the_seen(covariance)
     squares = (error.mT @ pt.linalg.solve(spread, error, b_ndim=2))[:, 0, 0]
     terms = -(squares + pt.linalg.slogdet(spread)[1] + seen.sum(axis=1) * LOG_2PI) / 2
-    return pt.switch(known, terms, np.nan), pt.switch(known[:, None], mean, np.nan), covariance
+    terms = pt.switch(known & seen.any(axis=1), terms, np.nan)
+    return terms, pt.switch(known[:, None], mean, np.nan), covariance
 
 
 class OneStepTerms(Op):

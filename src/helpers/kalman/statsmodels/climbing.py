@@ -18,6 +18,14 @@ GAIN, ROUNDING = 1e-8, 1e-12
 # second the next one is shorter, above it longer.
 LEAST, POOR = 1e-4, 0.25
 
+# A climb leads to a maximum that is known where it is lower by less than the first, in
+# log-likelihood, and by what a quadratic says but for the second, a share, and the third.
+NEAR, AS_SAID, SLIGHT = 2.0, 0.3, 1e-3
+
+# A climb is on a ridge where so many steps gain less than so much in all, and what is left to gain
+# is still more than this share of what it was before them: it would go on for hundreds.
+SLOW, SAME, SHARE = 10, 0.01, 0.25
+
 # Newton's steps in a row that are turned back, each a quarter of the last, before they end.
 TURNED_BACK = 20
 
@@ -28,10 +36,18 @@ class Climb(NamedTuple):
     x: np.ndarray
     value: float
     slope: np.ndarray
+    curvature: np.ndarray
     units: np.ndarray
     steps: int
     evaluations: int
     converged: bool
+
+    def leads_here(self, x: np.ndarray, value: float) -> bool:
+        """Whether the likelihood at x is what the quadratic around this end says of it: whoever
+        climbs from there ends here."""
+        lower = (x - self.x) @ self.curvature @ (x - self.x) / 2
+        said = abs(self.value - value - lower) < AS_SAID * abs(lower) + SLIGHT
+        return -SLIGHT < lower < NEAR and said
 
 
 def climb(
@@ -62,9 +78,10 @@ def climb(
     -------
     Climb
         Converged if no step gains more than `GAIN` by what B says: a full one, or one of length 1
-        where the quadratic is flat or curves upwards.
+        where the quadratic is flat or curves upwards.  It ends elsewhere after `most` steps, or on
+        a ridge along which they gain next to nothing.
     """
-    (value, slope), radius, steps, evaluations = trial(x), None, 0, 1
+    (value, slope), radius, steps, evaluations, past = trial(x), None, 0, 1, []
     while True:
         B, converged = curvature(x), False
         units = np.sqrt(np.abs(np.diag(B)))
@@ -73,8 +90,12 @@ def climb(
             break
         curved, directions = np.linalg.eigh(B / units / units[:, np.newaxis])
         along = directions.T @ (slope / units)
-        converged = _to_gain(curved, along) <= max(GAIN, ROUNDING * abs(value))
-        if converged or steps == most:
+        left = _to_gain(curved, along)
+        converged = left <= max(GAIN, ROUNDING * abs(value))
+        past.append((value, left))
+        before, was_left = past[-SLOW - 1] if len(past) > SLOW else (-np.inf, 0.0)
+        on_a_ridge = value - before < SAME and left > SHARE * was_left
+        if converged or steps == most or on_a_ridge:
             break
         radius, best = radius or np.linalg.norm(along) or 1.0, None
         for _ in range(TURNED_BACK):
@@ -104,7 +125,7 @@ def climb(
         converged = _to_gain(curved, directions.T @ (slope / units)) <= GAIN / 10
         if converged:
             break
-    return Climb(x, value, slope, units, steps, evaluations, converged)
+    return Climb(x, value, slope, B, units, steps, evaluations, converged)
 
 
 def _to_gain(curved: np.ndarray, along: np.ndarray) -> float:

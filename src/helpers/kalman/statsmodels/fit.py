@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
 
@@ -22,7 +22,7 @@ from helpers.kalman.statsmodels.arrays import (
     _NoLikelihoodError,
     _parts,
 )
-from helpers.kalman.statsmodels.climbing import climb
+from helpers.kalman.statsmodels.climbing import SAME, climb
 from helpers.kalman.statsmodels.information import hessian
 from helpers.kalman.statsmodels.score import _columns, _Point, _pulled, _score_as_given
 
@@ -49,8 +49,12 @@ FARTHEST = 5.0
 # Where a trial is refused, the next one goes this share of the way.
 SHORTER = 0.25
 
-# Log-likelihoods that count as the same.
-SAME = 0.01
+# Where so many iterations of one of these methods gain less than `SAME`, Newton's steps go on.
+LONG, BY_SLOPES = 50, ("lbfgs", "bfgs", "cg")
+
+# Where the log-likelihood changes by less than this over the whole of what a parameter may be, the
+# data say nothing about it.
+FLAT = 1e-6
 
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
@@ -214,9 +218,11 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         Newton's steps, a handful, of which each costs a few scores.
 
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
-        ends, the Hessian says what is left to gain, and Newton's steps go on if it
-        is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a maximum, or
-        there is a warning; but where there are several, it need not be the highest one.
+        ends, or gains next to nothing, the Hessian says what is left to gain, and Newton's steps go
+        on if it is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a
+        maximum, or there is a warning.  From the same start a second method, BFGS or for that
+        L-BFGS, climbs until it is known to lead to the same maximum; if it ends at a higher one,
+        that is the result.  (There may be a higher one still.)
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (250 if not given, the last fifty
         for Newton's steps, where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback``
@@ -237,6 +243,7 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     -----
     statsmodels.tools.sm_exceptions.ConvergenceWarning
         If the end is no maximum: the message names the parameter with which the likelihood rises.
+        If it does not depend on a parameter there.
     RuntimeWarning
         If ``results.llf``, which statsmodels' filter finds, is not what was maximised.
     """
@@ -294,18 +301,13 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     """
     if not start.size:
         return start, {"converged": True, "iterations": 0}
-    within, callback, iterations = mod.loglike.within, how["callback"], 0
+    within, callback = mod.loglike.within, how["callback"] or (lambda *_: None)
     value = -objective(start, *fargs)
     if not np.isfinite(value):
         why = within.refusal or f"it is {value}"
         raise ValueError(f"the start_params have no likelihood to begin with: {why}")
 
-    def counted(*args, **kwargs):
-        nonlocal iterations
-        iterations += 1
-        return callback(*args, **kwargs) if callback else None
-
-    how |= {"callback": counted, "hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
+    how |= {"hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
     del how["hess"]
     given = {x: X for x, X in given.items() if x not in OURS}
     given = RULES.get(method, {}) | given
@@ -314,10 +316,24 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     else:
         reserved = POLISH if maxiter >= MOST else 0
         named = {"method": method, "maxiter": maxiter - reserved, "disp": disp}
-    x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
-    within.end()
-    if within.best[0] > mod.loglike(x, transformed=False):
-        x = within.best[1]
+
+    def ended(named, given, each):
+        """Where a method of statsmodels' ends, or its best trial if that is higher."""
+        within.fitting, within.best, past = True, (-np.inf, None), []
+
+        def looked(*args, **kwargs):
+            each(*args, **kwargs)
+            past.append(within.best[0])
+            if named["method"] in BY_SLOPES and len(past) > LONG and past[-1] - past[-LONG] < SAME:
+                raise StopIteration
+
+        named["callback"] = looked
+        x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
+        within.end()
+        lost = within.best[0] > mod.loglike(x, transformed=False)
+        return within.best[1] if lost else x, about | {"iterations": len(past)}
+
+    x, about = ended(named, given, callback)
     # A parameter on a bound that it was given stays there.
     low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
     moves = ~((x <= low) | (x >= high))
@@ -337,22 +353,34 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     def curvature(some):
         return -_hessian(mod, whole(some))[np.ix_(moves, moves)]
 
-    def stepped(some):
-        if callback:
-            callback(whole(some))
-
-    taken = 0 if method == "newton" else iterations
+    taken = 0 if method == "newton" else about["iterations"]
     most = max(0, maxiter - taken) if method == "newton" else min(POLISH, max(0, maxiter - taken))
-    found = climb(trial, curvature, x[moves], most, stepped)
-    ends.append((found, moves))
+    found = climb(trial, curvature, x[moves], most, lambda some: callback(whole(some)))
+    calls = about.get("fcalls", 0) + found.evaluations
     iterations = taken + found.steps
+    if found.converged and not np.isfinite([low, high]).any():
+        # By another method from the same start: where there are several maxima, it may end higher.
+        def unless_known(x):
+            if found.leads_here(x, mod.loglike(x, transformed=False)):
+                raise StopIteration
+
+        other = "lbfgs" if method == "bfgs" else "bfgs"
+        named = {"method": other, "maxiter": min(maxiter, MOST), "disp": False}
+        x, more = ended(named, RULES.get(other, {}).copy(), unless_known)
+        calls += more.get("fcalls", 0)
+        if not found.leads_here(x, mod.loglike(x, transformed=False)):
+            again = climb(trial, curvature, x, POLISH)
+            calls += again.evaluations
+            if again.value > found.value + SAME:
+                found, iterations = again, more["iterations"] + again.steps
+    ends.append((found, moves, start))
     if disp:
-        ended = "converged" if found.converged else "has not converged"
-        print(f"{method} {ended} after {iterations} steps, likelihood {found.value:.6g}")
+        how_it_ended = "converged" if found.converged else "has not converged"
+        print(f"{method} {how_it_ended} after {iterations} steps, likelihood {found.value:.6g}")
     return whole(found.x), about | {
         "fopt": -found.value / len(mod.endog),
         "gopt": -found.slope / len(mod.endog),
-        "fcalls": about.get("fcalls", 0) + found.evaluations,
+        "fcalls": calls,
         "warnflag": 0 if found.converged else 1,
         "converged": found.converged,
         "iterations": iterations,
@@ -367,10 +395,33 @@ def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
         return np.full((len(free), len(free)), np.nan)
 
 
+def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:
+    """Which parameters have none at an end: to the optimiser, and as those of the model."""
+
+    def flat(curved, at):
+        return np.abs(np.diag(curved)) * np.maximum(1.0, np.abs(at)) ** 2 < FLAT
+
+    blind = flat(found.curvature, np.maximum(np.abs(start), np.abs(found.x)))
+    if blind.any() and len(blind) == len(mod.param_names):
+        params = mod.transform_params(found.x)
+        with suppress(np.linalg.LinAlgError, _NoLikelihoodError):  # on an edge
+            blind &= flat(hessian(mod, params), params)
+    return blind
+
+
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
     """What a fit has to say of its end: where the likelihood still rises, and what is not its."""
-    for found, moves in ends:
+    for found, moves, start in ends:
         names = np.array(_names(mod))[moves]
+        blind = names[_of_no_effect(mod, found, start[moves])]
+        if found.converged and blind.size:
+            yield (
+                f"the log-likelihood {found.value:.6g} does not depend on {', '.join(blind)} where "
+                "it has its maximum, as where a variance is zero: these estimates mean nothing, "
+                "and a higher maximum may lie where it depends on them. Other start_params may "
+                "lead there",
+                ConvergenceWarning,
+            )
         if not found.converged:
             j = int(np.argmax(np.abs(found.slope / found.units)))
             yield (
