@@ -1,4 +1,4 @@
-"""Long seasons and many series: likelihoods and scores of whole models against their libraries. Time.
+"""Long seasons and many series: scores of whole models beside likelihoods of their libraries. Time.
 
     python benchmarks/shapes.py [--quick] [--record FILE]
 
