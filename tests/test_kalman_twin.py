@@ -20,6 +20,7 @@ from kalman_models import (
     repeating,
     season,
 )
+from kalman_oracle import true_gradient
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
@@ -184,6 +185,9 @@ def test_some_columns_of_a_start_in_roots(columns, T):  # noqa: N803
     given = arrays_of(model)
     T_t = square_root.listed(np.ascontiguousarray(model.T.T))
     assert (len(T_t.index) > 0) == (T == "a season")
+    vague = replace(model, P0=1e6 * np.eye(m))
+    truth, (_, _, G) = true_gradient(y, vague), reference.loglike_and_grad(y, vague)
+    assert all(relative_error(getattr(G, x), truth[x]) < 1e-9 for x in "TZH")
     answers = []
     for chosen in (np.arange(m), np.array(columns, np.int64)):
         l = np.empty(n)
@@ -589,8 +593,6 @@ def test_small_noise_takes_josephs_form(first):
     y, _ = simulate(6, rng, **arrays)
     model = StateSpace(**arrays)
     how, _, out, _ = run(y, model)
-    from kalman_oracle import true_gradient
-
     truth = true_gradient(y, model, names=["T", "Z"])
     assert how == DONE
     assert relative_error(out.T[0], truth["T"]) < 1e-11
