@@ -27,10 +27,10 @@ from helpers.timing import machine, write_record
 RECORD = Path(__file__).parent / "results" / "shapes.json"
 # Kind, season or number of series, steps, whether a twentieth is missing.
 MODELS = (
-    *[("level + season", s, n, gaps) for s in (52, 168, 365)
+    *[("level + season", s, n, gaps) for s in (52, 168)
       for n, gaps in ((1000, False), (1000, True), (2000, False))],
+    ("level + season", 365, 1000, False),
     *[("SARIMA", s, n, False) for s, n in ((24, 1000), (52, 1000), (52, 2000), (168, 1000))],
-    ("SARIMA", 168, 1000, True),
     ("DynamicFactor", 40, 200, True),
     ("DynamicFactor", 100, 200, True),
     ("DynamicFactorMQ", 40, 200, True),
@@ -74,8 +74,11 @@ def by_statsmodels(mod, params, how):
 
 
 def of_statsmodels(kind, size, n, gaps, rng, rounds):
-    mod = statsmodels_model(kind, size, series(kind, size, n, gaps, rng))
-    params = mod.start_params
+    y = series(kind, size, n, gaps, rng)
+    mod = statsmodels_model(kind, size, y)
+    # The principal components that give a factor model its start want rows without gaps.
+    whole = statsmodels_model(kind, size, np.nan_to_num(y)) if kind == "DynamicFactor" else mod
+    params = whole.start_params
     expected = loglike(mod, params)
     calls = {"value": lambda: loglike(mod, params), "score": lambda: score(mod, params)}
     for name, how in FILTERS.items():
@@ -83,17 +86,18 @@ def of_statsmodels(kind, size, n, gaps, rng, rounds):
             continue
         try:
             same = abs(by_statsmodels(mod, params, how) / expected - 1) < 1e-6
-        except (ValueError, NotImplementedError, np.linalg.LinAlgError):
+        except (ValueError, NotImplementedError, RuntimeError, np.linalg.LinAlgError):
             same = False
         if same:
             calls[f"statsmodels, {name}"] = lambda how=how: by_statsmodels(mod, params, how)
+    rounds = 1 if mod.k_states > 300 else rounds  # seconds a call
     return race(calls, rounds), {"states": mod.k_states, "params": len(params)}
 
 
 def of_pymc(size, n, rng, rounds):
     """Factors with errors of pymc-extras: the log-density and its gradient, by both filters."""
     import pymc as pm
-    from pymc_extras.statespace import BayesianDynamicFactor
+    from pymc_extras.statespace.models import BayesianDynamicFactor
 
     from helpers.kalman import register_filter
 
@@ -138,12 +142,12 @@ def main() -> None:
         models[name] = {"s": seconds} | facts
         ms = {x: f"{1e3 * np.median(t):.1f}" for x, t in seconds.items()}
         print(name, facts, "ms:", ms, flush=True)
+        write_record({"models": models, "machine": machine(), "commit": commit()}, options.record)
 
     for kind, size, n, gaps in MODELS:
         name = f"{kind}, {size}, {n}{', gaps' if gaps else ''}"
         add(name, *of_statsmodels(kind, size, n, gaps, rng, rounds))
     add("pymc-extras, 40, 200, gaps", *of_pymc(40, 200, rng, rounds))
-    write_record({"models": models, "machine": machine(), "commit": commit()}, options.record)
 
 
 if __name__ == "__main__":

@@ -224,9 +224,9 @@ def test_own_arrays_for_each_step():
     assert_is_the_loop(loglike_and_grad(Y, model, **own), Y, models, 1e-10, own=("Q", "Z"))
 
 
-@pytest.mark.parametrize("m", [1, 3, 8, 9, 12, 13])
-def test_a_vague_start_beside_known_ones_in_one_vector(m):
-    """It takes the pass for one, with its square-root start; so do pivots of any size."""
+@pytest.mark.parametrize("m", [1, 3, 13])
+def test_a_vague_start_among_known_ones(m):
+    """It alone has a square-root start; a series in other units is as good as the others."""
     model = StateSpace(**random_model(m, 1, 1, rng=m))
     y, _ = simulate(15, m, **model.asdict())
     Y = y + np.random.default_rng(0).normal(size=(12, *y.shape))  # noqa: N806
@@ -242,18 +242,6 @@ def test_a_vague_start_beside_known_ones_in_one_vector(m):
     Y = Y * units  # noqa: N806
     l = loglike(Y, models)
     assert np.abs(l / loop(Y, models)[0] - 1).max() < 1e-12
-
-
-@pytest.mark.parametrize("unit", [2e-21, 5e-21, 1e-20])
-def test_pivots_whose_product_has_few_digits(unit):
-    """Eight of them are a number that is not normal: the series takes the pass for one."""
-    model = StateSpace(**random_model(5, 1, 3, rng=0))
-    y, _ = simulate(40, 0, **model.asdict())
-    scaled = {x: unit * getattr(model, x) for x in ("a0", "c", "d")}
-    scaled |= {x: unit**2 * getattr(model, x) for x in ("P0", "H", "Q")}
-    small, Y = replace(model, **scaled), np.repeat(unit * y[np.newaxis], 9, axis=0)  # noqa: N806
-    l = loglike(Y, [small] * 9)
-    assert np.abs(l / loop(Y, [small] * 9)[0] - 1).max() < 1e-13
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -1502,7 +1502,7 @@ def test_a_parameter_of_no_effect_is_named():
         mod = random_model(87)()
     with pytest.warns(ConvergenceWarning, match="does not depend on frequency.cycle.* where it"):
         found = ours.fit(mod, disp=False, cov_type="none")
-    assert found.params[mod.param_names.index("sigma2.cycle")] < 1e-12
+    assert found.params[mod.param_names.index("sigma2.cycle")] < 1e-8
     start = np.where([x == "damping.cycle" for x in mod.param_names], 0.9, mod.start_params)
     start[mod.param_names.index("frequency.cycle")] = 3.1  # the way out
     assert ours.fit(mod, start, disp=False, cov_type="none").llf > found.llf + 0.3

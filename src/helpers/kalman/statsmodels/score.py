@@ -73,7 +73,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         If some F is not positive definite.
     """
     full = mod.handle_params(_checked(mod, params), transformed=transformed)
-    return _Point(mod, full).value
+    return _Point(mod, full, lambda *_: np.empty(0, np.int64)).value
 
 
 def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
