@@ -122,6 +122,8 @@ def of_pymc(size, n, rng, rounds):
         density = model.logp_dlogp_function(ravel_inputs=True, mode="NUMBA")
         density.set_extra_values({})
         at = pm.blocking.DictToArrayBijection.map(model.initial_point())
+        nudge = np.random.default_rng(1).normal(scale=0.1, size=at.data.shape)
+        at = pm.blocking.RaveledVars(at.data + nudge, at.point_map_info)
         calls[name] = lambda density=density, at=at: density(at)
         answers.append(calls[name]())
     apart = max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(*answers, strict=True))

@@ -450,7 +450,7 @@ FITTED = {
         nile(gaps=True), "llevel", exog=regressors(100)
     ),
     "VAR": lambda: varmax.VARMAX(macro()[:, :2], order=(1, 0)),
-    "dynamic factor": lambda: dynamic_factor.DynamicFactor(macro(40), k_factors=1, factor_order=1),
+    "dynamic factor": lambda: dynamic_factor.DynamicFactor(macro(202), k_factors=1, factor_order=1),
     "exponential smoothing": lambda: exponential_smoothing.ExponentialSmoothing(
         nile(), initialization_method="known", initial_level=1100
     ),
