@@ -48,7 +48,6 @@ from helpers.kalman.fused.inputs import (
     look,
     look_at,
     room_for_indices,
-    saved_columns,
     varies,
 )
 from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
@@ -112,7 +111,7 @@ def run(
     if small:
         weight = 1.0 if weights is None else weights[0]
         return run_small(y, arrays, backwards, wanted, weight, tol, watch)
-    saved = Saved(backwards, saved_columns(wanted) if backwards else 0)
+    saved = Saved(backwards, len(wanted.columns) if backwards and (wanted.T or wanted.Z) else 0)
     w, _ = layout.checked_memory(Sizes(n, p, m), saved)
     found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)

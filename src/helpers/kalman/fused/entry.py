@@ -187,9 +187,9 @@ def whole_pass(
 
     ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then VALUE, GRADIENT or GAINS,
     the four of `Wanted` and whether to watch for a vague P0, 0 or 1, then how many columns are
-    wanted, and which. ``report`` receives the step
-    at which the pass ended, the number of steps in roots, and the first step of the first steady
-    state (n if there is none). Returns how it ended; 0 if it could not finish.
+    wanted, and which. ``report`` receives the step at which the pass ended, the number of steps in
+    roots, and the first step of the first steady state (n if there is none). Returns how it ended;
+    0 if it could not finish.
     """
     num = numbers_at(sizes)
     n, p, m, wanted, saved = num[0], num[1], num[2], wanted_of(num), saved_of(num)

@@ -46,12 +46,6 @@ class Wanted(NamedTuple):
     columns: np.ndarray  # ascending, of T and Z: what their gradients are in others is not computed
 
 
-@jitable
-def saved_columns(wanted):
-    """Of how many columns of T P_filt is kept what each step makes of them."""
-    return len(wanted.columns) if wanted.T or wanted.Z else 0
-
-
 class Observed(NamedTuple):
     """Which entries of y are there, and for how long that stays as it is."""
 

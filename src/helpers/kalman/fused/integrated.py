@@ -30,6 +30,7 @@ from helpers.kalman.fused.entry import (
     linked,
     numbers_of,
     run,
+    saved_of,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE
@@ -43,10 +44,9 @@ from helpers.kalman.fused.inputs import (
     listed_pattern,
     model_later,
     room_for_indices,
-    saved_columns,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together, space
+from helpers.kalman.fused.layout import HEADER, Sizes, begin, lay_out_together, space
 from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
@@ -269,7 +269,9 @@ def through(
                 nothing[t, i] = np.nan
     here, out_here = first_steps(model, steps), first_steps(out, steps)
     covariances, l_of_P, ones = zeros_like(here), np.empty(steps), np.ones(n)
-    saved = Saved(True, saved_columns(wanted) if backwards else 0)
+    purpose = GRADIENT if backwards and wanted.matrices else GAINS
+    asked = numbers_of(steps, p, here, purpose, wanted, False)
+    saved = saved_of(asked)
     count = q + 1 if k == n else 1 + q + m + q
     columns, mixed = padded(q + 1), padded(count)
     plan, step = np.empty(HEADER, np.int64), np.int64(1)
@@ -282,8 +284,6 @@ def through(
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries = np.empty((steps, p), np.uint8)
     room = np.empty(room_for_indices(steps, p, m), np.int64)
-    purpose = GRADIENT if backwards and wanted.matrices else GAINS
-    asked = numbers_of(steps, p, here, purpose, wanted, False)
     how = run(
         address_of_pass(m, p, m), (w, header, entries, room), asked, report, tol if k == n else 0.0,
         l_of_P, ones[:steps], nothing, unused, here, covariances,

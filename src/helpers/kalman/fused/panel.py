@@ -23,6 +23,7 @@ from helpers.kalman.fused.entry import (
     linked,
     numbers_of,
     run,
+    saved_of,
     zeros_like,
 )
 from helpers.kalman.fused.forward import DONE, VAGUE
@@ -36,10 +37,9 @@ from helpers.kalman.fused.inputs import (
     look_at,
     model_later,
     room_for_indices,
-    saved_columns,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, lay_out_together
+from helpers.kalman.fused.layout import HEADER, Sizes, begin, lay_out_together
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import linked_pull, linked_start
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
@@ -125,7 +125,9 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
 
     # The pass of a series that never surprises: its gains, and what the covariances give.
     covariances, l, ones = zeros_like(model), np.empty(n), np.ones(n)
-    saved = Saved(True, saved_columns(wanted) if backwards else 0)
+    purpose = GRADIENT if backwards and wanted.matrices else GAINS
+    num = numbers_of(n, p, model, purpose, wanted, True)
+    saved = saved_of(num)
     plan = np.empty(HEADER, np.int64)
     at = padded(lay_out_together(Sizes(n, p, m), saved, plan))
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
@@ -133,8 +135,6 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     start = begin(memory, plan)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
-    purpose = GRADIENT if backwards and wanted.matrices else GAINS
-    num = numbers_of(n, p, model, purpose, wanted, True)
     how = run(
         address_of_pass(m, p, m), (w, header, entries, room), num, report, tol, l, ones, nothing,
         unused, model, covariances,
