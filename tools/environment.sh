@@ -36,6 +36,7 @@ make_with_uv() {
   fi
   local python
   python=$(find_python)
+  rm -rf .venv  # what the first try may have left
   uv venv --quiet --seed --python "$("$python" -c 'import sys; print(sys.executable)')" .venv
 }
 
