@@ -1785,6 +1785,25 @@ def test_gradients_where_parameters_move_something():
     )
 
 
+@pytest.mark.parametrize("array", ["transition", "design"])
+def test_a_parameter_that_moves_another_column_elsewhere(array):
+    """Beyond 1, where nobody has looked: the gradient there is not one that was left out."""
+
+    class Branching(MovingColumns):
+        def update(self, params, **kwargs):
+            super().update(params, **kwargs)
+            x = params[0] - 1 if params[0].real > 1 else 0
+            self[array, 1, 2] = 0.1 + 0.2 * x
+
+    mod, there = Branching(), np.array([1.2, 0.3])
+    ours.score(mod, mod.start_params)
+    expected = complex_step(lambda x: mod.loglike(x, complex_step=True), there)
+    assert relative_error(ours.score(mod, there), expected) < 1e-7
+    with ours.using(Branching()) as within:
+        within.score(within.start_params)
+        assert relative_error(within.score(there), expected) < 1e-7
+
+
 @pytest.mark.parametrize("gaps", [False, True])
 def test_a_long_season_from_a_vague_start(gaps):
     """Score against central differences of statsmodels' own likelihood by its univariate filter."""

@@ -158,7 +158,7 @@ class _Within:
 
         def of_all(full):
             self.differentiated = full
-            return _pulled(self.mod, full, self.at(full).gradient)
+            return _pulled(self.mod, full, self.at(full))
 
         try:
             found = _score_as_given(self.mod, params, transformed, includes_fixed, of_all)

@@ -124,10 +124,10 @@ def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
     known = _known(mod)
     before = known.derivatives
-    gradient = _Point(mod, params, _columns).gradient
+    point = _Point(mod, params, _columns)
     if same is not None and known.derivatives is before and _shapes(mod) == known.shapes:
-        return known.derivatives.pull(params, known.derivatives.pack(gradient), same)
-    found = _pulled(mod, params, gradient)
+        return known.derivatives.pull(params, known.derivatives.pack(point.gradient), same)
+    found = _pulled(mod, params, point)
     mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found
 
@@ -146,12 +146,16 @@ def _same_derivatives(mod: MLEModel, params: np.ndarray):
         return None
 
 
-def _pulled(mod: MLEModel, params: np.ndarray, gradient) -> np.ndarray:
-    """The score of a gradient for the arrays. Leaves the model complex."""
+def _pulled(mod: MLEModel, params: np.ndarray, point: _Point) -> np.ndarray:
+    """The score of a point, from its gradient for the arrays. Leaves the model complex."""
     if not params.size:
         return np.zeros(0)
     moved = _derivatives(mod, params)
-    return moved.pull(params, moved.pack(gradient))
+    found = moved.pull(params, moved.pack(point.gradient))
+    if point.columns is not None and not np.isin(moved.columns(), point.columns).all():
+        # Only now is it known that more of T or Z moves here: without a gradient so far.
+        return _pulled(mod, params, _Point(mod, params, _columns))
+    return found
 
 
 def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
