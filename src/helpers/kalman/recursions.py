@@ -113,6 +113,11 @@ def symmetric(X):
     return (X + X.T) / 2
 
 
+def with_transposed(X):
+    """X + X' of a square matrix."""
+    return X + X.T
+
+
 def outer(x, y):
     """x y' for vectors."""
     return x[:, None] * y[None, :]
@@ -126,11 +131,16 @@ def mask(o, d, Z, H):
     return rows(d, o), rows(Z, o), rows(rows(symmetric(H), o).T, o)
 
 
+def filtered(P, G):
+    """P_filt = P - G'G (m, m), which loses digits where it leaves little of a variance."""
+    return P - G.T @ G
+
+
 def gains(o, P, Z, H, I_p):
     """What the update makes of the covariances alone.
 
     Returns F (p, p), log|F|, C^-1 (p, p; zero where missing), G (p, m), the filter gain Kf (m, p)
-    and P - G'G (m, m), which is P_filt unless that leaves little of a variance.
+    and `filtered` (m, m).
     """
     ZP = Z @ P
     F = symmetric(ZP @ Z.T + H)
@@ -138,7 +148,8 @@ def gains(o, P, Z, H, I_p):
     # The inverse of a triangular factor is as good as solves with it; that of F would not be.
     C_inv = solve(C, I_p) * o
     G = C_inv @ ZP
-    return F, logdet, C_inv, G, G.T @ C_inv, P - G.T @ G  # def-filter-gain
+    Kf = G.T @ C_inv  # def-filter-gain
+    return F, logdet, C_inv, G, Kf, filtered(P, G)
 
 
 def joseph(X, Z, H, Kf):
@@ -247,17 +258,43 @@ def smooth_mean(r, T, Z, u, Kf, a_filt, TP):
     return e, a_filt + r @ TP, s + e @ Z  # eq-adjoint-r-recursion
 
 
+def smooth_predicted(g, N, T, C_inv, Kf, TP):
+    """What N (m, m) after the step and TP = T P_filt (m, m) make of covariances; g is l's weight.
+
+    Returns T'N (m, m), what T_bar (m, m) loses and Z_bar (p, m) gains by them, Kf'T'N T (p, m), and
+    D (p, p).
+    """
+    TN = T.T @ N
+    KTN = Kf.T @ TN
+    KS = KTN @ T
+    D = g * (C_inv.T @ C_inv) + symmetric(KS @ Kf)  # eq-adjoint-N
+    of_Z = KTN @ TP - g * Kf.T
+    return TN, N @ TP, of_Z, KS, D
+
+
+def smooth_weighted(g, u, s, e):
+    """What D (p, p) and Kf'T'N T (p, m) take in where weights differ.
+
+    N then holds what r r' holds otherwise. Of u = F^-1 v (p,), s = T'r (m,) and the step's e (p,).
+    """
+    return with_transposed(outer(g / 2 * u - e, u)), outer(u, s)
+
+
+def smooth_observed(TN, KS, D, T, Z):
+    """Y = D Z / 2 - Kf'T'N T (p, m), and N (m, m) before the step."""
+    Y = D @ Z / 2 - KS
+    return Y, symmetric(TN @ T + with_transposed(Z.T @ Y))  # eq-adjoint-sparse
+
+
 def smooth_covariance(N, T, Z, C_inv, Kf, TP):
     """What one step back of the disturbance smoother makes of covariances alone.
 
     From N (m, m) after the step and TP = T P_filt (m, m). Returns what T_bar (m, m) loses and Z_bar
     (p, m) gains by them, D (p, p), and N before the step.
     """
-    NTP, X = N @ TP, symmetric(T.T @ (N @ T))
-    KX = Kf.T @ X
-    D = C_inv.T @ C_inv + symmetric(KX @ Kf)  # eq-adjoint-N
-    Y = D @ Z / 2 - KX
-    return NTP, Kf.T @ T.T @ NTP - Kf.T, D, X + 2 * symmetric(Z.T @ Y)  # eq-adjoint-sparse
+    TN, of_T, of_Z, KS, D = smooth_predicted(1.0, N, T, C_inv, Kf, TP)
+    _, N_before = smooth_observed(TN, KS, D, T, Z)
+    return of_T, of_Z, D, N_before
 
 
 def smooth_gradient(r, N, e, a_smooth, of_T, of_Z, D):

@@ -5,28 +5,22 @@ Labels name the equations of the chapters "The adjoint is the smoother" and "Ste
 
 import numpy as np
 
-from helpers.kalman.fused.forward import made_symmetric, pick
+from helpers.kalman.fused.forward import pick
 from helpers.kalman.fused.inputs import load_step
 from helpers.kalman.fused.layout import sizes, space
+from helpers.kalman.fused.step import smooth
 from helpers.kalman.fused.tiles import (
     add,
+    add_picked,
     axpy,
     below,
     clear,
     copy,
-    dot,
     entry,
     get,
     jitable,
     product,
-    put,
-    put_first,
-    rank_one,
-    rank_two,
-    rank_two_summed,
     row_product,
-    sparse_product,
-    sparse_product_transposed,
     symmetrize,
     transpose,
     transposed,
@@ -149,15 +143,6 @@ def steady_backward(w, k, end, N, wanted):
 
 
 @jitable
-def add_picked(w, out, alpha, X, rows, columns):
-    """out += alpha X for the `columns` of X."""
-    for i in range(rows):
-        here, row = below(out, i).at, below(X, i).at
-        for j in range(len(columns)):
-            put(w, here + j, get(w, here + j) + alpha * get(w, row + columns[j]))
-
-
-@jitable
 def is_summed(t, varying, wanted, steady_from):
     """Whether the N of step t is added to N_sum on its own, not with others of a steady state."""
     return wanted.W and not varying and t >= 0 and steady_from[t] < 0
@@ -193,7 +178,9 @@ def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, stead
                 add(w, s.N_sum, 1.0, N, m)
             continue
         summed = is_summed(t - 1, varying, wanted, steady_from)
-        step_back(w, t, N, N_before, T_entries, wanted, l_bar[t], equal, summed)
+        step_back(w, t, N, N_before, T_entries, wanted, l_bar[t], equal)
+        if summed:
+            add(w, s.N_sum, 1.0, N_before, m)
         if wanted.matrices:
             if varying:
                 if wanted.W:
@@ -217,112 +204,21 @@ def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, stead
 
 
 @jitable
-def step_back(w, t, N, N_before, T_entries, wanted, g, equal, summed):
-    """Step t: its r, e and ahat, N_before from N, and what it adds to D_sum, Z_bar and T_bar.
-
-    If `summed`, N_before is added to N_sum, which need not be right above the diagonal.
-    """
-    s = space(w)
-    n, p, m = sizes(w)
-    Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
-    r_next, r_t, e, u = below(s.r, t + 1), below(s.r, t), below(s.e, t), below(s.u, t)
-    row_product(w, s.row.at, 1.0, r_next.at, s.T, s.zero.at, m, m)
-    if not equal:
-        u = s.gu
-        clear(w, u, 1)
-        add(w, u, g, below(s.u, t), 1)
-    if p == 1:  # r_{t-1} = T' r_t + Z' e: eq-adjoint-r-recursion
-        e_t = get(w, u.at) - dot(w, s.row.at, Kf.at, m)
-        put_first(w, e.at, e_t)
-        axpy(w, r_t.at, e_t, s.Z.at, s.row.at, m)
-    else:
-        transpose(w, s.K_t, Kf, p, m)
-        row_product(w, e.at, -1.0, s.row.at, s.K_t, u.at, m, p)
-        row_product(w, r_t.at, 1.0, e.at, s.Z, s.row.at, p, m)
-    if not wanted.matrices:
-        return
-    filtered = wanted.T or wanted.Z
-    kept = t if filtered else 0
-    TP, ahat, q = below(s.TP, kept * m), below(s.ahat, kept), len(wanted.columns)
-    a_filt = below(s.a_filt, kept)
-    if filtered and q < m:
-        pick(w, s.picked.at, a_filt.at, wanted.columns)
-        a_filt = s.picked
-    if filtered and t == n - 1:  # r and N are zero, and no TP was computed
-        axpy(w, ahat.at, 1.0, a_filt.at, s.zero.at, q)
-    elif filtered:
-        row_product(w, ahat.at, 1.0, r_next.at, TP, a_filt.at, m, q)
-    if wanted.T and t < n - 1:
-        product(w, s.T_bar, -1.0, N, TP, s.T_bar, m, m, q)
-
-    # N_before = T' N T by B = N T, then KN = -Kf' T' N and M = -Kf' T' N T
-    lower = made_symmetric(t, m)
-    if T_entries.sparse:
-        sparse_product_transposed(w, s.B, N_before, s.T_t, T_entries, N, s.zero, m, m)
-        if wanted.Z:
-            product(w, s.KN, -1.0, Kf, N_before, s.zero, p, m, m)
-        sparse_product(w, N_before, s.T_t, T_entries, s.B, s.zero, m, m, lower)
-    else:
-        product(w, s.B, 1.0, N, s.T, s.zero, m, m, m)
-        if wanted.Z:
-            product(w, s.K, 1.0, Kf, s.T_t, s.zero, p, m, m)
-            product(w, s.KN, -1.0, s.K, N, s.zero, p, m, m)
-        product(w, N_before, 1.0, transposed(s.T), s.B, s.zero, m, m, m, lower)
-    if lower:
-        symmetrize(w, N_before, m)
-    product(w, s.M, -1.0, Kf, N_before, s.zero, p, m, m)
-    if wanted.Z:
-        if t < n - 1:
-            product(w, s.Z_bar, -1.0, s.KN, TP, s.Z_bar, p, m, q)
-        add_picked(w, s.Z_bar, -1.0 if equal else -g, Kf, p, wanted.columns)
-    if not equal:
-        unequal(w, t, Kf, F_inv, g, a_filt, ahat, wanted)
-    elif p == 1:
-        put_first(w, s.D.at, get(w, F_inv.at) - dot(w, s.M.at, Kf.at, m))  # eq-adjoint-N
-    else:
-        product(w, s.D, -1.0, s.M, s.K_t, F_inv, p, m, p)  # eq-adjoint-N
-    add(w, s.D_sum, 1.0, s.D, p)
-    # N_{t-1} = T' N T + Z' Y + Y' Z with Y = D Z / 2 - Kf' T' N T:
-    # eq-adjoint-sparse, eq-oneop-shared
-    if p == 1:
-        axpy(w, s.YZ.at, 0.5 * get(w, s.D.at), s.Z.at, s.M.at, m)
-        if summed:
-            rank_two_summed(w, N_before, s.Z.at, s.YZ.at, N_before, s.N_sum, m)
-        else:
-            rank_two(w, N_before, s.Z.at, s.YZ.at, N_before, m)
-    else:
-        product(w, s.YZ, 0.5, s.D, s.Z, s.M, p, p, m)
-        copy(w, below(s.ZY, p), s.YZ, p)
-        product(w, N_before, 1.0, transposed(s.ZY), s.YZ, N_before, m, 2 * p, m)
-        if summed:
-            add(w, s.N_sum, 1.0, N_before, m)
-
-
-@jitable
-def unequal(w, t, Kf, F_inv, g, a_filt, ahat, wanted):
-    """What the step adds when weights differ: D and M take in the products of u with the rest.
-
-    D = g (F^-1 - u u') + Kf' S Kf + w u' + u w' with w = Kf' T' r = g u - e, and M = -Kf' S - u s'
-    with s = T' r; the smoothed state in Z_bar splits into e a_filt' + u (P_filt s)'.
-    """
+def step_back(w, t, N, N_before, T_lists, wanted, g, equal):
+    """Step t: its r, e and ahat, N_before from N, and what it adds to D_sum, Z_bar and T_bar."""
     s = space(w)
     _, p, m = sizes(w)
-    u, e = below(s.u, t), below(s.e, t)
-    for i in range(p):
-        for j in range(p):
-            u_i, u_j = get(w, u.at + i), get(w, u.at + j)
-            w_i, w_j = g * u_i - get(w, e.at + i), g * u_j - get(w, e.at + j)
-            x = g * (entry(w, F_inv, i, j) - u_i * u_j) + w_i * u_j + u_i * w_j
-            put(w, s.D.at + i * s.D.ld + j, x)
-    transpose(w, s.K_t, Kf, p, m)
-    product(w, s.D, -1.0, s.M, s.K_t, s.D, p, m, p)
-    rank_one(w, s.M, -1.0, u.at, s.row.at, s.M, p, m)
-    if wanted.T or wanted.Z:  # ahat - a_filt = P_filt s, then a_filt alone
-        q = len(wanted.columns)
-        axpy(w, ahat.at, -1.0, a_filt.at, ahat.at, q)
-        if wanted.Z:
-            rank_one(w, s.Z_bar, 1.0, u.at, ahat.at, s.Z_bar, p, q)
-        axpy(w, ahat.at, 1.0, a_filt.at, s.zero.at, q)
+    filtered = wanted.T or wanted.Z
+    kept = t if filtered else 0
+    a_filt = below(s.a_filt, kept)
+    if filtered and len(wanted.columns) < m:
+        pick(w, s.picked.at, a_filt.at, wanted.columns)
+        a_filt = s.picked
+    smooth(
+        w, t, below(s.r, t), below(s.r, t + 1), below(s.e, t), below(s.u, t), below(s.Kf, t * p),
+        below(s.F_inv, t * p), a_filt, below(s.TP, kept * m), below(s.ahat, kept), N, N_before,
+        T_lists, wanted, 1.0 if equal else g, equal,
+    )  # fmt: skip
 
 
 @jitable

@@ -10,41 +10,25 @@ import numpy as np
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.inputs import load, load_step, load_symmetric, load_vectors, vectors_vary
 from helpers.kalman.fused.layout import sizes, space
+from helpers.kalman.fused.step import predict, update
 from helpers.kalman.fused.tiles import (
-    LANES,
     Mat,
-    axpy,
     below,
     clear,
-    dot,
     entry,
     get,
     jitable,
     largest_change,
-    padded,
     product,
     put,
-    put_first,
-    rank_one,
     row_product,
-    sparse_product,
-    sparse_product_transposed,
-    sparse_product_updated,
-    symmetrize,
     transposed,
 )
-from helpers.kalman.recursions import LOG_2PI
 from helpers.kalman.square_root import LOST, WATCHED, is_past, was_known
 
 # How a pass ended. Zero is what a pass that was cut off would leave, so it is none of them.
 DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
 
-# An update that leaves less than this share of a variance takes Joseph's form: three digits of a
-# difference are lost there, and more with every smaller share.
-JOSEPH_BELOW = 1e-3
-# P and N are made symmetric in every step, from their lower half, where it takes less time than the
-# whole; small ones every so many steps, between which they stay symmetric to a few roundings.
-SYMMETRIC_EVERY = 4
 # Two looks at the change of P lie FIRST_LOOK steps apart at first, then an eighth of the steps that
 # the search has taken: the search costs little where P never settles, and finds it late by 1/8.
 FIRST_LOOK, LOOK_LATER = 4, 8
@@ -57,125 +41,6 @@ class Steps(NamedTuple):
 
     l: np.ndarray  # (n,), log-likelihoods
     steady_from: np.ndarray  # (n,), at the last step of a steady stretch its first step, else -1
-
-
-@jitable
-def invert_factor(w, F, C_inv, p):
-    """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite."""
-    logdet, C = 0.0, C_inv
-    for j in range(p):
-        x = entry(w, F, j, j)
-        for k in range(j):
-            x -= entry(w, C, j, k) ** 2
-        if not x > 0.0:
-            return np.nan
-        logdet += np.log(x)
-        pivot = np.sqrt(x)
-        put(w, C.at + j * C.ld + j, pivot)
-        for i in range(j + 1, p):
-            x = entry(w, F, i, j)
-            for k in range(j):
-                x -= entry(w, C, i, k) * entry(w, C, j, k)
-            put(w, C.at + i * C.ld + j, x / pivot)
-    for j in range(p):  # C <- C^-1
-        put(w, C.at + j * C.ld + j, 1.0 / entry(w, C, j, j))
-        for i in range(j):
-            put(w, C.at + i * C.ld + j, 0.0)
-        for i in range(j + 1, p):
-            x = 0.0
-            for k in range(j, i):
-                x -= entry(w, C, i, k) * entry(w, C, k, j)
-            put(w, C.at + i * C.ld + j, x / entry(w, C, i, i))
-    return logdet
-
-
-@jitable
-def observe(w, P, Z_entries):
-    """M = Z P."""
-    s = space(w)
-    _, p, m = sizes(w)
-    if Z_entries.sparse:
-        sparse_product(w, s.M, s.Z, Z_entries, P, s.zero, p, m)
-    elif p == 1:
-        row_product(w, s.M.at, 1.0, s.Z.at, P, s.zero.at, m, m)
-    else:
-        product(w, s.M, 1.0, s.Z, P, s.zero, p, m, m)
-
-
-@jitable
-def update(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries):
-    """The update with the observations that stand in v, NaN where there is none.
-
-    Writes v, u, the transposed gain (def-filter-gain), F^-1, a_filt, P_filt = P - G'G and the
-    square v' F^-1 v. Returns log|F| + p log(2 pi), counting what is observed; NaN if F is not
-    positive definite. (One number: two would be returned through memory, where they arrive late.)
-    """
-    s = space(w)
-    _, p, m = sizes(w)
-    observe(w, P, Z_entries)
-    product(w, s.F, 1.0, s.M, s.Z_t, s.H, p, m, p)
-    const = invert_factor(w, s.F, s.C_inv, p)
-    if np.isnan(const):
-        return const
-    product(w, F_inv, 1.0, transposed(s.C_inv), s.C_inv, s.zero, p, p, p)
-    row_product(w, u.at, -1.0, a.at, s.Z_t, s.zero.at, m, p)
-    for i in range(p):
-        y = get(w, v.at + i)
-        if np.isnan(y):
-            put(w, v.at + i, 0.0)
-            put(w, F_inv.at + i * F_inv.ld + i, 0.0)
-        else:
-            const += LOG_2PI
-            put(w, v.at + i, y - get(w, s.d.at + i) + get(w, u.at + i))
-    square = 0.0
-    for i in range(p):
-        x = dot(w, s.C_inv.at + i * s.C_inv.ld, v.at, p)
-        put(w, s.w.at + i, x)
-        square += x * x
-    put(w, s.square.at, square)
-    row_product(w, u.at, 1.0, s.w.at, s.C_inv, s.zero.at, p, p)
-    # The gain in factors, C'^-1 (C^-1 Z P): with F^-1 it would lose eps kappa^2 of T and Z.
-    product(w, s.G, 1.0, s.C_inv, s.M, s.zero, p, p, m)
-    product(w, Kf, 1.0, transposed(s.C_inv), s.G, s.zero, p, p, m)
-    row_product(w, a_filt.at, 1.0, s.w.at, s.G, a.at, p, m)
-    product(w, s.P_filt, -1.0, transposed(s.G), s.G, P, m, p, m)
-    return const
-
-
-@jitable
-def update_one(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries):
-    """`update` where p = 1: F, v and u are numbers, and all but P are places of rows.
-
-    It leaves P_filt to `update_covariance`, or to `predict`.
-    """
-    s = space(w)
-    m = sizes(w).m
-    observe(w, P, Z_entries)
-    F = get(w, s.H.at) + dot(w, s.M.at, s.Z.at, m)
-    if not F > 0.0:
-        return np.nan
-    v_t, const, inverse, y = 0.0, 0.0, 1.0 / F, get(w, v)
-    axpy(w, Kf, inverse, s.M.at, s.zero.at, m)
-    if np.isnan(y):
-        inverse = 0.0
-    else:
-        v_t = y - get(w, s.d.at) - dot(w, a, s.Z.at, m)
-        const = np.log(F) + LOG_2PI
-    put_first(w, v, v_t)
-    put_first(w, u, v_t * inverse)
-    put_first(w, F_inv, inverse)
-    put(w, s.square.at, v_t * v_t * inverse)
-    axpy(w, a_filt, v_t, Kf, a, m)
-    return const
-
-
-@jitable
-def shrinks(w, before, after, share, m):
-    """Whether some variance of the covariance `after` is below `share` of that in `before`."""
-    for i in range(m):
-        if entry(w, after, i, i) < share * entry(w, before, i, i):
-            return True
-    return False
 
 
 @jitable
@@ -195,87 +60,6 @@ def shows_vague(w, P, model):
 def is_news(i, model):
     """Whether a variance of state i that fell says that P0 was vague."""
     return not is_past(i, model.P0, model.T, model.W) and not was_known(model.P0, model.W[0])
-
-
-@jitable
-def joseph(w, Kf):
-    """P_filt from P - G'G =: X: Joseph's form J P J' + Kf H Kf' = X - (X Z' - Kf H) Kf'."""
-    s = space(w)
-    _, p, m = sizes(w)
-    symmetrize(w, s.P_filt, m)
-    product(w, s.Y, -1.0, s.H, Kf, s.zero, p, p, m)
-    product(w, s.Y, 1.0, s.Z, s.P_filt, s.Y, p, m, m)
-    product(w, s.P_filt, -1.0, transposed(s.Y), Kf, s.P_filt, m, p, m)
-    symmetrize(w, s.P_filt, m)
-
-
-@jitable
-def update_covariance(w, P, F_inv):
-    """P_filt = P - M'M / F where p = 1. (In a gap M and F^-1 are zero.)"""
-    s = space(w)
-    m = sizes(w).m
-    rank_one(w, s.P_filt, -get(w, F_inv.at), s.M.at, s.M.at, P, m, m)
-
-
-@jitable
-def keeps_variances(w, F_inv):
-    """Whether p = 1, and every variance sure to keep some of what it was through the update.
-
-    It keeps at least the share H / F of it (Cauchy, Schwarz).
-    """
-    return sizes(w).p == 1 and get(w, space(w).H.at) * get(w, F_inv.at) >= JOSEPH_BELOW
-
-
-@jitable
-def updated(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries, needed):
-    """`update`, with P_filt in Joseph's form where it leaves little of a variance.
-
-    If it is not `needed`, P_filt is written only where a `predict` by lists cannot do without it.
-    """
-    s = space(w)
-    _, p, m = sizes(w)
-    if p > 1:
-        const = update(w, a, P, v, u, Kf, F_inv, a_filt, Z_entries)
-    else:
-        const = update_one(w, a.at, P, v.at, u.at, Kf.at, F_inv.at, a_filt.at, Z_entries)
-    if np.isnan(const):
-        return const
-    sure = keeps_variances(w, F_inv)
-    if p == 1 and (needed or not sure):
-        update_covariance(w, P, F_inv)
-    if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):
-        joseph(w, Kf)
-    return const
-
-
-@jitable
-def made_symmetric(t, m):
-    """Whether step t computes a covariance's lower half, from which it becomes symmetric.
-
-    With more than one and a half vectors of rows it takes less time than the whole.
-    """
-    return 2 * m > 3 * LANES or t % SYMMETRIC_EVERY == 0
-
-
-@jitable
-def predict(w, t, P, F_inv, P_next, TP, T_entries):
-    """TP = T P_filt and P_next = TP T' + W, after the update of P that `updated` has made."""
-    s = space(w)
-    m, lower = sizes(w).m, made_symmetric(t, sizes(w).m)
-    if T_entries.sparse:
-        clear(w, below(TP, m), padded(m) - m)  # rows that are transposed with the others
-        T, zero = s.T, s.zero
-        if keeps_variances(w, F_inv):
-            share = -get(w, F_inv.at)
-            sparse_product_updated(w, s.B, TP, T, T_entries, P, share, s.M.at, zero, m, m)
-        else:
-            sparse_product_transposed(w, s.B, TP, T, T_entries, s.P_filt, zero, m, m)
-        sparse_product(w, P_next, s.T, T_entries, s.B, s.W, m, m, lower)
-    else:
-        product(w, TP, 1.0, s.T, s.P_filt, s.zero, m, m, m)
-        product(w, P_next, 1.0, TP, s.T_t, s.W, m, m, m, lower)
-    if lower:
-        symmetrize(w, P_next, m)
 
 
 @jitable
@@ -369,10 +153,9 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
         TP = TP_kept if all_kept else s.TP_now
 
         needed = t == n - 1 or not pattern.T.sparse
-        const = updated(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, needed)
-        if np.isnan(const):
+        steps.l[t] = update(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, needed)
+        if np.isnan(steps.l[t]):
             return NOT_POSITIVE_DEFINITE, t
-        steps.l[t] = -0.5 * (const + get(w, s.square.at))
         steps.steady_from[t] = -1
         if watch and taken < WATCHED * m:
             for i in range(p):
@@ -382,6 +165,7 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
         else:
             watch = False
         if t == n - 1:
+            clear(w, TP_kept, m)  # what r and N, which are zero, are multiplied by
             return (VAGUE if watch and shows_vague(w, s.P_filt, model) else DONE), n
         predict(w, t, P, F_inv, P_next, TP, pattern.T)
         if not all_kept:
@@ -389,7 +173,7 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
                 pick(w, below(TP_kept, i).at, below(TP, i).at, columns)
         if steady:
             end = observed.same_until[t]
-            steady_forward(w, y, t, end, model, const, saved, steps)
+            steady_forward(w, y, t, end, model, saved, steps)
             t, steady, since, before, looked = end, False, end, -1.0, end
             continue
         row_product(w, below(s.a, t + 1).at, 1.0, a_filt.at, s.T_t, s.c.at, m, m)
@@ -411,10 +195,11 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
 
 
 @jitable
-def steady_forward(w, y, k, end, model, const, saved, steps):
+def steady_forward(w, y, k, end, model, saved, steps):
     """Steps k to end - 1 with the gain of step k: a_{t+1} = L a_t + K (y_t - d) + c."""
     s = space(w)
     _, p, m = sizes(w)
+    const = -2.0 * steps.l[k] - get(w, s.square.at)  # log|F| and log(2 pi)
     gain = k if saved.gains else 0
     Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
     v, u, L_t = below(s.v, k), below(s.u, k), s.L

@@ -9,7 +9,6 @@ from helpers.kalman.fused.tiles import (
     Listed,
     below,
     clear,
-    copy,
     jitable,
     place_of,
     put,
@@ -229,8 +228,6 @@ def load_step(w, t, model, observed):
                 put(w, s.H.at + j * s.H.ld + i, 0.0)
             put(w, s.H.at + i * s.H.ld + i, 1.0)
     transpose(w, s.Z_t, s.Z, p, m)
-    copy(w, s.ZY, s.Z, p)
-    copy(w, below(s.YZ, p), s.Z, p)
 
 
 @jitable

@@ -53,6 +53,7 @@ LAYOUT = {
     "P_next": ("m", "m"),
     "P_filt": ("m", "m"),
     "B": ("m", "m"),
+    "TN": ("m", "m"),  # T'N
     "L": ("m", "m"),
     "N": ("m", "m"),
     "N_sum": ("m", "m"),
@@ -70,19 +71,24 @@ LAYOUT = {
     "K": ("p", "m"),
     "KN": ("p", "m"),
     "Z_bar": ("p", "m"),
-    "ZY": ("2p", "m"),
-    "YZ": ("2p", "m"),
+    "M2": ("p", "m"),
     "K_t": ("m", "p"),
     "F": ("p", "p"),
+    "F2": ("p", "p"),
     "C_inv": ("p", "p"),
     "D": ("p", "p"),
     "D_sum": ("p", "p"),
     "row": ("1", "m"),
+    "row2": ("1", "m"),
+    "row3": ("1", "m"),
     "picked": ("1", "m"),  # of a row, the columns asked for
     "TP_now": ("m", "m"),  # T P_filt of the step at hand, where not all its columns are saved
     "most": ("1", "m"),  # the largest that each variance was
     "w": ("1", "p"),
     "gu": ("1", "p"),
+    "v2": ("1", "p"),
+    "o": ("1", "p"),  # 1.0 where something is observed
+    "d_seen": ("1", "p"),  # d with zeros for the rest
     "square": ("1", "p"),  # one number, v' F^-1 v
     # matrices of every step; those whose blocks are transposed have a block to spare at the end
     "a": ("steps + 1", "m"),
@@ -101,7 +107,7 @@ GAINS_FROM = list(LAYOUT).index("Kf")
 Space = NamedTuple("Space", [(name, Mat) for name in LAYOUT])  # noqa: UP014
 
 _KINDS = (
-    "any", "1", "m", "p", "2p", "widest", "columns", "steps", "steps + 1", "steps gains",
+    "any", "1", "m", "p", "widest", "columns", "steps", "steps + 1", "steps gains",
     "steps gains + 1", "steps gains p", "steps filtered", "steps filtered m",
 )  # fmt: skip
 _TABLE = np.array([[_KINDS.index(kind) for kind in dims] for dims in LAYOUT.values()])
@@ -115,7 +121,7 @@ def extent(kind, sizes, saved):
     gains, filtered = n if saved.gains else 1, n if saved.filtered > 0 else 1
     columns = saved.filtered if saved.filtered > 0 else m
     lengths = (
-        1, 1, padded(m), padded(p), 2 * padded(p), max(padded(m), padded(p)), padded(columns), n,
+        1, 1, padded(m), padded(p), max(padded(m), padded(p)), padded(columns), n,
         n + 1, gains, gains + 1, gains * p + LANES, filtered, filtered * m + LANES,
     )  # fmt: skip
     return lengths[kind]

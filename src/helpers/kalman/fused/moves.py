@@ -230,15 +230,6 @@ def from_right_listed(w, out, X, B_t, listed, B, C, rows, inner, cols, k):
 
 
 @jitable
-def from_left(w, out, A, listed, X, C, rows, inner, cols):
-    """out (rows, cols) = C + A X; by the non-zeros of A where that is faster."""
-    if listed.sparse:
-        sparse_product(w, out, A, listed, X, C, rows, cols)
-    else:
-        product(w, out, 1.0, A, X, C, rows, inner, cols)
-
-
-@jitable
 def add_symmetric(w, out, X, B, size, k):
     """out += X B for each of the k tangents X (size, size k), where out and X B are symmetric."""
     if k == 1:

@@ -191,8 +191,7 @@ def pull_sums(w, x, t, gain, steps, S, dS, g, equal, T_wanted, want_Z, k):
 def pull_covariance(w, x, t, swapped, equal, Z_moves, pattern_T_t, group):
     """The tangents of N before step t, after its `step_back` and `pull_sums`.
 
-    N_before = T'N T + Z'Y + Y'Z, with Y = D Z / 2 + M and M = -K N T, as `step_back` has it, which
-    leaves N T in s.B.
+    N_before = T'N T + Z'Y + Y'Z, with Y = D Z / 2 + M and M = -K N T, as `step_back` has it.
     """
     s, d = space(w), moved(x)
     dN, dN_before = in_turn(d, swapped)
@@ -200,7 +199,7 @@ def pull_covariance(w, x, t, swapped, equal, Z_moves, pattern_T_t, group):
     _, _, k, block = group
     top, bottom, left, right = block
     mk = m * k
-    KN, Y = s.G, s.YZ
+    KN, Y = s.G, s.Y
     # dM = -(d(K N) T + K N dT)
     from_right(w, d.M, -1.0, d.KN, s.T, d.zero, p, m, m, k)
     if bottom > 0:
@@ -435,7 +434,8 @@ def pull(
             for i in range(len(groups)):
                 spread(w, group_of(x, i), gain, t + 1, kept)
         add(w, s.N_sum, 1.0, N, m)
-        step_back(w, t, N, N_before, pattern.T_t, wanted, g, equal, False)
+        step_back(w, t, N, N_before, pattern.T_t, wanted, g, equal)
+        transpose(w, s.B, s.TN, m, m)  # N T
         weigh_gain(w, t, N)
         for i in range(len(groups)):
             here, group = group_of(x, i), groups[i]

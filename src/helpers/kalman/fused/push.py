@@ -15,9 +15,7 @@ from helpers.kalman.fused.forward import (
     is_steady,
     is_time_to_look,
     load_start,
-    predict,
     steady_forward,
-    updated,
 )
 from helpers.kalman.fused.inputs import load_step, load_vectors, vectors_vary
 from helpers.kalman.fused.layout import Saved, sizes, space
@@ -28,7 +26,6 @@ from helpers.kalman.fused.moves import (
     add_times_rows,
     by_lists,
     columns_from,
-    from_left,
     from_right,
     from_right_listed,
     group_of,
@@ -38,6 +35,7 @@ from helpers.kalman.fused.moves import (
     turn,
     with_turned,
 )
+from helpers.kalman.fused.step import predict, update
 from helpers.kalman.fused.tiles import (
     Mat,
     add,
@@ -46,6 +44,7 @@ from helpers.kalman.fused.tiles import (
     clear,
     copy,
     entry,
+    from_left,
     get,
     jitable,
     product,
@@ -385,8 +384,8 @@ def push(
         a, v, u = below(s.a, t), below(s.v, t), below(s.u, t)
         Kf, F_inv = below(s.Kf, t * p), below(s.F_inv, t * p)
         a_filt, TP = below(s.a_filt, t), below(s.TP, t * m)
-        const = updated(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, True)
-        if np.isnan(const):
+        steps.l[t] = update(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, True)
+        if np.isnan(steps.l[t]):
             return NOT_POSITIVE_DEFINITE
         steady_from[t] = -1
         if t < n - 1:
@@ -396,10 +395,11 @@ def push(
             push_covariance(w, here, t, P, swapped, Z_moves, kept, pattern, groups[i])
             push_mean(w, here, t, t, dots, observed, slopes, Z_moves, pattern, groups[i])
         if t == n - 1:
+            clear(w, TP, m)  # what r and N, which are zero, are multiplied by
             break
         if steady:
             end = observed.same_until[t]
-            steady_forward(w, y, t, end, model, const, saved, steps)
+            steady_forward(w, y, t, end, model, saved, steps)
             product(w, a_filt, 1.0, v, Kf, a, end - t, p, m)
             for i in range(len(groups)):
                 here, group = group_of(x, i), groups[i]

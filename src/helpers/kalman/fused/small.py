@@ -29,7 +29,6 @@ from helpers.kalman.fused.entry import (
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
-    JOSEPH_BELOW,
     NOT_POSITIVE_DEFINITE,
     VAGUE,
     is_steady,
@@ -47,6 +46,7 @@ from helpers.kalman.fused.registers import (
     write,
     zeros,
 )
+from helpers.kalman.fused.step import JOSEPH_BELOW
 from helpers.kalman.fused.tiles import jitable, put
 from helpers.kalman.on_disk import cfunc
 from helpers.kalman.recursions import symmetric

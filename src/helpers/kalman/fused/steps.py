@@ -4,6 +4,7 @@ import numpy as np
 
 from helpers.kalman.fused import (
     forward,
+    step,
     text,  # noqa: F401 (lets compiled code call the readable text)
 )
 from helpers.kalman.fused.inputs import load_step, load_vectors, vectors_vary
@@ -89,20 +90,19 @@ def filter_steps(w, y, observed, model, varying, pattern, out):
         a = below(s.a, t)
         store_row(w, a.at, out.a_pred[t])
         store_symmetric(w, P, out.P_pred[t])
-        const = forward.updated(
+        out.l[t] = step.update(
             w, a, P, below(s.v, t), below(s.u, t), s.Kf, s.F_inv, s.a_filt, pattern.Z, True
         )
-        if np.isnan(const):
+        if np.isnan(out.l[t]):
             for X in (out.a_filt, out.a_pred, out.y_hat):
                 X[t:] = np.nan
             for X in (out.P_filt, out.P_pred, out.F):
                 X[t:] = np.nan
             out.l[t:] = np.nan
             return
-        out.l[t] = -0.5 * (const + get(w, s.square.at))
         store_observed(w, t, observed, out)
         store_row(w, s.a_filt.at, out.a_filt[t])
         store_symmetric(w, s.P_filt, out.P_filt[t])
-        forward.predict(w, t, P, s.F_inv, P_next, s.TP, pattern.T)
+        step.predict(w, t, P, s.F_inv, P_next, s.TP, pattern.T)
         row_product(w, below(s.a, t + 1).at, 1.0, s.a_filt.at, s.T_t, s.c.at, m, m)
         P, P_next = P_next, P

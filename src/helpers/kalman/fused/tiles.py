@@ -456,6 +456,13 @@ def row_product(w, out, alpha, a, B, c, inner, cols):
             j += LANES
 
 
+@jitable
+def row_dots(w, out, alpha, a, B, c, inner, cols):
+    """out = c + alpha a B' for rows that begin at the places out, a and c; B (cols, inner)."""
+    for j in range(cols):
+        put(w, out + j, get(w, c + j) + alpha * dot(w, a, B.at + j * B.ld, inner))
+
+
 def place_of(x):
     """An array of integers, or in compiled code its address, which costs no reference count."""
     return x
@@ -846,6 +853,52 @@ def copy(w, out, A, rows):
 def add(w, out, factor, A, rows):
     """out += factor A, `rows` whole rows that are as long in both."""
     axpy(w, out.at, factor, A.at, out.at, rows * A.ld)
+
+
+@jitable
+def add_picked(w, out, alpha, X, rows, columns):
+    """out += alpha X for the `columns` of X."""
+    for i in range(rows):
+        here, row = below(out, i).at, below(X, i).at
+        for j in range(len(columns)):
+            put(w, here + j, get(w, here + j) + alpha * get(w, row + columns[j]))
+
+
+@jitable
+def from_left(w, out, A, listed, X, C, rows, inner, cols):
+    """out (rows, cols) = C + A X; by the non-zeros of A where that is faster."""
+    if listed.sparse:
+        sparse_product(w, out, A, listed, X, C, rows, cols)
+    elif rows == 1:
+        row_product(w, out.at, 1.0, A.at, X, C.at, inner, cols)
+    else:
+        product(w, out, 1.0, A, X, C, rows, inner, cols)
+
+
+@jitable
+def from_left_turned(w, out, turned, A, listed, X, C, rows, inner, cols):
+    """`from_left`, and where it goes by non-zeros the transposed of out as well."""
+    if listed.sparse:
+        clear(w, below(out, rows), padded(rows) - rows)  # transposed with the others
+        sparse_product_transposed(w, turned, out, A, listed, X, C, rows, cols)
+    else:
+        product(w, out, 1.0, A, X, C, rows, inner, cols)
+
+
+@jitable
+def from_left_changed(w, out, turned, A, listed, X, alpha, x, C, rows, inner, cols):
+    """`from_left_turned` for X + alpha x'x, which need not be written; A is not dense."""
+    clear(w, below(out, rows), padded(rows) - rows)
+    sparse_product_updated(w, turned, out, A, listed, X, alpha, x, C, rows, cols)
+
+
+@jitable
+def times_listed(w, out, X, turned, A, listed, A_t, C, size, lower):
+    """out = C + X A', which is symmetric; by the non-zeros of A where that is faster."""
+    if listed.sparse:
+        sparse_product(w, out, A, listed, turned, C, size, size, lower)
+    else:
+        product(w, out, 1.0, X, A_t, C, size, size, size, lower)
 
 
 @jitable
