@@ -74,6 +74,14 @@ def solve(C, B):
 
 
 @singledispatch
+def inverse_factor(F, o, I_p):
+    """C^-1 (p, p) for F = C C' (p, p), zero where o is, and log|F|, of what is observed."""
+    C, logdet = cholesky(F + I_p * (1 - o))
+    # The inverse of a triangular factor is as good as solves with it; that of F would not be.
+    return solve(C, I_p) * o, logdet
+
+
+@singledispatch
 def rows(X, o):
     """X (p,) or (p, k) with zeros in the rows in which o is zero, whatever stands there."""
     return np.where((o != 0).reshape(-1, *[1] * (X.ndim - 1)), X, 0)
@@ -144,9 +152,7 @@ def gains(o, P, Z, H, I_p):
     """
     ZP = Z @ P
     F = symmetric(ZP @ Z.T + H)
-    C, logdet = cholesky(F + I_p * (1 - o))
-    # The inverse of a triangular factor is as good as solves with it; that of F would not be.
-    C_inv = solve(C, I_p) * o
+    C_inv, logdet = inverse_factor(F, o, I_p)
     G = C_inv @ ZP
     Kf = G.T @ C_inv  # def-filter-gain
     return F, logdet, C_inv, G, Kf, filtered(P, G)

@@ -46,8 +46,11 @@ def fill_gaps(w, v, p):
 
 
 @jitable
-def invert_factor(w, F, C_inv, p):
-    """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite."""
+def invert_factor(w, F, C_inv, o, p):
+    """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite.
+
+    Where o (a row that begins at a place) is zero, F has a one, and C_inv becomes zero.
+    """
     logdet, C = 0.0, C_inv
     for j in range(p):
         x = entry(w, F, j, j)
@@ -64,7 +67,7 @@ def invert_factor(w, F, C_inv, p):
                 x -= entry(w, C, i, k) * entry(w, C, j, k)
             put(w, C.at + i * C.ld + j, x / pivot)
     for j in range(p):  # C <- C^-1
-        put(w, C.at + j * C.ld + j, 1.0 / entry(w, C, j, j))
+        put(w, C.at + j * C.ld + j, get(w, o + j) / entry(w, C, j, j))
         for i in range(j):
             put(w, C.at + i * C.ld + j, 0.0)
         for i in range(j + 1, p):
@@ -73,14 +76,6 @@ def invert_factor(w, F, C_inv, p):
                 x -= entry(w, C, i, k) * entry(w, C, k, j)
             put(w, C.at + i * C.ld + j, x / entry(w, C, i, i))
     return logdet
-
-
-@jitable
-def drop_missing(w, C_inv, o, p):
-    """Zero for the one that stands on the diagonal of C^-1 where nothing is observed."""
-    for i in range(p):
-        here = C_inv.at + i * C_inv.ld + i
-        put(w, here, get(w, here) * get(w, o + i))
 
 
 @jitable
@@ -124,15 +119,15 @@ def write_update(name, p):
     e = writing.Writer(p, "True", SCRATCH)
     _, Z, H = _given(e)
     P, a, y = e.matrix("P", "m", "m", symmetric=True), e.vector("a", "m"), e.vector("v", "p")
-    d = e.vector("s.d_seen", "p")
-    _, logdet, C_inv, G, Kf, X = recursions.gains(e.o, P, Z, H, e.I_p)
-    _, w, u, a_filt, l = recursions.update(y, e.o, a, d, Z, logdet, C_inv, G)
+    d, o = e.vector("s.d_seen", "p"), writing.Seen()
+    _, logdet, C_inv, G, Kf, X = recursions.gains(o, P, Z, H, None)
+    _, w, u, a_filt, l = recursions.update(y, o, a, d, Z, logdet, C_inv, G)
     e.keep("s.M", Z @ P)
     e.keep("Kf", Kf)
     e.keep("F_inv", C_inv.T @ C_inv)
     e.keep("u", u)
     e.keep("a_filt", a_filt)
-    e.line(f"put(w, s.square.at, {(w @ w).source})")
+    e.line(f"put(w, s.square.at, {w @ w})")
     e.keep("v", y - (Z @ a + d))
     e.keep("s.G", G)
     with e.only("needed or not keeps_variances(w, F_inv)"):
@@ -144,7 +139,7 @@ def write_update(name, p):
         name,
         "w, a, P, v, u, Kf, F_inv, a_filt, Z_lists, needed",
         [*BEGIN, "count = fill_gaps(w, v, p)"],
-        [f"return {l.source}"],
+        [f"return {l}"],
     )
 
 
@@ -160,9 +155,7 @@ def write_predict(name, changed):
     _, P_next = recursions.predict(a_filt, P_filt, c, T, W)
     e.keep("TP", T @ P_filt)
     e.keep("P_next", P_next)
-    return e.source(
-        name, "w, t, P, P_next, TP, T_lists", [*BEGIN, "lower = made_symmetric(t, m)"], []
-    )
+    return e.source(name, "w, t, P, P_next, TP, T_lists", [*BEGIN, "lower = made_symmetric(t, m)"])
 
 
 def write_step_back(name, p):

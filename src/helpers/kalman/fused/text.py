@@ -52,8 +52,13 @@ def _rows(X, o):
     return rows
 
 
+@overload(recursions.inverse_factor, jit_options=PART)
+def _inverse_factor(F, o, I_p):  # noqa: N803
+    return recursions.inverse_factor.dispatch(object)
+
+
 for _module in (recursions, square_root, tangents):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
-        if local and _name not in ("cholesky", "solve", "rows", "at_step"):
+        if local and _name not in ("cholesky", "solve", "inverse_factor", "rows", "at_step"):
             jitable(_function)
