@@ -129,7 +129,6 @@ def write_update(name, p):
     e.keep("a_filt", a_filt)
     e.line(f"put(w, s.square.at, {w @ w})")
     e.keep("v", y - (Z @ a + d))
-    e.keep("s.G", G)
     with e.only("needed or not keeps_variances(w, F_inv)"):
         e.keep("s.P_filt", X)
     X = e.matrix("s.P_filt", "m", "m", symmetric=True)
@@ -149,13 +148,17 @@ def write_predict(name, changed):
     T, _, _ = _given(e)
     P_filt, W = e.matrix("s.P_filt", "m", "m", symmetric=True), e.matrix("s.W", "m", "m")
     if changed:
-        P, G = e.matrix("P", "m", "m", symmetric=True), e.matrix("s.G", "p", "m")
-        P_filt = recursions.filtered(P, G)
+        P, M = e.matrix("P", "m", "m", symmetric=True), e.matrix("s.M", "p", "m")
+        P_filt = recursions.filtered(P, writing.Matrix(e, "C_inv", 1, 1) @ M)
     a_filt, c = e.vector("a_filt", "m"), e.vector("s.c", "m")
     _, P_next = recursions.predict(a_filt, P_filt, c, T, W)
     e.keep("TP", T @ P_filt)
     e.keep("P_next", P_next)
-    return e.source(name, "w, t, P, P_next, TP, T_lists", [*BEGIN, "lower = made_symmetric(t, m)"])
+    return e.source(
+        name,
+        "w, t, P, F_inv, P_next, TP, T_lists",
+        [*BEGIN, "lower, inverse = made_symmetric(t, m), get(w, F_inv.at)"],
+    )
 
 
 def write_step_back(name, p):
@@ -209,14 +212,19 @@ def write_step_back(name, p):
     )
 
 
-SOURCES = {
-    "update": write_update("update", "p"),
-    "update_one": write_update("update_one", 1),
-    "predict": write_predict("predict", False),
-    "predict_changed": write_predict("predict_changed", True),
-    "step_back": write_step_back("step_back", "p"),
-    "step_back_one": write_step_back("step_back_one", 1),
-}
+def write_all():
+    """The sources of all functions, by their names."""
+    return {
+        "update": write_update("update", "p"),
+        "update_one": write_update("update_one", 1),
+        "predict": write_predict("predict", False),
+        "predict_changed": write_predict("predict_changed", True),
+        "step_back": write_step_back("step_back", "p"),
+        "step_back_one": write_step_back("step_back_one", 1),
+    }
+
+
+SOURCES = write_all()
 _update, _update_one, _predict, _predict_changed, _step_back, _step_back_one = (
     jitable(writing.function(source, name, vars(tiles) | globals()))
     for name, source in SOURCES.items()
@@ -240,9 +248,9 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt, Z_lists, needed):
 def predict(w, t, P, F_inv, P_next, TP, T_lists):
     """TP = T P_filt and P_next = TP T' + W, after the `update` of P."""
     if T_lists.sparse and keeps_variances(w, F_inv):
-        _predict_changed(w, t, P, P_next, TP, T_lists)
+        _predict_changed(w, t, P, F_inv, P_next, TP, T_lists)
     else:
-        _predict(w, t, P, P_next, TP, T_lists)
+        _predict(w, t, P, F_inv, P_next, TP, T_lists)
 
 
 @jitable

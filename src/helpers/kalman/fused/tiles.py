@@ -346,17 +346,16 @@ def _listed(width, updated):
     return tile
 
 
-def _outer(width, terms, summed=False):
+def _outer(width, terms):
     """The function that computes ``width`` columns of ``out = C + alpha x'y``, for rows x and y.
 
-    It does so from row ``first`` on. With two ``terms`` it is ``C + alpha (x'y + y'x)``. If
-    ``summed``, what it writes is also added to S.
+    With two ``terms`` it is ``C + alpha (x'y + y'x)``.
     """
 
     @intrinsic
-    def machine(typing, w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds):
+    def machine(typing, w, out, ldo, alpha, x, y, j, C, ldc, rows):
         def generate(context, builder, signature, args):
-            w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds = args
+            w, out, ldo, alpha, x, y, j, C, ldc, rows = args
             data, factor = builder.inttoptr(w, DOUBLES), _spread(builder, alpha, width)
             pairs = [(x, y), (y, x)][:terms]
 
@@ -364,31 +363,24 @@ def _outer(width, terms, summed=False):
                 return builder.load(_vector(builder, data, place, width), align=8)
 
             right = [builder.fmul(factor, vector(builder.add(b, j))) for _, b in pairs]
-            with _loop(builder, builder.sub(rows, first)) as k:
-                i = builder.add(first, k)
+            with _loop(builder, rows) as i:
                 row = vector(builder.add(builder.add(C, j), builder.mul(ldc, i)))
                 for (a, _), b in zip(pairs, right, strict=True):
                     a = builder.load(builder.gep(data, [builder.add(a, i)]))
                     row = _multiply_add(builder, _spread(builder, a, width), b, row)
                 place = builder.add(builder.add(out, j), builder.mul(ldo, i))
                 builder.store(row, _vector(builder, data, place, width), align=8)
-                if summed:
-                    place = builder.add(builder.add(S, j), builder.mul(lds, i))
-                    total = builder.fadd(vector(place), row)
-                    builder.store(total, _vector(builder, data, place, width), align=8)
             return context.get_dummy_value()
 
-        return types.void(w, *[types.intp] * 2, types.float64, *[types.intp] * 9), generate
+        return types.void(w, *[types.intp] * 2, types.float64, *[types.intp] * 6), generate
 
     @compiled_as(machine)
-    def tile(w, out, ldo, alpha, x, y, j, C, ldc, first, rows, S, lds):
-        for i in range(first, rows):
+    def tile(w, out, ldo, alpha, x, y, j, C, ldc, rows):
+        for i in range(rows):
             row = w.read(C + i * ldc + j, width)
             for a, b in [(x, y), (y, x)][:terms]:
                 row += w.read(a + i)[0] * (alpha * w.read(b + j, width))
             w.write(out + i * ldo + j, row)
-            if summed:
-                w.write(S + i * lds + j, w.read(S + i * lds + j, width) + row)
 
     return tile
 
@@ -422,7 +414,6 @@ _wide = _stripe(_tile(4, WIDEST, 1), _tile(2, WIDEST, 1), _one_wide)
 _narrow = _stripe(_tile(4, LANES, 1), _tile(2, LANES, 2), _one)
 _outer_wide, _outer_one = _outer(2 * LANES, 1), _outer(LANES, 1)
 _outers_wide, _outers_one = _outer(2 * LANES, 2), _outer(LANES, 2)
-_summed_wide, _summed_one = _outer(2 * LANES, 2, True), _outer(LANES, 2, True)
 
 
 @jitable
@@ -907,10 +898,10 @@ def rank_one(w, out, alpha, x, y, C, rows, cols):
     j = 0
     while j < cols:
         if j + LANES < cols:
-            _outer_wide(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, 0, rows, 0, 0)
+            _outer_wide(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
             j += 2 * LANES
         else:
-            _outer_one(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, 0, rows, 0, 0)
+            _outer_one(w, out.at, out.ld, alpha, x, y, j, C.at, C.ld, rows)
             j += LANES
 
 
@@ -920,25 +911,8 @@ def rank_two(w, out, x, y, C, size):
     j = 0
     while j < size:
         if j + LANES < size:
-            _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, size, 0, 0)
+            _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
             j += 2 * LANES
         else:
-            _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, size, 0, 0)
-            j += LANES
-
-
-@jitable
-def rank_two_summed(w, out, x, y, C, S, size):
-    """`rank_two`; what it writes is added to S, but for some entries above the diagonal."""
-    j = 0
-    while j < size:
-        if j + LANES < size:
-            if j > 0:
-                _outers_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, j, 0, 0)
-            _summed_wide(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, j, size, S.at, S.ld)
-            j += 2 * LANES
-        else:
-            if j > 0:
-                _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, 0, j, 0, 0)
-            _summed_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, j, size, S.at, S.ld)
+            _outers_one(w, out.at, out.ld, 1.0, x, y, j, C.at, C.ld, size)
             j += LANES

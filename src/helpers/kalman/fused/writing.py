@@ -57,7 +57,11 @@ def _times(x, y):
     """The product of two factors, numbers or sources of some."""
     if isinstance(x, float) and isinstance(y, float):
         return x * y
-    return y if x == 1.0 else x if y == 1.0 else f"{x} * {y}"
+    parts = [part for z in (x, y) if z != 1.0 for part in str(z).split(" * ")]
+    if parts.count("C_inv") > 1:  # of a number the inverse itself: M / F is exact where M is F
+        parts.remove("C_inv")
+        parts[parts.index("C_inv")] = "inverse"
+    return " * ".join(parts)
 
 
 class Sum:
@@ -118,6 +122,18 @@ class Sum:
             return Sum(self.e, self.rows, self.cols, self.turned_from.terms, symmetric=True)
         return self * (1.0 / other)
 
+    def scaled(self):
+        """A factor and a `Matrix` of which this is the product."""
+        found = self.found()
+        [factor, *factors] = found.terms[0]
+        numbers = [A for A in factors if A.is_number]
+        rest = [A for A in factors if not A.is_number] or [numbers.pop()] if numbers else factors
+        if len(found.terms) > 1 or len(rest) > 1:
+            return 1.0, found.force()
+        for x in numbers:
+            factor = _times(factor, x.at)
+        return factor, rest[0]
+
     def changed_by_one(self):
         """P and what there is of x'x, where this is P + factor x'x; else None."""
         [P, *rest] = self.terms
@@ -128,14 +144,15 @@ class Sum:
         return None
 
     def __matmul__(self, other):
-        A = self.force()
-        B = (A.listed() and other.changed_by_one()) or other.force()
-        if A.vector and B.vector:
-            return self.e.dot_of(A, B)
-        if B.vector:  # M v is the row v M'
-            return Sum(self.e, 1, A.rows, [(1.0, B, A.T)], True)
+        x, A = self.scaled()
+        B = other.changed_by_one() if A.listed() else None
+        y, B = (1.0, B) if B else other.scaled()
+        if self.vector and other.vector:
+            return self.e.dot_of(_times(x, y), A, B)
+        if other.vector:  # M v is the row v M'
+            return Sum(self.e, 1, A.rows, [(_times(x, y), B, A.T)], True)
         assert A.cols == B.rows, f"a product of {A.rows, A.cols} and {B.rows, B.cols}"
-        return Sum(self.e, A.rows, B.cols, [(1.0, A, B)], A.vector).found()
+        return Sum(self.e, A.rows, B.cols, [(_times(x, y), A, B)], self.vector).found()
 
     def __getitem__(self, index):  # x[:, None] and x[None, :] of a vector
         x = self.force()
@@ -204,7 +221,7 @@ def _inverse_factor(F: Sum, o, I_p):  # noqa: N803
     if F.is_number:
         e.line(f"if not {F.at} > 0.0:")
         e.line("    return np.nan")
-        e.line(f"logdet, C_inv = np.log({F.at}), count / np.sqrt({F.at})", F.line)
+        e.line(f"logdet, inverse = np.log({F.at}), count / {F.at}", F.line)
         return Matrix(e, "C_inv", 1, 1), Number("logdet")
     e.line(f"logdet = invert_factor(w, {F.at}, s.C_inv, s.o.at, p)", _text_line())
     e.line("if np.isnan(logdet):")
@@ -262,9 +279,9 @@ class Writer:
             return f"{A.at} * {B.at}"
         return f"dot(w, {A.at}.at, {B.at}.at, {A.cols})"
 
-    def dot_of(self, A, B):
+    def dot_of(self, factor, A, B):
         """The product of two vectors, computed once."""
-        source = self.dot(A, B)
+        source = _times(factor, self.dot(A, B))
         if source not in self.known:
             self.known[source] = Number(f"x{len(self.lines)}")
             self.line(f"{self.known[source]} = {source}", _text_line())
