@@ -314,24 +314,24 @@ FAULTS = {
         "gains + LANES",
     ),
     "Joseph's form ruled out by one series where there are several": (
-        "forward.py",
+        "step.py",
         "return sizes(w).p == 1 and",
         "return sizes(w).p > 0 and",
     ),
     "lopsided covariances left alone": (
-        "forward.py",
-        "    if lower:\n        symmetrize(w, P_next, m)\n",
-        "",
+        "writing.py",
+        '                self.line(f"symmetrize(w, {out.at}, m)")\n',
+        '                self.line("pass")\n',
     ),
     "Joseph's form never used": (
-        "forward.py",
-        "if not sure and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
-        "if False and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m):",
+        "step.py",
+        'and shrinks(w, P, s.P_filt, JOSEPH_BELOW, m)"',
+        'and False"',
     ),
-    "Joseph's form without Kf H Kf'": (
-        "forward.py",
-        "product(w, s.Y, -1.0, s.H, Kf, s.zero, p, p, m)",
-        "product(w, s.Y, 0.0, s.H, Kf, s.zero, p, p, m)",
+    "what is added after the products left out": (
+        "writing.py",
+        "        for factor, A in refs:\n            name, more",
+        "        for factor, A in []:\n            name, more",
     ),
     "steady without the geometric tail": (
         "forward.py",
@@ -394,10 +394,10 @@ FAULTS = {
         "for a, b in [(x, y), (y, x)][:terms]:",
         "for a, b in [(x, y), (y, x)][:1]:",
     ),
-    "a gap of one series counted as a surprise": (
-        "forward.py",
-        "    if np.isnan(y):\n        inverse = 0.0\n",
-        "    if np.isnan(y):\n        y = 0.0\n",
+    "a gap counted as an observation": (
+        "step.py",
+        "        count += there\n",
+        "        count += 1.0\n",
     ),
     "the last gap ignored": (
         "inputs.py",
@@ -415,24 +415,19 @@ FAULTS = {
         "Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, max(gain - 1, 0) * p)\n        kept",
     ),
     "T P instead of T P_filt where P_filt is not written": (
-        "forward.py",
-        "share = -get(w, F_inv.at)",
-        "share = 0.0",
+        "writing.py",
+        'found.change = f"{rest[0][0]}, {rest[0][2].at}.at"',
+        'found.change = f"0.0, {rest[0][2].at}.at"',
     ),
     "a product by lists without the update": (
         "tiles.py",
         "b += w.read(x + q)[0] * (alpha * w.read(x + j, width))",
         "b += 0.0",
     ),
-    "a sum that keeps only what was last written": (
-        "tiles.py",
-        "w.write(S + i * lds + j, w.read(S + i * lds + j, width) + row)",
-        "w.write(S + i * lds + j, row)",
-    ),
     "P_filt not written where it is needed": (
-        "forward.py",
-        "if p == 1 and (needed or not sure):",
-        "if p == 1 and needed:",
+        "step.py",
+        'e.only("needed or not keeps_variances(w, F_inv)")',
+        'e.only("needed")',
     ),
     "the N before a steady state left out of the sum": (
         "backward.py",
@@ -460,7 +455,7 @@ FAULTS = {
         "get(w, row + j)",
     ),
     "columns: the gain of the first ones": (
-        "backward.py",
+        "tiles.py",
         "alpha * get(w, row + columns[j])",
         "alpha * get(w, row + j)",
     ),
@@ -479,11 +474,6 @@ FAULTS = {
         "inputs.py",
         "if count == found.start[i]:",
         "if False:",
-    ),
-    "lopsided N left alone": (
-        "backward.py",
-        "    if lower:\n        symmetrize(w, N_before, m)\n",
-        "",
     ),
     "N of the later steps forgotten": (
         "backward.py",
@@ -584,6 +574,26 @@ FAULTS = {
         "collapse.py",
         "return least >= LEAST_LEFT * most",
         "return True",
+    ),
+    "rows of B' taken for those of B": (
+        "writing.py",
+        "base.at if base.is_symmetric else base.twin or",
+        "base.at if True else base.twin or",
+    ),
+    "a place given away before it was read for the last time": (
+        "writing.py",
+        "                if last[token] == i:\n",
+        "                if last[token] >= i:\n",
+    ),
+    "the weight of a step left out of D": (
+        "../recursions.py",
+        "    D = g * (C_inv.T @ C_inv)",
+        "    D = (C_inv.T @ C_inv)",
+    ),
+    "weights that differ: the gain's share of Z with weight one": (
+        "../recursions.py",
+        "KTN @ TP - g * Kf.T",
+        "KTN @ TP - Kf.T",
     ),
     "P0's gradient twice too large": (
         "backward.py",

@@ -1,11 +1,11 @@
 r"""The Kalman filter's step and its pullback, once: what every engine of this package runs.
 
-The lines below hold operators (``@ .T + *``) and three named functions, ``cholesky``, ``solve``
-and ``rows``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`), PyTensor and JAX
-inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax_scans`, which register
-the three functions for their own arrays), and Numba compiles them
-(:mod:`helpers.kalman.fused.steps`).
-The fast pass of :mod:`helpers.kalman.fused` is another text, held to this one by tests.
+The lines below hold operators (``@ .T + *``) and four named functions, ``cholesky``, ``solve``,
+``inverse_factor`` and ``rows``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`),
+PyTensor and JAX inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax_scans`,
+which register the functions for their own arrays), and Numba compiles them for few states
+(:mod:`helpers.kalman.fused.small`). For more, :mod:`helpers.kalman.fused.step` writes them out as
+calls of tiles: change a sign here, and every engine changes.
 
 Everything is in *factors*: with C the Cholesky factor of the innovation covariance F,
 

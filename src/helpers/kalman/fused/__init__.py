@@ -4,8 +4,10 @@ A pass filters (:mod:`~helpers.kalman.fused.forward`) and, where a gradient is w
 disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It computes what
 :mod:`helpers.kalman.reference` computes, and tests hold the two together. What makes it fast:
 
-- products of small matrices in registers (:mod:`~helpers.kalman.fused.tiles`), in one block of
-  memory (:mod:`~helpers.kalman.fused.layout`);
+- the lines of the readable text, written out (:mod:`~helpers.kalman.fused.writing`,
+  :mod:`~helpers.kalman.fused.step`) as products of small matrices in registers
+  (:mod:`~helpers.kalman.fused.tiles`), in one block of memory
+  (:mod:`~helpers.kalman.fused.layout`);
 - rows of T that are nearly empty are followed by their non-zeros;
 - what is not wanted is neither computed nor kept;
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
