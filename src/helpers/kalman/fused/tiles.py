@@ -26,8 +26,9 @@ from numba.extending import intrinsic, overload, register_jitable
 
 from helpers.kalman.fused.parts import Part
 
-# Rows are padded to a multiple of LANES doubles, one vector of this processor. A tile is at most
-# WIDEST columns wide: four rows of it are eight registers, which leaves room for the factors.
+# Rows are padded to a multiple of LANES doubles, one vector of this processor. A tile of four rows
+# is WIDEST columns wide, eight registers, or three vectors where that leaves fewer tiles to begin:
+# the twelve sums, three vectors and a factor are all sixteen registers of most processors.
 _AVX512 = not numba.config.CPU_NAME and llvmlite.binding.get_host_cpu_features().get("avx512f")
 LANES = 8 if _AVX512 else 4
 WIDEST = 2 * LANES
@@ -222,25 +223,28 @@ def _tile(rows, width, chains):
         def generate(context, builder, signature, args):
             w, out, ldo, alpha, A, lda, step, B, ldb, C, ldc, inner = args
             data, integer = builder.inttoptr(w, DOUBLES), inner.type
-            zero = ir.Constant(_vector_type(width), [0.0] * width)
+            zero = ir.Constant(_vector_type(LANES), [0.0] * LANES)
+            places = range(0, width, LANES)  # where the vectors of a row begin
             sums = [
-                [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
+                [[cgutils.alloca_once_value(builder, zero) for _ in places] for _ in range(rows)]
                 for _ in range(chains)
             ]
 
             def row(matrix, ld, i):
-                place = builder.add(matrix, builder.mul(ld, integer(i)))
-                return _vector(builder, data, place, width)
+                start = builder.add(matrix, builder.mul(ld, i))
+                return [
+                    _vector(builder, data, builder.add(start, integer(j)), LANES) for j in places
+                ]
 
             def add(q, chain):
-                row_of_B = builder.add(B, builder.mul(q, ldb))
-                b = builder.load(_vector(builder, data, row_of_B, width), align=8)
+                b = [builder.load(place, align=8) for place in row(B, ldb, q)]
                 for i in range(rows):
                     place = builder.add(A, builder.mul(lda, integer(i)))
                     place = builder.add(place, builder.mul(q, step))
-                    a = _spread(builder, builder.load(builder.gep(data, [place])), width)
-                    total = sums[chain][i]
-                    builder.store(_multiply_add(builder, a, b, builder.load(total)), total)
+                    a = _spread(builder, builder.load(builder.gep(data, [place])), LANES)
+                    for x, total in zip(b, sums[chain][i], strict=True):
+                        x = _multiply_add(builder, a, x, builder.load(total))
+                        builder.store(x, total)
 
             whole = builder.udiv(inner, integer(chains))
             with _loop(builder, whole) as index:
@@ -252,13 +256,15 @@ def _tile(rows, width, chains):
                 with _loop(builder, builder.sub(inner, done)) as index:
                     add(builder.add(done, index), 0)
 
-            factor = _spread(builder, alpha, width)
+            factor = _spread(builder, alpha, LANES)
             for i in range(rows):
-                total = builder.load(sums[0][i])
-                for chain in range(1, chains):
-                    total = builder.fadd(total, builder.load(sums[chain][i]))
-                c = builder.load(row(C, ldc, i), align=8)
-                builder.store(_multiply_add(builder, factor, total, c), row(out, ldo, i), align=8)
+                here = zip(row(C, ldc, integer(i)), row(out, ldo, integer(i)), strict=True)
+                for j, (c, o) in enumerate(here):
+                    total = builder.load(sums[0][i][j])
+                    for chain in range(1, chains):
+                        total = builder.fadd(total, builder.load(sums[chain][i][j]))
+                    x = _multiply_add(builder, factor, total, builder.load(c, align=8))
+                    builder.store(x, o, align=8)
             return context.get_dummy_value()
 
         place = types.intp
@@ -412,6 +418,7 @@ def _stripe(four, two, one):
 _one_wide, _one = _tile(1, WIDEST, 2), _tile(1, LANES, 4)
 _wide = _stripe(_tile(4, WIDEST, 1), _tile(2, WIDEST, 1), _one_wide)
 _narrow = _stripe(_tile(4, LANES, 1), _tile(2, LANES, 2), _one)
+_widest = _stripe(_tile(4, 3 * LANES, 1), _tile(2, 3 * LANES, 1), _tile(1, 3 * LANES, 2))
 _outer_wide, _outer_one = _outer(2 * LANES, 1), _outer(LANES, 1)
 _outers_wide, _outers_one = _outer(2 * LANES, 2), _outer(LANES, 2)
 
@@ -425,11 +432,19 @@ def product(w, out, alpha, A, B, C, rows, inner, cols, lower=False):
     """
     j = first = 0
     while j + LANES < cols:
+        left = cols - j
         if lower:  # of the first rows the first vector alone
             first = min(j + LANES, rows)
             _narrow(w, out, alpha, A, B, C, j, j, first, inner)
-        _wide(w, out, alpha, A, B, C, j, first, rows, inner)
-        j += WIDEST
+        if left > 2 * LANES and (left <= 3 * LANES or left > 4 * LANES):
+            if lower:  # and of those that follow two
+                _wide(w, out, alpha, A, B, C, j, first, min(first + LANES, rows), inner)
+                first = min(first + LANES, rows)
+            _widest(w, out, alpha, A, B, C, j, first, rows, inner)
+            j += 3 * LANES
+        else:
+            _wide(w, out, alpha, A, B, C, j, first, rows, inner)
+            j += 2 * LANES
     if j < cols:
         _narrow(w, out, alpha, A, B, C, j, j if lower else 0, rows, inner)
 
