@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -191,7 +192,7 @@ def results_are_checked(labels: Iterable[book.Label], checks: Iterable[book.Chec
 
 
 def contents(root: Path = book.ROOT) -> list[str]:
-    """_toc.yml names every notebook, names no page twice, and every page that it names is there."""
+    """_toc.yml names every notebook once, in the order of the files, and all its pages are there."""
     names = book.page_names(root)
     there = {
         path.relative_to(root).with_suffix("").as_posix()
@@ -206,6 +207,11 @@ def contents(root: Path = book.ROOT) -> list[str]:
     return [
         *(f"_toc.yml names {name} twice" for name, times in Counter(names).items() if times > 1),
         *(f"_toc.yml leaves out {name}" for name in sorted(there - set(names))),
+        *(
+            f"_toc.yml names {second} after {first}; number the files of a part as they are read"
+            for first, second in pairwise(name for name in names if name.startswith("notebooks/"))
+            if Path(first).parent == Path(second).parent and second < first
+        ),
         *(f"_toc.yml needs {file}: there is none" for file in files if not (root / file).exists()),
     ]
 

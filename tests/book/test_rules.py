@@ -1,5 +1,6 @@
 """Each rule of the book passes what is right and says what is wrong."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -292,6 +293,13 @@ def test_contents_with_a_page_missing(small_book):
 def test_contents_with_a_notebook_left_out(small_book):
     (small_book / "notebooks/three.md").write_text("# Three\n")
     complaint_of(rules.contents(small_book), "leaves out notebooks/three")
+
+
+def test_contents_in_another_order_than_the_files(small_book):
+    toc = small_book / "_toc.yml"
+    before, one, between, two, after = re.split("(notebooks/one|notebooks/two)", toc.read_text())
+    toc.write_text(before + two + between + one + after)
+    complaint_of(rules.contents(small_book), "names notebooks/one after notebooks/two")
 
 
 def test_equation_index(small_book):
