@@ -104,6 +104,35 @@ def test_a_bad_notebook(cells, words):
     complaint_of(rules.notebook("page", new_notebook(cells=cells)), words)
 
 
+FOLDED = code("import numpy as np\nfrom a.b import c as d\nx = {}\n\ndef f(y):\n    return y")
+
+
+@pytest.mark.parametrize(
+    ("shown", "missing"),
+    [
+        ("np.ones(1)", ["np"]),
+        ("import numpy as np\nnp.ones(1)", []),
+        ("from e import d\nd()", []),
+        ("x[1] = d", ["d", "x"]),
+        ("x += 1", ["x"]),
+        ("x = x + 1", ["x"]),
+        ("x = [f for f in range(3)]", []),
+        ("f", ["f"]),
+        ("def g(x, np):\n    d = np\n    return x, d, y", []),
+        ("def g(z):\n    return f(z)", ["f"]),
+        ("for x in range(3):\n    print(x)", []),
+        ("try:\n    f = 1\nexcept E as x:\n    print(x)", []),
+    ],
+)
+def test_what_is_shown_can_be_pasted(shown, missing):
+    FOLDED.metadata["tags"] = ["hide-input"]
+    cells = [code("x = 1"), FOLDED, code(shown), FOLDED]
+    complaints = rules.can_be_pasted("page", new_notebook(cells=cells))
+    assert [complaint.split()[7].strip(",") for complaint in complaints] == missing
+    cells[2].metadata["tags"] = ["hide-input"]
+    assert rules.can_be_pasted("page", new_notebook(cells=cells)) == []
+
+
 def test_pair():
     assert rules.pair("page", "a\nb\n", "a\nb\n") == []
     complaint_of(rules.pair("page", "a\nb\n", "a\nc\n"), "line 2")
