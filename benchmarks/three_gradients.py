@@ -55,7 +55,7 @@ logging.getLogger("pytensor.tensor.blas").setLevel(logging.ERROR)
 
 
 def joseph_step(y, a, P, c, d, T, Z, H, W):
-    """The step as chapter 4 writes it: Joseph's form by its two large products.
+    """The step as "Three gradients, one answer" writes it: Joseph's form by its two large products.
 
     The package's own :func:`helpers.kalman.scan.kalman_step` returns the same and spares them.
     """

@@ -4,7 +4,6 @@ import numpy as np
 from test_sparse_op import OPS as SPARSE_OPS
 
 from helpers.datasets import random_model, simulate
-from helpers.kalman.linear import LinearMap
 from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
 from helpers.kalman.ops.draws import (
     CovarianceRoot,
@@ -72,8 +71,6 @@ SMALL_PANEL = [
     *(X[None] for X in SMALL[5:]),
 ]
 DRAW = [y, numbers(J, M), numbers(N, J, M), numbers(N, J, P), P0, *EACH, np.zeros((M, 0))]
-TERMS = [np.array([3, 4]), np.array([0, 2]), numbers(2),
-         np.array([[0, 1, 2, 2], [0, 3, 1, 2]]), numbers(4), numbers(4)]  # fmt: skip
 
 # The Op, and its inputs.
 KALMAN = {
@@ -93,7 +90,6 @@ KALMAN = {
     "CovarianceRootGrad": (CovarianceRootGrad(), [positive(N, M, M), numbers(N, M, M)]),
     "NormalMarginals": (NormalMarginals(), [numbers(N, M), positive(N, M, M), numbers(N, M)]),
     "Product": (Product(), [numbers(2, 3), numbers(3, 4)]),
-    "LinearMap": (LinearMap((3,), (1,)), TERMS),
 }
 SPARSE = {
     type(op).__name__: (op, [*(numbers(*shape) for shape in floats), *integers])

@@ -113,6 +113,49 @@ def test_a_vague_start_costs_what_it_costs_the_scans():
         assert relative_error(found, expected) < 100 * np.finfo(float).eps * kappa
 
 
+def errors(y, model, dtype, method):
+    """Of value and gradients, against the readable loop in float64 on the same arrays."""
+    arrays = [X.astype(dtype) for X in values_of(y, model)]
+    y, *model = (np.asarray(X, float) for X in arrays)
+    value, dy, bars = reference.loglike_and_grad(y, StateSpace(*model))
+    f = jax.jit(jax.value_and_grad(lambda *X: loglike(*X, method=method).sum(), range(10)))
+    l, found = f(*arrays)
+    expected = [dy, *bars.asdict().values()]
+    lost = max(relative_error(np.asarray(G), X) for G, X in zip(found, expected, strict=True))
+    return abs(float(l) / value - 1), lost
+
+
+def four_states(model="trend and cycle", kappa=10.0):
+    T, Z, Q = np.eye(4), [[1.0, 0.0, 1.0, 0.0]], [0.1, 0.001, 0.2, 0.2]  # noqa: N806
+    T[0, 1] = 1
+    T[2:, 2:] = 0.95 * np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
+    if model == "hardly told apart":
+        T = 0.999 * np.eye(4)  # noqa: N806
+        T[0, 1], Z, Q = 1, [[1.0, 0.3, 0.2, 0.1]], [0.01, 0.0001, 0.02, 0.03]  # noqa: N806
+    z, one = np.zeros(4), np.eye(4)
+    model = StateSpace(z, kappa * one, z, [0.0], T=T, Z=Z, R=one, H=[[1.0]], Q=np.diag(Q))
+    return simulate(400, 1, **(model.asdict() | {"P0": one}))[0], model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kappa", [1e4, 1e6])
+def test_a_vague_start_of_states_that_the_data_hardly_tell_apart(kappa):
+    """The value is as good as by scans; the gradient is not, and documented so."""
+    y, model = four_states("hardly told apart", kappa)
+    value, lost = errors(y, model, float, "parallel")
+    assert value < 10 * errors(y, model, float, "scan")[0]
+    assert lost < np.finfo(float).eps * kappa**2 / 10
+
+
+@pytest.mark.thorough
+def test_float32_has_the_digits_of_a_scan_or_one_fewer():
+    y, model = four_states()
+    (value, lost), (by_scan, theirs) = (
+        errors(y, model, np.float32, method) for method in ("parallel", "scan")
+    )
+    assert value < 10 * by_scan and lost < 30 * theirs and lost < 1e-2
+
+
 def singular(value):
     """A trend whose level has no shock of its own, seen without error, or with this variance."""
     T, zero = np.array([[1.0, 1.0], [0.0, 1.0]]), np.zeros(2)  # noqa: N806

@@ -520,6 +520,17 @@ def test_fixed_parameters():
     assert relative_error(info, ours.information(mod, params, "expected")[rows]) < 1e-12
 
 
+def test_the_names_in_an_error_are_those_of_the_free_parameters():
+    mod = structural.UnobservedComponents(nile(), "llevel")
+    with mod.fix_params({"sigma2.level": 1e3}):
+        said = (
+            r"\(2,\), expected \(k,\) = \(1,\): sigma2.irregular, without the fixed sigma2.level$"
+        )
+        with pytest.raises(ValueError, match=said):
+            ours.score(mod, [1.5e4, 1e3])
+        assert np.isfinite(ours.score(mod, [1.5e4])).all()
+
+
 def test_the_model_is_left_as_it_was():
     mod, params = build("VAR")
     before, loglike = mod.loglike(params), mod.loglike
@@ -926,6 +937,25 @@ def test_newton(name):
     slope = ours.score(mod, mod.untransform_params(found.params), transformed=False)
     H = ours.hessian(mod, mod.untransform_params(found.params), transformed=False)
     assert slope @ np.linalg.solve(-H, slope) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_climb_among_numbers_of_any_size_or_none_ends(seed):
+    """Curvatures and slopes that overflow or underflow, in units or squared; NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    k, most = rng.integers(1, 5), (300, 20)[seed % 2]
+    B = np.tril(rng.normal(size=(k, k)) * 10.0 ** rng.uniform(-330, most, size=(k, k)))
+    B = B + np.tril(B, -1).T
+    g = rng.normal(size=k) * 10.0 ** rng.uniform(-320, most, size=k)
+    B[np.diag_indices(k)] *= seed % 3 != 0
+    g[0] = (g[0], g[0], np.nan, np.inf)[seed % 4]
+
+    def trial(x):
+        return g @ x - x @ B @ x / 2, g - B @ x
+
+    with np.errstate(all="ignore"):
+        found = climb(trial, lambda x: B, np.zeros(k), 5)
+    assert np.isfinite(found.x).all() and not (seed % 4 > 1 and found.converged)
 
 
 def test_a_climb_from_a_saddle():
@@ -1438,6 +1468,18 @@ def test_a_start_without_a_likelihood_is_refused():
             ours.fit(Autoregression(simulated()), [2.0, 0, 1], method=method, disp=False)
 
 
+def test_a_start_that_hides_a_diffuse_state_is_refused_and_another_one_is_not():
+    """A cycle of four quarters beside a season of four, as statsmodels proposes it."""
+    mod = structural.UnobservedComponents(
+        sm.datasets.macrodata.load_pandas().data["unemp"].to_numpy(), "llevel", seasonal=4,
+        cycle=True, stochastic_cycle=True, use_exact_diffuse=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"frequency.cycle = 1.5708.*fit\(mod, start_params=...\)"):
+        ours.fit(mod, disp=False)
+    start = np.where([x == "frequency.cycle" for x in mod.param_names], 0.5, mod.start_params)
+    assert ours.fit(mod, start, disp=False, cov_type="none").mle_retvals["converged"]
+
+
 def test_a_fit_that_ends_elsewhere_says_where():
     mod = Autoregression(simulated())
     with pytest.warns(ConvergenceWarning, match=r"still rises with (ar.L1|sigma2) \(score .* at "):
@@ -1483,10 +1525,16 @@ def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch
 
 @pytest.mark.parametrize(
     "method, seed, highest",
-    [("lbfgs", 74, -369.539), ("newton", 90, -372.338), ("bfgs", 36, -274.412)],
-)
+    [
+        ("lbfgs", 74, -369.539), ("newton", 90, -372.338), ("bfgs", 36, -274.412),
+        # The other method passes where the likelihood is as high as near the lower maximum.
+        ("bfgs", 86, -1009.857), ("bfgs", 156, 13.852),
+        # Where a damping goes to one the quadratic is flat; BFGS is lost, and L-BFGS is not.
+        ("newton", 2, -811.771),
+    ],
+)  # fmt: skip
 def test_a_fit_ends_at_the_higher_of_two_maxima(method, seed, highest):
-    """One factor, of which either series may be the measure: another method found the higher."""
+    """As of one factor, of which either series may be the measure: another method finds it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mod = random_model(seed)()

@@ -20,6 +20,7 @@ from helpers.onnx_grad import (
     onnx_derivative,
     register_gradient,
     save_model,
+    to_pytensor,
     with_weights,
 )
 from helpers.onnx_grad.constants import constants_by_use
@@ -1154,11 +1155,20 @@ def test_errors(name):
     ],
 )
 @pytest.mark.parametrize(
-    "function", [onnx_derivative, lambda x: with_weights(x, {}), lambda x: save_model(x, "x")]
+    "function",
+    [onnx_derivative, to_pytensor, lambda x: with_weights(x, {}), lambda x: save_model(x, "x")],
 )
 def test_not_a_model(function, onx, message):
     with pytest.raises(TypeError, match=message):
         function(onx)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx", "ai.onnx.ml"])
+def test_an_opset_that_nobody_knows_is_not_translated(domain):
+    model = mlp(21)
+    model.opset_import.append(helper.make_opsetid(domain, 99))
+    with pytest.raises(ValueError, match="opset 99 of domain ai.onnx.* is unknown"):
+        to_pytensor(model)
 
 
 def test_an_operator_without_rule_off_the_path_is_no_error():

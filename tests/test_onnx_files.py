@@ -240,22 +240,26 @@ def test_a_model_is_no_path(tmp_path):
         file_derivative(network(), tmp_path / "g.onnx")
 
 
-def test_the_command_lists_operators_without_a_rule(tmp_path, capsys):
+def test_the_command_lists_operators_without_a_rule(tmp_path, monkeypatch, capsys):
     model = parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "my.own" : 1]>
         g (float[2, 2] X, int64[1] axes) => (float[2, 2] Y, int64 n) 
-            <float[2, 2] W = {1.0, 0.0, 0.0, 1.0}>
         { a = Det(W)  b = my.own.Thing(X)  d = Mul(X, a)  flag = Less(X, d)
           c = Cast<to = 1>(flag)  e = Mul(d, c)  Y = Add(e, b)
           unused = Det(X)  m = Mod(axes, axes)  n = Squeeze(m) }"""
     )
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(2, dtype=np.float32), "W"))
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    assert main([str(path), "--list"]) == 0
-    said = capsys.readouterr().out
-    assert "2 Det" in said
-    assert said.split("\n\n")[-1].split("\n")[1] == "  1 Det, 1 Thing (my.own)"
-    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx"}
+    for beside in (False, True):
+        if beside:
+            monkeypatch.setattr(files, "SMALL_BYTES", 0)  # so that W is not read
+            onnx.save(model, str(path), save_as_external_data=True, location="w", size_threshold=0)
+        assert main([str(path), "--list"]) == 0
+        said = capsys.readouterr().out
+        assert "2 Det" in said
+        assert said.split("\n\n")[-1].split("\n")[1] == "  1 Det, 1 Thing (my.own)"
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "w"}
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,37 @@ def test_auto_pad_with_a_longer_stride_than_window_is_refused(op):
     onnx_derivative(model_of(op, (1, 1, 6), 21, pads=[0, 0], **kind))  # as the message says
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "dilations"), [([5], [1]), ([3], [2])])
+def test_a_window_that_does_not_fit(op, kernel, dilations):
+    """The runtime rounds (4 - 5) / 3 towards zero, and averages over what the window hits."""
+    kind = {"kernel_shape": kernel, "dilations": dilations, "strides": [3]}
+    model = model_of(op, (1, 1, 4), 21, **kind)
+    assert run_onnxruntime(model, {"X": np.ones((1, 1, 4), np.float32)})["Y"].shape == (1, 1, 1)
+    with pytest.raises(NoGradientError, match="window spans 5 entries, and there are 4, padding"):
+        onnx_derivative(model)
+    with pytest.raises(NotImplementedError, match="window spans 5 entries, and there are 4, padd"):
+        to_pytensor(model)
+    rng = np.random.default_rng(8)
+    if op == "AveragePool":  # which means what it does with either of these
+        check_linear((1, 1, 4), model_of(op, (1, 1, 4), 21, ceil_mode=1, **kind), rng, True)
+        check_linear((1, 1, 4), model_of(op, (1, 1, 4), 21, pads=[0, 1], **kind), rng, True)
+
+
+def test_sizes_that_an_exporter_computes():
+    """What PyTorch's older exporter makes of recompute_scale_factor=True."""
+    nodes = """f = Floor(length) u = Unsqueeze(f, zero) c = Cast<to = 7>(u) s = Shape(X)
+        b = Slice(s, zero, two) sizes = Concat<axis = 0>(b, c)
+        R = Resize<mode = "linear">(X, , , sizes) Y = Neg(R) }"""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]> m (float[1, 1, 11] X) => (float[1, 1, N] Y)
+        <int64[1] zero = {0}, int64[1] two = {2}> {
+        length = Constant<value = float {15.07}>() """
+        + nodes
+    )
+    check_linear((1, 1, 11), model, np.random.default_rng(9))
+
+
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize("fill", [0, 1])
 def test_a_transposed_convolution_whose_padding_is_filled(auto_pad, fill):

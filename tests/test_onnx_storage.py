@@ -9,7 +9,13 @@ from onnx import helper, numpy_helper
 from onnx_checks import run_onnxruntime
 from test_onnx_derivative import model_of, names
 
-from helpers.onnx_grad import file_derivative, onnx_derivative, with_weights
+from helpers.onnx_grad import (
+    file_derivative,
+    initial_state,
+    onnx_derivative,
+    to_pytensor,
+    with_weights,
+)
 from helpers.onnx_grad.constants import constants_by_use
 
 STORED = np.array([[0, -np.inf, 0], [1, 2, 3], [0.5, 0, 0]], np.float32)
@@ -111,10 +117,12 @@ def test_a_trained_weight_goes_back_however_it_was_stored(how):
     np.testing.assert_array_equal(found, [[4, 5, 6]] * 2)
 
 
-def test_numbers_that_are_not_loaded(tmp_path):
+@pytest.mark.parametrize("door", [onnx_derivative, to_pytensor, lambda m: initial_state(m, m)])
+def test_numbers_that_are_not_loaded(tmp_path, door):
     model = stored("Y = Mul(X, w)", STORED[1], "bytes")
     path = tmp_path / "m.onnx"
     onnx.save(model, str(path), save_as_external_data=True, location="w", size_threshold=0)
     with pytest.raises(ValueError, match=r"'w' are not in the model.*onnx.load\(path\) reads them"):
-        onnx_derivative(onnx.load(path, load_external_data=False))
+        door(onnx.load(path, load_external_data=False))
+    door(onnx.load(path))
     assert names(onnx_derivative(onnx.load(path)).graph.output) == ["X_grad", "w_grad"]

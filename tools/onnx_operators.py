@@ -26,10 +26,10 @@ operators of integer or boolean results need no rule.
 main ones. For a model in a file, `python -m helpers.onnx_grad model.onnx` lists what has no rule.
 
 The number behind a name is the version of the domain since which the operator has its present form;
-older forms are accepted too. Behind an attribute stand the values that are known, unless it is a
-number, a flag or a list, which may have any. *Limits* say what else an attribute or an input has to
-be. Every other attribute or value is refused with the name of the node. An initializer that is used
-as a *setting* alone is a constant unless `weights` names it.
+older forms are accepted too. An attribute is followed by the values that are known, unless it is a
+number, a flag or a list, which may have any value. *Limits* say what else an attribute or an input
+has to be. Every other attribute or value is refused with the name of the node. An initializer that
+is used as a *setting* alone is a constant unless `weights` names it.
 
 What a Where, or an Imputer, does not choose has no influence on a gradient, also where its slope is
 infinite or NaN: the branches of an exported PowerTransformer, for example, or a row of attention

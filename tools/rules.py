@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -12,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import book, symbols
+from tools import book, reading, symbols
 
 MOST_CELLS = 34
 # What the machine decides: its vectors, cores, clock, paths and environment.
@@ -130,6 +131,60 @@ def _in_any_order(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
                 yield node
 
 
+def can_be_pasted(name: str, nb: nbformat.NotebookNode) -> list[str]:
+    """What is shown runs without what is folded: a shown cell gives each name that one reads."""
+    complaints, folded = [], set()  # names that a folded cell gave last
+    for n, cell in enumerate(nb.cells, 1):
+        if cell.cell_type != "code":
+            continue
+        hidden = reading.FOLDED & set(cell.metadata.get("tags", []))
+        for statement in ast.parse(cell.source).body:
+            if hidden:
+                folded |= _gives(statement)
+                continue
+            complaints += [
+                f"{name}: cell {n} is shown and reads {missing}, which a folded cell gives; "
+                "import or define it in a cell that is shown"
+                for missing in sorted(_reads(statement) & folded)
+            ]
+            folded -= _gives(statement)
+    return list(dict.fromkeys(complaints))
+
+
+def _gives(statement: ast.AST) -> set[str]:
+    """The names that a statement of a cell leaves behind for the next."""
+    inner = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    todo, names = [statement], set()
+    while todo:
+        match node := todo.pop():
+            case ast.FunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+            case ast.Name(name, ast.Store()) | ast.alias(_, str(name)) | ast.alias(name):
+                names.add(name.split(".")[0])
+            case _ if not isinstance(node, inner):
+                todo += ast.iter_child_nodes(node)
+    return names
+
+
+def _reads(statement: ast.AST) -> set[str]:
+    """The names that a statement of a cell needs from before it."""
+    changed = isinstance(statement, ast.Assign | ast.AugAssign)  # what it gives, it may read, too
+    own: set[str] = set()
+    for node in ast.walk(statement.value if changed else statement):
+        match node:
+            case ast.FunctionDef(name) | ast.ClassDef(name) | ast.arg(name):
+                own.add(name)
+            case ast.ExceptHandler(_, str(name)):
+                own.add(name)
+            case ast.Name(name, ast.Store()) | ast.alias(_, str(name)) | ast.alias(name):
+                own.add(name.split(".")[0])
+    read = [
+        node for node in ast.walk(statement) if isinstance(getattr(node, "ctx", None), ast.Load)
+    ]
+    read += [statement.target] if isinstance(statement, ast.AugAssign) else []
+    return {node.id for node in read if isinstance(node, ast.Name)} - own
+
+
 def pair(name: str, from_notebook: str, text: str) -> list[str]:
     """The .md of a pair is what its .ipynb says."""
     if from_notebook == text:
@@ -191,7 +246,7 @@ def results_are_checked(labels: Iterable[book.Label], checks: Iterable[book.Chec
 
 
 def contents(root: Path = book.ROOT) -> list[str]:
-    """_toc.yml names every notebook, names no page twice, and every page that it names is there."""
+    """_toc.yml names each notebook once, in the order of the files, and all its pages are there."""
     names = book.page_names(root)
     there = {
         path.relative_to(root).with_suffix("").as_posix()
@@ -206,6 +261,11 @@ def contents(root: Path = book.ROOT) -> list[str]:
     return [
         *(f"_toc.yml names {name} twice" for name, times in Counter(names).items() if times > 1),
         *(f"_toc.yml leaves out {name}" for name in sorted(there - set(names))),
+        *(
+            f"_toc.yml names {second} after {first}; number the files of a part as they are read"
+            for first, second in pairwise(name for name in names if name.startswith("notebooks/"))
+            if Path(first).parent == Path(second).parent and second < first
+        ),
         *(f"_toc.yml needs {file}: there is none" for file in files if not (root / file).exists()),
     ]
 

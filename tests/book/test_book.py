@@ -37,6 +37,11 @@ def test_notebook(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_is_shown_can_be_pasted(name):
+    accept(rules.can_be_pasted(name, book.read_notebook(name)))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_pair(name):
     path = book.ROOT / f"{name}.md"
     fresh = notebooks.to_text(book.read_notebook(name), path)

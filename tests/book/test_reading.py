@@ -16,7 +16,8 @@ TOO_LONG = """
 
 def test_minutes():
     text = new_markdown_cell("word " * 220 + "\n$$\na\n\\\\ b c d e\n$$\n" * 30)
-    shown, folded = new_code_cell("x\n\n" * 40), new_code_cell("x\n" * 400)
+    imports = "import x.y\nfrom z import a as b\nfrom x import (\n    a,\n    b,\n)\n\n"
+    shown, folded = new_code_cell(imports + "x\n\n" * 40), new_code_cell("x\n" * 400)
     folded.metadata["tags"] = ["hide-input"]
     assert reading.minutes([text, shown, folded]) == 1 + 15 + 5
 

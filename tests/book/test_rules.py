@@ -1,5 +1,6 @@
 """Each rule of the book passes what is right and says what is wrong."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -101,6 +102,35 @@ def test_what_of_the_machine_may_be_shown():
 )
 def test_a_bad_notebook(cells, words):
     complaint_of(rules.notebook("page", new_notebook(cells=cells)), words)
+
+
+FOLDED = code("import numpy as np\nfrom a.b import c as d\nx = {}\n\ndef f(y):\n    return y")
+
+
+@pytest.mark.parametrize(
+    ("shown", "missing"),
+    [
+        ("np.ones(1)", ["np"]),
+        ("import numpy as np\nnp.ones(1)", []),
+        ("from e import d\nd()", []),
+        ("x[1] = d", ["d", "x"]),
+        ("x += 1", ["x"]),
+        ("x = x + 1", ["x"]),
+        ("x = [f for f in range(3)]", []),
+        ("f", ["f"]),
+        ("def g(x, np):\n    d = np\n    return x, d, y", []),
+        ("def g(z):\n    return f(z)", ["f"]),
+        ("for x in range(3):\n    print(x)", []),
+        ("try:\n    f = 1\nexcept E as x:\n    print(x)", []),
+    ],
+)
+def test_what_is_shown_can_be_pasted(shown, missing):
+    FOLDED.metadata["tags"] = ["hide-input"]
+    cells = [code("x = 1"), FOLDED, code(shown), FOLDED]
+    complaints = rules.can_be_pasted("page", new_notebook(cells=cells))
+    assert [complaint.split()[7].strip(",") for complaint in complaints] == missing
+    cells[2].metadata["tags"] = ["hide-input"]
+    assert rules.can_be_pasted("page", new_notebook(cells=cells)) == []
 
 
 def test_pair():
@@ -292,6 +322,13 @@ def test_contents_with_a_page_missing(small_book):
 def test_contents_with_a_notebook_left_out(small_book):
     (small_book / "notebooks/three.md").write_text("# Three\n")
     complaint_of(rules.contents(small_book), "leaves out notebooks/three")
+
+
+def test_contents_in_another_order_than_the_files(small_book):
+    toc = small_book / "_toc.yml"
+    before, one, between, two, after = re.split("(notebooks/one|notebooks/two)", toc.read_text())
+    toc.write_text(before + two + between + one + after)
+    complaint_of(rules.contents(small_book), "names notebooks/one after notebooks/two")
 
 
 def test_equation_index(small_book):

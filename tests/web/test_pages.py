@@ -41,7 +41,7 @@ def test_edit_button(site, name):
 TYPESET = [
     "book/notation.html",
     "notebooks/pytensor/02-pushing-and-pulling.html",
-    "notebooks/kalman/06-adjoint-smoother.html",
+    "notebooks/kalman/05-adjoint-smoother.html",
     "notebooks/sparse/02-gradient-of-a-gather.html",
     "notebooks/onnx/02-rules.html",
     "notebooks/onnx/03-rules-of-layers.html",
@@ -86,7 +86,7 @@ FIRST = {
     "install": "book/how-to-read",
     "pip install": "book/how-to-read",
     "steady state": "notebooks/kalman/12-steady-state",
-    "score": "notebooks/kalman/19-a-score-for-statsmodels",
+    "score": "notebooks/kalman/21-a-score-for-statsmodels",
     "missing": "notebooks/kalman/08-gaps-and-moving-parts",
 }
 
@@ -100,7 +100,7 @@ def test_search_finds_the_page_of_its_words_first(open_page, words):
 
 def test_a_link_shows_where_it_leads(open_page):
     """An equation of this page and one of another, by mouse and by keyboard."""
-    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html")
     here = "main a.reference.internal[href^='#equation-']"
     page.locator(here).first.hover()
     page.wait_for_selector(".preview-card mjx-container")
@@ -114,7 +114,7 @@ def test_a_link_shows_where_it_leads(open_page):
 
 
 def test_a_check_and_its_formula_lead_to_each_other(open_page):
-    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html")
     mark = page.locator("p.check-mark a").first
     box = page.locator(mark.get_attribute("href"))
     assert "checks" in box.get_attribute("class")
@@ -125,7 +125,7 @@ def test_a_check_and_its_formula_lead_to_each_other(open_page):
 
 
 def test_a_link_into_a_folded_solution_opens_it(open_page):
-    page = open_page("notebooks/kalman/06-adjoint-smoother.html")
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html")
     anchor = page.get_attribute("div.solution.toggle-hidden", "id")
     page.evaluate("id => { location.hash = id; }", anchor)
     page.wait_for_selector(f"[id='{anchor}']:not(.toggle-hidden)")
@@ -149,7 +149,7 @@ def test_filters_of_the_equation_index(open_page):
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 def test_a_card_stays_inside_the_window(open_page, color_scheme):
     """Figures are the largest; the links are tried where they stand, near all edges."""
-    page = open_page("notebooks/kalman/06-adjoint-smoother.html", color_scheme=color_scheme)
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html", color_scheme=color_scheme)
     for link in page.locator("main a.reference.internal[href*='#fig-']").all():
         link.hover()
         page.wait_for_selector(".preview-card img")

@@ -1,6 +1,6 @@
 """Sphinx: a figure of a chapter on another page, as the executed notebook holds it.
 
-:::{from-chapter} notebooks/kalman/06-adjoint-smoother fig-adjoint-nile
+:::{from-chapter} notebooks/kalman/05-adjoint-smoother fig-adjoint-nile
 What to see in it.
 :::
 """

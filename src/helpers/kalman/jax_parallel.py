@@ -232,16 +232,13 @@ def _compose(first, second):
     b2, C2, Phi2, h2, U2 = second
     m = len(b1)
     # The start of the second given its observations: the only factorization.
-    given = jnp.linalg.solve(
-        jnp.eye(m, dtype=C1.dtype) + C1 @ U2,
-        jnp.concatenate([Phi1, C1, (b1 + C1 @ h2)[:, None]], 1),
-    )
-    X, Y, z = given[:, :m], given[:, m:-1], given[:, -1]
+    given = jnp.linalg.solve(jnp.eye(m, dtype=C1.dtype) + C1 @ U2, jnp.concatenate([Phi1, C1], 1))
+    X, Y, more = given[:, :m], given[:, m:], h2 - U2 @ b1
     return (
-        Phi2 @ z + b2,
+        Phi2 @ (b1 + Y @ more) + b2,
         symmetric(Phi2 @ Y @ Phi2.T + C2),
         Phi2 @ X,
-        (h2 - U2 @ b1) @ X + h1,
+        more @ X + h1,
         symmetric(X.T @ (U2 @ Phi1) + U1),
     )
 
@@ -249,11 +246,9 @@ def _compose(first, second):
 def _apply(block, start):
     """Mean and covariance after a block from those before it, less c and W."""
     (b, C, Phi, h, U), (a, P) = block, start
-    given = jnp.linalg.solve(
-        jnp.eye(len(a), dtype=P.dtype) + P @ U,
-        jnp.concatenate([P, (a + P @ h)[:, None]], 1),
-    )
-    return Phi @ given[:, -1] + b, symmetric(Phi @ given[:, :-1] @ Phi.T + C)
+    given = jnp.linalg.solve(jnp.eye(len(a), dtype=P.dtype) + P @ U, P)
+    # In (I + P U)^-1 (a + P h), which is the same, a vague P would cancel.
+    return Phi @ (a + given @ (h - U @ a)) + b, symmetric(Phi @ given @ Phi.T + C)
 
 
 def _map_back(l_bar, y, a_pred, P_pred, *model):

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import onnx
 from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import uses_external_data
 
 from helpers.onnx_grad.constants import set_apart, users
-from helpers.onnx_grad.files import file_derivative, read_structure
+from helpers.onnx_grad.files import as_inputs, file_derivative, read_structure
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
@@ -162,7 +163,8 @@ def _print_operators(model: ModelProto) -> None:
     print("\noperators:")
     print(" ", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
     try:
-        missing = without_rule(prepared(model)[0])
+        outside = [t.name for t in model.graph.initializer if uses_external_data(t)]
+        missing = without_rule(prepared(as_inputs(model, outside))[0])
     except ValueError as error:
         print(f"\n{error}")
         return

@@ -32,7 +32,6 @@ from helpers.onnx_grad.simplify import (
     live_nodes,
     small_constants,
 )
-from helpers.onnx_grad.storage import checked_model
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
@@ -100,7 +99,7 @@ def onnx_derivative(
         shape or type than its input's.
     """
     options = checked_options(options, loss, label)
-    model, constants = prepared(checked_model(onx), weights)
+    model, constants = prepared(onx, weights)
     interface = Interface(model, constants, weights, inputs, options, loss, label)
     try:
         gradient = _Sweep(model, interface, options, verbose).run()

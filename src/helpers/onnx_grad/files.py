@@ -95,7 +95,7 @@ def file_derivative(
     interface = Interface(model, constants, weights, inputs, options, loss, label)
     aside = {t.name: t for t in model.graph.initializer if uses_external_data(t)}
     aside = {name: t for name, t in aside.items() if name not in interface.weights}
-    light = _as_inputs(model, [*aside, *interface.weights])
+    light = as_inputs(model, [*aside, *interface.weights])
     gradient = onnx_derivative(light, [], interface.targets, options, loss, label, verbose=verbose)
     _put_back(gradient, aside, folder)
     save_model(gradient, out)
@@ -216,7 +216,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
     return copy
 
 
-def _as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
+def as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
     """A copy in which these initializers are inputs, behind the others."""
     light = ModelProto()
     light.CopyFrom(model)

@@ -31,6 +31,17 @@ def same_pads(total: int, auto_pad: str) -> tuple[int, int]:
     return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
 
 
+def no_window(room: int, extent: int, stride: int, ceil: int) -> str | None:
+    """What is wrong if no window fits: the runtime's number of windows, which is rounded towards
+    zero, may be one all the same, and hangs over the end.
+
+    ``room`` is the length, padding included, less what a window spans.
+    """
+    if room > (-stride if ceil else -1):
+        return None
+    return f"its window spans {extent} entries, and there are {room + extent}, padding included"
+
+
 def state_lengths(model: ModelProto) -> None:
     """Change, in place, the nodes of the main graph whose lengths ONNX's inference gets wrong."""
     changes = {**dict.fromkeys(POOLS, _of_pool), "Resize": _of_resize}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
-from onnx.external_data_helper import uses_external_data
 from onnx.inliner import inline_selected_functions
 
 from helpers.onnx_grad.branches import take_constant_branches
@@ -12,7 +11,7 @@ from helpers.onnx_grad.constants import inlined, set_apart
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
-from helpers.onnx_grad.storage import all_tensors
+from helpers.onnx_grad.storage import loaded_model
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical, compatible
 
 OLDEST, NEWEST = 13, 26
@@ -24,15 +23,9 @@ def prepared(
     """A checked copy: one opset, local functions inlined, static shape arithmetic folded, and all
     that may be a weight an initializer; and which of these are constants, with the reason."""
     model = ModelProto()
-    model.CopyFrom(onx)
+    model.CopyFrom(loaded_model(onx))
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
-    outside = [t.name for t in all_tensors(model.graph) if uses_external_data(t)]
-    if outside:
-        raise ValueError(
-            f"the numbers of {outside[0]!r} are not in the model but beside its file: "
-            "onnx.load(path) reads them, and file_derivative(path, out) needs no weights' numbers"
-        )
     _check_dictionaries(model)
     _check_opset(model)
     state_lengths(model)
@@ -115,8 +108,9 @@ def _check_dictionaries(model: ModelProto) -> None:
         )
 
 
-def _check_opset(model: ModelProto) -> None:
-    for domain, version in ((o.domain, o.version) for o in model.opset_import):
+def check_known(model: ModelProto) -> None:
+    """Is there such an opset?"""
+    for domain, version in ((canonical(o.domain), o.version) for o in model.opset_import):
         known = [s.since_version for s in onnx.defs.get_all_schemas() if s.domain == domain]
         newest = onnx.defs.onnx_opset_version() if not domain else max(known, default=version)
         if version > newest:
@@ -124,6 +118,10 @@ def _check_opset(model: ModelProto) -> None:
                 f"opset {version} of domain {domain or 'ai.onnx'} is unknown: onnx "
                 f"{onnx.__version__} knows them up to {newest}"
             )
+
+
+def _check_opset(model: ModelProto) -> None:
+    check_known(model)
     versions = [o for o in model.opset_import if not canonical(o.domain)]
     if not versions:
         raise ValueError("the model imports no opset of the domain ai.onnx: 13 to 26 expected")

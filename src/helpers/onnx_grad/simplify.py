@@ -17,7 +17,7 @@ FOLDABLE = {
     *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Max", "Min", "Equal", "Where", "Cast"),
     *("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Range", "Expand"),
     *("ConstantOfShape", "ReduceProd", "ReduceSum", "Shape", "Size", "Split", "NonZero"),
-    *("Greater", "Less", "Not", "And", "Or", "Transpose", "Flatten", "Identity"),
+    *("Greater", "Less", "Not", "And", "Or", "Transpose", "Flatten", "Identity", "Floor", "Ceil"),
 }
 INTEGER = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 FOLDED = (*INTEGER, TensorProto.FLOAT)

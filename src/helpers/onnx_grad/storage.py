@@ -31,6 +31,18 @@ def checked_model(onx) -> ModelProto:
     raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto{advice}")
 
 
+def loaded_model(onx) -> ModelProto:
+    """``onx`` itself, if it is a model all of whose numbers are in memory."""
+    model = checked_model(onx)
+    outside = [t.name for t in all_tensors(model.graph) if uses_external_data(t)]
+    if outside:
+        raise ValueError(
+            f"the numbers of {outside[0]!r} are not in the model but beside its file: "
+            "onnx.load(path) reads them, and file_derivative(path, out) needs no weights' numbers"
+        )
+    return model
+
+
 def size_of(tensor: TensorProto) -> int:
     """How many bytes a tensor takes; two numbers of four bits share one."""
     item = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

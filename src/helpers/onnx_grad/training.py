@@ -31,7 +31,12 @@ from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
 from helpers.onnx_grad.simplify import captured_names, tensor_infos
-from helpers.onnx_grad.storage import as_initializers, checked_model, constant_nodes
+from helpers.onnx_grad.storage import (
+    as_initializers,
+    checked_model,
+    constant_nodes,
+    loaded_model,
+)
 from helpers.onnx_grad.tensor import REAL, Info, Tensor, canonical, compatible
 
 Step = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -391,7 +396,7 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
         inputs.  They are copies, and may be changed.
     """
     copy = ModelProto()
-    copy.CopyFrom(checked_model(model))
+    copy.CopyFrom(loaded_model(model))
     as_initializers(copy, constant_nodes(copy))
     held = {t.name: numpy_helper.to_array(t).copy() for t in copy.graph.initializer}
     new = {y.name for y in checked_model(training).graph.output}

@@ -9,5 +9,4 @@
   it is, too.
 """
 
-from helpers.kalman import linear  # noqa: F401 (registers its rewrite)
 from helpers.kalman.ops import diffuse, draws, likelihood, panel, rewrites  # noqa: F401

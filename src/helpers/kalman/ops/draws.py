@@ -30,8 +30,7 @@ y = 0 in the model whose mean is x.) With
    \bar P_0 = \operatorname{sym} q_0 r_0^\top, \quad
    \bar A = q_0 \hat\delta^\top + r_0 \hat\delta^{x\top} .
 
-The Ops call the functions of :mod:`helpers.kalman.drawing`, in JAX mode those of
-:mod:`helpers.kalman.jax_draws`.
+The Ops call the functions of :mod:`helpers.kalman.drawing`, from JAX mode in Python.
 """
 
 from __future__ import annotations

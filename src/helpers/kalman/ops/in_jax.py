@@ -7,22 +7,18 @@ form.
 
 from __future__ import annotations
 
-from functools import partial, singledispatch
+from functools import singledispatch
 
 import jax.numpy as jnp
-from jax import vjp, vmap
+import numpy as np
+import pytensor.tensor as pt
+from jax import ShapeDtypeStruct, custom_vjp, pure_callback, vjp
+from pytensor.graph import FunctionGraph
 from pytensor.link.jax.dispatch import jax_funcify
 
-from helpers.kalman import jax, jax_calls, jax_draws, jax_parallel, jax_scans
-from helpers.kalman.ops.declared import Declared
+from helpers.kalman import jax, jax_calls, jax_parallel, jax_scans
+from helpers.kalman.ops.declared import Declared, in_python
 from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
-from helpers.kalman.ops.draws import (
-    CovarianceRoot,
-    CovarianceRootGrad,
-    KalmanDraw,
-    KalmanDrawGrad,
-    NormalMarginals,
-)
 from helpers.kalman.ops.likelihood import (
     INPUTS,
     KalmanFilter,
@@ -55,8 +51,34 @@ def funcify(op, **kwargs):
 
 @singledispatch
 def run(op, X: dict):
-    """The outputs of an Op, by name or in order, from its inputs by name."""
-    raise NotImplementedError(f"{op} has no function for JAX")
+    """The outputs of an Op, by name or in order, from its inputs by name.
+
+    An Op without a function of its own, a draw or a root, is called in Python, and so is the Op of
+    its pullback.
+    """
+    shapes = op.infer_shape(None, [V.shape for V in X.values()])
+    dtype = next(iter(X.values())).dtype
+
+    def in_turn(*inputs):
+        with np.errstate(all="ignore"):
+            found = in_python(op)(*map(np.asarray, inputs))
+        return [np.asarray(V, dtype) for V in (found if isinstance(found, tuple) else (found,))]
+
+    @custom_vjp
+    def called(*inputs):
+        of = [ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        return pure_callback(in_turn, of, *inputs, vmap_method="sequential")
+
+    def pulled(inputs, bars):
+        if op.pull is None:
+            raise NotImplementedError(op.missing)
+        xs, ys = ([pt.tensor(shape=V.shape, dtype=str(dtype)) for V in Vs] for Vs in (inputs, bars))
+        found = op.pull(*(dict(zip(of, V, strict=True)) for of, V in
+                          ((op.inputs, xs), (op.outputs, ys))))  # fmt: skip
+        return jax_funcify(FunctionGraph(xs + ys, [found[x] for x in op.inputs]))(*inputs, *bars)
+
+    called.defvjp(lambda *inputs: (called(*inputs), inputs), pulled)
+    return dict(zip(op.outputs, called(*X.values()), strict=True))
 
 
 @run.register
@@ -141,42 +163,3 @@ def _(op: KalmanIntegratedGrad, X):
     wanted = {x: X[x] for x in derivatives(op)}
     value, pull = vjp(lambda some: jax.integrated(**X | some, tol=op.tol)[0], wanted)
     return pull(jnp.ones_like(value))[0] | {"value": value}
-
-
-def draws_of(op):
-    def residuals(y, *model):
-        return gradient_of(("a0", "c"), op.tol, (y, *model), jnp.ones_like(y[:, 0]))[1]
-
-    return partial(jax_draws.draws, residuals)
-
-
-def pulled(function, X: dict, symmetric_ones) -> dict:
-    """The gradients of a function's inputs, some of them symmetric, from its cotangent."""
-    *inputs, bar = X.values()
-    found = dict(zip(X, vjp(function, *inputs)[1](bar), strict=False))
-    return found | {x: (found[x] + found[x].mT) / 2 for x in symmetric_ones}
-
-
-@run.register
-def _(op: KalmanDraw, X):
-    return draws_of(op)(*X.values())
-
-
-@run.register
-def _(op: KalmanDrawGrad, X):
-    return pulled(draws_of(op), X, ("P0", "H", "W"))
-
-
-@run.register
-def _(op: CovarianceRoot, X):
-    return vmap(jax_draws.root)(X["P"])
-
-
-@run.register
-def _(op: CovarianceRootGrad, X):
-    return pulled(vmap(jax_draws.root), X, ("P",))
-
-
-@run.register
-def _(op: NormalMarginals, X):
-    return jax_draws.marginals(*X.values())

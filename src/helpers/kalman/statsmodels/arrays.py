@@ -64,15 +64,17 @@ def _checked(mod: MLEModel, params) -> np.ndarray:
     params = np.atleast_1d(np.asarray(params, dtype=float))
     k = _known(mod).params - (len(mod._fixed_params) if mod._has_fixed_params else 0)
     if params.shape != (k,):
+        names = _names(mod)
+        fixed = [name for name in mod.param_names if name not in names]
         raise ValueError(
             f"params has shape {params.shape}, expected (k,) = ({k},): "
-            f"{', '.join(mod.param_names[:8])}{', ...' if len(mod.param_names) > 8 else ''}"
+            f"{', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+            + f", without the fixed {', '.join(fixed)}"
+            * bool(fixed)
         )
     if not np.isfinite(params).all():
-        names = np.array(mod.param_names)
-        if mod._has_fixed_params:
-            names = names[mod._free_params_index]
-        raise ValueError(f"params has no number for {', '.join(names[~np.isfinite(params)])}")
+        named = np.array(_names(mod))[~np.isfinite(params)]
+        raise ValueError(f"params has no number for {', '.join(named)}")
     return params
 
 

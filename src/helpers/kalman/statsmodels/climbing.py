@@ -20,11 +20,18 @@ LEAST, POOR = 1e-4, 0.25
 
 # A climb leads to a maximum that is known where it is lower by less than the first, in
 # log-likelihood, and by what a quadratic says but for the second, a share, and the third.
-NEAR, AS_SAID, SLIGHT = 2.0, 0.3, 1e-3
+NEAR, AS_SAID, SLIGHT = 0.1, 0.3, 1e-3
+
+# Where the log-likelihood changes by less than this over the whole of what a parameter may be, the
+# data say nothing about it.
+FLAT = 1e-6
 
 # A climb is on a ridge where so many steps gain less than so much in all, and what is left to gain
 # is still more than this share of what it was before them: it would go on for hundreds.
 SLOW, SAME, SHARE = 10, 0.01, 0.25
+
+# A number beyond this is none: its square would overflow, and with it a length.
+LARGEST = 1e100
 
 # Newton's steps in a row that are turned back, each a quarter of the last, before they end.
 TURNED_BACK = 20
@@ -42,12 +49,24 @@ class Climb(NamedTuple):
     evaluations: int
     converged: bool
 
-    def leads_here(self, x: np.ndarray, value: float) -> bool:
-        """Whether the likelihood at x is what the quadratic around this end says of it: whoever
-        climbs from there ends here."""
+    def flat_from(self, x: np.ndarray) -> np.ndarray:
+        """Of which parameters the quadratic says nothing between here and x."""
+        return flat(self.curvature, np.maximum(np.abs(x), np.abs(self.x)))
+
+    def leads_here(self, x: np.ndarray, value: float, slope: np.ndarray) -> bool:
+        """Whether the likelihood at x, and what its slope there says is left to gain, are what the
+        quadratic around this end says of them: whoever climbs from there ends here."""
         lower = (x - self.x) @ self.curvature @ (x - self.x) / 2
-        said = abs(self.value - value - lower) < AS_SAID * abs(lower) + SLIGHT
-        return -SLIGHT < lower < NEAR and said
+        quadratic = _eigen(self.curvature, slope, self.units)
+        if quadratic is None or not -SLIGHT < lower < NEAR or self.flat_from(x).any():
+            return False
+        said = np.array([self.value - value, _to_gain(*quadratic[1:])])
+        return bool((np.abs(said - lower) < AS_SAID * abs(lower) + SLIGHT).all())
+
+
+def flat(curvature: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """On which parameters of these sizes (k,) the likelihood does not depend."""
+    return np.abs(np.diag(curvature)) * np.maximum(1.0, np.abs(x)) ** 2 < FLAT
 
 
 def climb(
@@ -64,7 +83,7 @@ def climb(
     Parameters
     ----------
     trial : function
-        Of x (k,): the value, and the slope (k,). A value that is not finite turns a step back.
+        Of x (k,): the value, and the slope (k,). One that is not finite turns a step back.
     curvature : function
         Of x: B (k, k), minus the second derivatives, definite or not; NaN where there are none.
     x : array (k,)
@@ -86,10 +105,10 @@ def climb(
         B, converged = curvature(x), False
         units = np.sqrt(np.abs(np.diag(B)))
         units = np.where((units > 0) & np.isfinite(units), units, 1.0)
-        if not np.isfinite(B).all():
+        quadratic = _eigen(B, slope, units)
+        if quadratic is None:
             break
-        curved, directions = np.linalg.eigh(B / units / units[:, np.newaxis])
-        along = directions.T @ (slope / units)
+        directions, curved, along = quadratic
         left = _to_gain(curved, along)
         converged = left <= max(GAIN, ROUNDING * abs(value))
         past.append((value, left))
@@ -103,6 +122,8 @@ def climb(
             there = x + directions @ step / units
             reached, slope_there = trial(there)
             evaluations += 1
+            if not (np.isfinite(reached) and np.isfinite(slope_there).all()):
+                reached = -np.inf
             share = (reached - value) / (along @ step - curved @ step**2 / 2)
             if best and not reached > best[1]:
                 break
@@ -110,7 +131,9 @@ def climb(
                 best = there, reached, slope_there
             size = np.linalg.norm(step)
             if share > POOR and size > 0.99 * radius:
-                radius = 3 * size  # a value costs less than a matrix: as far as this one goes
+                radius = min(
+                    3 * size, LARGEST
+                )  # a value costs less than a matrix: as far as it goes
                 continue
             radius = size if share > POOR else size / 4
             if best:
@@ -128,6 +151,19 @@ def climb(
     return Climb(x, value, slope, B, units, steps, evaluations, converged)
 
 
+def _eigen(B: np.ndarray, slope: np.ndarray, units: np.ndarray):  # noqa: N803
+    """The eigenvectors and eigenvalues of B in these units, and the slope along them.
+
+    None where they are not finite, or too large to be squared.
+    """
+    with np.errstate(all="ignore"):
+        scaled, in_units = B / units / units[:, np.newaxis], slope / units
+    if not np.abs([*scaled.flat, *in_units]).max(initial=0) < LARGEST:
+        return None
+    curved, directions = np.linalg.eigh(scaled)
+    return directions, curved, directions.T @ in_units
+
+
 def _to_gain(curved: np.ndarray, along: np.ndarray) -> float:
     """What is left to gain, in the eigenvectors of B: by a full step, or by one of length 1."""
     step = np.divide(along, curved, out=np.copysign(1.0, along), where=curved > np.abs(along))
@@ -136,17 +172,18 @@ def _to_gain(curved: np.ndarray, along: np.ndarray) -> float:
 
 def _step(curved: np.ndarray, along: np.ndarray, radius: float) -> np.ndarray:
     """The best step within a ball, in the eigenvectors of B, whose eigenvalues ascend."""
+    room = curved - min(0.0, curved[0])  # by so much the shift is beyond the least that there is
 
     def at(shift):
-        return along / (curved + shift)
+        return along / (room + shift)
 
     if curved[0] > 0 and np.linalg.norm(at(0)) <= radius:
         return at(0)
-    least = max(0.0, -curved[0]) + 1e-12 * max(np.abs(curved).max(), 1e-300)
+    least = 1e-12 * max(np.abs(curved).max(), 1e-300)
     step = at(least)
     size = np.linalg.norm(step)
     if size < radius:  # the slope has no part along the direction that curves upwards
         step[0] += np.copysign(np.sqrt(radius**2 - size**2), along[0])
         return step
-    most = least + 1.1 * np.linalg.norm(along) / radius
+    most = least + 2 * np.linalg.norm(along) / radius
     return at(brentq(lambda x: np.linalg.norm(at(x)) - radius, least, most, rtol=1e-3))

@@ -22,7 +22,7 @@ from helpers.kalman.statsmodels.arrays import (
     _NoLikelihoodError,
     _parts,
 )
-from helpers.kalman.statsmodels.climbing import SAME, climb
+from helpers.kalman.statsmodels.climbing import SAME, climb, flat
 from helpers.kalman.statsmodels.information import hessian
 from helpers.kalman.statsmodels.score import _columns, _Point, _pulled, _score_as_given
 
@@ -51,10 +51,6 @@ SHORTER = 0.25
 
 # Where so many iterations of one of these methods gain less than `SAME`, Newton's steps go on.
 LONG, BY_SLOPES = 50, ("lbfgs", "bfgs", "cg")
-
-# Where the log-likelihood changes by less than this over the whole of what a parameter may be, the
-# data say nothing about it.
-FLAT = 1e-6
 
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
@@ -220,8 +216,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
         ends, or gains next to nothing, the Hessian says what is left to gain, and Newton's steps go
         on if it is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a
-        maximum, or there is a warning.  From the same start a second method, BFGS or for that
-        L-BFGS, climbs until it is known to lead to the same maximum; if it ends at a higher one,
+        maximum, or there is a warning.  From the same start L-BFGS and BFGS, the other one or
+        both, climb until they are known to lead to the same maximum; if one ends at a higher one,
         that is the result.  (There may be a higher one still.)
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (250 if not given, the last fifty
@@ -305,7 +301,10 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     value = -objective(start, *fargs)
     if not np.isfinite(value):
         why = within.refusal or f"it is {value}"
-        raise ValueError(f"the start_params have no likelihood to begin with: {why}")
+        raise ValueError(
+            f"the start_params have no likelihood to begin with: {why}. Others may have one, "
+            "fit(mod, start_params=...)"
+        )
 
     how |= {"hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
     del how["hess"]
@@ -358,21 +357,25 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     found = climb(trial, curvature, x[moves], most, lambda some: callback(whole(some)))
     calls = about.get("fcalls", 0) + found.evaluations
     iterations = taken + found.steps
-    if found.converged and not np.isfinite([low, high]).any():
-        # By another method from the same start: where there are several maxima, it may end higher.
-        def unless_known(x):
-            if found.leads_here(x, mod.loglike(x, transformed=False)):
-                raise StopIteration
+    best = found
 
-        other = "lbfgs" if method == "bfgs" else "bfgs"
+    def unless_known(x):
+        if best.leads_here(x, *trial(x)):
+            raise StopIteration
+
+    # By other methods from the same start: where there are several maxima, they may end higher.
+    for other in ("bfgs", "lbfgs"):
+        if other == method or not best.converged or np.isfinite([low, high]).any():
+            continue
         named = {"method": other, "maxiter": min(maxiter, MOST), "disp": False}
         x, more = ended(named, RULES.get(other, {}).copy(), unless_known)
         calls += more.get("fcalls", 0)
-        if not found.leads_here(x, mod.loglike(x, transformed=False)):
+        if not best.leads_here(x, *trial(x)):
             again = climb(trial, curvature, x, POLISH)
             calls += again.evaluations
-            if again.value > found.value + SAME:
-                found, iterations = again, more["iterations"] + again.steps
+            if again.value > best.value + SAME:
+                best, iterations = again, more["iterations"] + again.steps
+    found = best
     ends.append((found, moves, start))
     if disp:
         how_it_ended = "converged" if found.converged else "has not converged"
@@ -397,11 +400,7 @@ def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
 
 def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:
     """Which parameters have none at an end: to the optimiser, and as those of the model."""
-
-    def flat(curved, at):
-        return np.abs(np.diag(curved)) * np.maximum(1.0, np.abs(at)) ** 2 < FLAT
-
-    blind = flat(found.curvature, np.maximum(np.abs(start), np.abs(found.x)))
+    blind = found.flat_from(start)
     if blind.any() and len(blind) == len(mod.param_names):
         params = mod.transform_params(found.x)
         with suppress(np.linalg.LinAlgError, _NoLikelihoodError):  # on an edge

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helpers.onnx_grad.lengths import same_pads
+from helpers.onnx_grad.lengths import no_window, same_pads
 from helpers.onnx_grad.rules.table import register_gradient
 from helpers.onnx_grad.tensor import is_static
 
@@ -44,6 +44,11 @@ def windows(node, x, kernel) -> Windows:
         pads = [0] * (2 * spatial)
     w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        for n, extent, stride, *pad in zip(x.shape[2:], w.extents, strides, *w[3:], strict=True):
+            known = isinstance(n, int)
+            why = known and no_window(n + sum(pad) - extent, extent, stride, node.attr("ceil_mode"))
+            if why:
+                raise node.refuse(why)
         return w
     pool = node.op_type != "Conv"
     if pool and max(dilations) > 1:

@@ -197,7 +197,8 @@ def without_rule(node: Node) -> str:
     if not node.domain and "Sequence" in node.op_type:
         return (
             "sequences of tensors are not differentiated: export the model with Concat, Split and "
-            "Gather in their place, which torch.onnx.export does with optimize=True"
+            "Gather in their place, which torch.onnx.export does with optimize=True (but for the "
+            "loops of an EmbeddingBag: Gather and ReduceMean, or ReduceSum, say the same)"
         )
     if node.domain.startswith("com.microsoft"):
         return (

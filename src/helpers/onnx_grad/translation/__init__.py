@@ -27,6 +27,8 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from helpers.onnx_grad.attributes import known_attributes, unsupported
 from helpers.onnx_grad.lengths import state_lengths
+from helpers.onnx_grad.prepare import check_known
+from helpers.onnx_grad.storage import loaded_model
 
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
@@ -79,7 +81,10 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
         If there is no translation for an operator (it names operator, domain and node), for a
         subgraph, or for a parameter that the graph computes where PyTensor needs a constant.
     ValueError
-        If an input has no shape, or a type that PyTensor does not have.
+        If an input has no shape, or a type that PyTensor does not have, numbers of the model are
+        not loaded, or the installed onnx does not know its opset.
+    TypeError
+        If ``model`` is not a model; the message says how to get one of a path or of bytes.
 
     Notes
     -----
@@ -88,6 +93,7 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     derivative in Max, Min, ReduceMax, ReduceMin and GlobalMaxPool, in MaxPool the first has it all.
     """
     dtype = None if dtype is None else np.dtype(dtype)
+    check_known(loaded_model(model))
     if model.functions:
         model = inline_local_functions(model)
     graph, versions = model.graph, {o.domain or "ai.onnx": o.version for o in model.opset_import}

@@ -17,7 +17,7 @@ import pytensor.tensor as pt
 from onnx.defs import get_schema
 from onnx.helper import get_attribute_value
 
-from helpers.onnx_grad.lengths import same_pads
+from helpers.onnx_grad.lengths import no_window, same_pads
 from helpers.onnx_grad.rules.conv import OWN_WAYS
 from helpers.onnx_grad.rules.resize import interpolations
 from helpers.onnx_grad.translation.node import (
@@ -123,9 +123,12 @@ def _window(node, x, kernel) -> Window:
             total = larger(total, 0)
             before[i], after[i] = same_pads(total, auto_pad)
         else:
-            room = n + before[i] + after[i] - extent
+            room, ceil = n + before[i] + after[i] - extent, node.attribute("ceil_mode", 0)
+            why = isinstance(room, int) and no_window(room, extent, stride, ceil)
+            if why:
+                raise node.refuse(why)
             count = room // stride + 1
-            if node.attribute("ceil_mode", 0):
+            if ceil:
                 # One more, if it begins within the array or the padding before it.
                 begins = (count * stride < n + before[i]) & (room % stride > 0)
                 count = count + (int(begins) if isinstance(begins, bool) else begins)
