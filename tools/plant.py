@@ -351,8 +351,13 @@ FAULTS = {
     ),
     "a wide tile where a narrow one is left": (
         "tiles.py",
-        "    while j + LANES < cols:\n        if lower:",
-        "    while j < cols:\n        if lower:",
+        "    while j + LANES < cols:\n        left",
+        "    while j < cols:\n        left",
+    ),
+    "of half a product three vectors wide the second block left out": (
+        "tiles.py",
+        "                _wide(w, out, alpha, A, B, C, j, first, min(first + LANES, rows), inner)\n",
+        "",
     ),
     "a product that leaves out its last row": (
         "tiles.py",
