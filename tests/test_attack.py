@@ -111,6 +111,18 @@ def test_a_clean_op_passes():
     assert str(report).startswith("Weigh: no fault found\n")
 
 
+def test_an_error_that_differences_cannot_see_is_seen_by_complex_steps():
+    op = planted(pullback=pull(lambda i, c, x, w, no: [x * (1 + 1e-7), w, no]))
+    found = faults(op, truth=truth)
+    assert found["pullback"].startswith("for x is wrong: relative error 1e-07 (complex step)")
+
+
+def test_a_gradient_that_fails_for_an_empty_axis_is_told():
+    op = planted(pullback=pull(lambda i, c, x, w, no: [x + 0 * x[0], w, no]))
+    found = faults(op)
+    assert found["empty gradient"].startswith("where the value has an answer, it fails: IndexError")
+
+
 def test_without_truth_central_differences_stand_in():
     assert faults(Weigh()) == {}
     report = attack(Weigh(), x, w, labels, backends=())
