@@ -216,9 +216,9 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
         ends, or gains next to nothing, the Hessian says what is left to gain, and Newton's steps go
         on if it is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a
-        maximum, or there is a warning.  From the same start the others of L-BFGS, BFGS and
-        "newton" climb until they are known to lead to the same maximum; if one ends at a higher
-        one, that is the result.  (There may be a higher one still.)
+        maximum, or there is a warning.  From the same start a second method, BFGS or for that
+        L-BFGS, for "newton" both, climbs until it is known to lead to the same maximum; if it ends
+        at a higher one, that is the result.  (There may be a higher one still.)
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (250 if not given, the last fifty
         for Newton's steps, where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback``
@@ -364,11 +364,11 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             raise StopIteration
 
     # By other methods from the same start: where there are several maxima, they may end higher.
-    for other in ("bfgs", "lbfgs", "newton"):
-        if other == method or not best.converged or np.isfinite([low, high]).any():
-            continue
-        by, longest = ("lbfgs", APPROACH) if other == "newton" else (other, MOST)
-        named = {"method": by, "maxiter": min(maxiter, longest), "disp": False}
+    others = ("bfgs", "lbfgs") if method == "newton" else ("lbfgs" if method == "bfgs" else "bfgs",)
+    for other in others:
+        if not best.converged or np.isfinite([low, high]).any():
+            break
+        named = {"method": other, "maxiter": min(maxiter, MOST), "disp": False}
         x, more = ended(named, RULES.get(other, {}).copy(), unless_known)
         calls += more.get("fcalls", 0)
         if not best.leads_here(x, *trial(x)):
