@@ -1576,15 +1576,6 @@ def test_a_parameter_of_no_effect_is_named():
     )
 
 
-def test_a_cycle_that_a_climb_leaves_without_variance_is_found_by_another():
-    """There its frequency would have no effect; with a frequency of pi it has one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        mod = random_model(87)()
-        found = ours.fit(mod, disp=False, cov_type="none")
-    assert found.llf > -146.98
-
-
 def test_a_climb_along_a_ridge_that_gains_nothing_ends_early():
     """A narrow valley that turns, and rises by a thousandth of a unit with each."""
 
