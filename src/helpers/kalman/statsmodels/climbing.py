@@ -53,12 +53,15 @@ class Climb(NamedTuple):
         """Of which parameters the quadratic says nothing between here and x."""
         return flat(self.curvature, np.maximum(np.abs(x), np.abs(self.x)))
 
-    def leads_here(self, x: np.ndarray, value: float, slope: np.ndarray) -> bool:
+    def leads_here(self, x: np.ndarray, trial: Callable) -> bool:
         """Whether the likelihood at x, and what its slope there says is left to gain, are what the
         quadratic around this end says of them: whoever climbs from there ends here."""
         lower = (x - self.x) @ self.curvature @ (x - self.x) / 2
+        if not -SLIGHT < lower < NEAR or self.flat_from(x).any():
+            return False
+        value, slope = trial(x)
         quadratic = _eigen(self.curvature, slope, self.units)
-        if quadratic is None or not -SLIGHT < lower < NEAR or self.flat_from(x).any():
+        if quadratic is None:
             return False
         said = np.array([self.value - value, _to_gain(*quadratic[1:])])
         return bool((np.abs(said - lower) < AS_SAID * abs(lower) + SLIGHT).all())

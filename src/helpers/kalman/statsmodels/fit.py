@@ -360,7 +360,7 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     best = found
 
     def unless_known(x):
-        if best.leads_here(x, *trial(x)):
+        if best.leads_here(x, trial):
             raise StopIteration
 
     # By other methods from the same start: where there are several maxima, they may end higher.
@@ -371,7 +371,7 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
         named = {"method": other, "maxiter": min(maxiter, MOST), "disp": False}
         x, more = ended(named, RULES.get(other, {}).copy(), unless_known)
         calls += more.get("fcalls", 0)
-        if not best.leads_here(x, *trial(x)):
+        if not best.leads_here(x, trial):
             again = climb(trial, curvature, x, POLISH)
             calls += again.evaluations
             if again.value > best.value + SAME:
