@@ -542,6 +542,18 @@ def test_steady_stretches_between_gaps():
     assert list(ends) == [49, 99, 159]
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_surprise_where_a_steady_state_begins_costs_later_steps_no_digits(p):
+    """What the steps share is no difference of numbers as large as it."""
+    rng = np.random.default_rng(5)
+    model = StateSpace(**random_model(m=2, p=p, r=2, rng=rng, radius=0.3))
+    y, _ = simulate(200, rng, **model.asdict())
+    first = run(y, model, tol=1e-13)[1].steady_from.max()
+    y[first] = 1e7
+    l = run(y, model, tol=1e-13)[1].l
+    assert relative_error(l[-50:], reference.kalman_filter(y, model).out.l[-50:]) < 1e-10
+
+
 def slow(variance=1e-4, transition=0.99):
     """A covariance that takes long to settle: hardly any noise, a weak gain."""
     one = np.eye(1)

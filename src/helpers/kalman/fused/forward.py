@@ -199,7 +199,7 @@ def steady_forward(w, y, k, end, model, saved, steps):
     """Steps k to end - 1 with the gain of step k: a_{t+1} = L a_t + K (y_t - d) + c."""
     s = space(w)
     _, p, m = sizes(w)
-    const = -2.0 * steps.l[k] - get(w, s.square.at)  # log|F| and log(2 pi)
+    const = get(w, s.const.at)
     gain = k if saved.gains else 0
     Kf, F_inv = below(s.Kf, gain * p), below(s.F_inv, gain * p)
     v, u, L_t = below(s.v, k), below(s.u, k), s.L

@@ -89,7 +89,7 @@ LAYOUT = {
     "v2": ("1", "p"),
     "o": ("1", "p"),  # 1.0 where something is observed
     "d_seen": ("1", "p"),  # d with zeros for the rest
-    "square": ("1", "p"),  # one number, v' F^-1 v
+    "const": ("1", "p"),  # one number, log|F| and log(2 pi) for each observation
     # matrices of every step; those whose blocks are transposed have a block to spare at the end
     "a": ("steps + 1", "m"),
     "v": ("steps", "p"),

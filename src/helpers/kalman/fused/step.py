@@ -127,7 +127,7 @@ def write_update(name, p):
     e.keep("F_inv", C_inv.T @ C_inv)
     e.keep("u", u)
     e.keep("a_filt", a_filt)
-    e.line(f"put(w, s.square.at, {w @ w})")
+    e.line(f"put(w, s.const.at, {recursions.LOG_2PI * o.sum() + logdet})")
     e.keep("v", y - (Z @ a + d))
     with e.only("needed or not keeps_variances(w, F_inv)"):
         e.keep("s.P_filt", X)
@@ -147,18 +147,16 @@ def write_predict(name, changed):
     e = writing.Writer(1 if changed else "p", "lower", SCRATCH)
     T, _, _ = _given(e)
     P_filt, W = e.matrix("s.P_filt", "m", "m", symmetric=True), e.matrix("s.W", "m", "m")
+    begin = [*BEGIN, "lower = made_symmetric(t, m)"]
     if changed:
+        begin.append("inverse = get(w, F_inv.at)")
         P, M = e.matrix("P", "m", "m", symmetric=True), e.matrix("s.M", "p", "m")
         P_filt = recursions.filtered(P, writing.Matrix(e, "C_inv", 1, 1) @ M)
     a_filt, c = e.vector("a_filt", "m"), e.vector("s.c", "m")
     _, P_next = recursions.predict(a_filt, P_filt, c, T, W)
     e.keep("TP", T @ P_filt)
     e.keep("P_next", P_next)
-    return e.source(
-        name,
-        "w, t, P, F_inv, P_next, TP, T_lists",
-        [*BEGIN, "lower, inverse = made_symmetric(t, m), get(w, F_inv.at)"],
-    )
+    return e.source(name, "w, t, P, F_inv, P_next, TP, T_lists", begin)
 
 
 def write_step_back(name, p):
@@ -208,7 +206,6 @@ def write_step_back(name, p):
             "q, lower = len(wanted.columns), made_symmetric(t, m)",
             "filtered = wanted.T or wanted.Z",
         ],
-        [],
     )
 
 
@@ -236,8 +233,9 @@ def update(w, a, P, v, u, Kf, F_inv, a_filt, Z_lists, needed):
     """The update with the observations that stand in v, NaN where there is none.
 
     Writes v, u, the transposed gain, F^-1, a_filt, P_filt, in Joseph's form where it leaves little
-    of a variance, and the square v' F^-1 v. Returns l; NaN if F is not positive definite. If it is
-    not `needed`, P_filt is written only where a `predict` by lists cannot do without it.
+    of a variance, and the part of l that does not see the data, which the steps of a steady state
+    share. Returns l; NaN if F is not positive definite. If it is not `needed`, P_filt is written
+    only where a `predict` by lists cannot do without it.
     """
     if sizes(w).p == 1:
         return _update_one(w, a, P, v, u, Kf, F_inv, a_filt, Z_lists, needed)
