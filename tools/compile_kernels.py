@@ -39,10 +39,9 @@ def compiles(what: str) -> None:
     start, (name, *states) = time.perf_counter(), what.split()
     module = import_module(f"helpers.kalman.fused.{name}")
     if states:  # the passes in registers: machine code of its own for each size
-        tangents = import_module("helpers.kalman.fused.small_tangents")
         for p in range(1, fused._entry().LARGEST + 1):
             module.compiled(int(*states), p)
-            tangents.compiled(int(*states), p)  # of which half is compiled by now
+            module.compiled_tangents(int(*states), p)
     print(f"  {what}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

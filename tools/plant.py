@@ -189,13 +189,13 @@ FAULTS = {
     ),
     "few states: N left as it is, though gains change": (
         "small.py",
-        "            settled, since, before, looked = False, t, -1.0, t\n",
+        "            settled, since, before, looked = False, t, (0.0, 0.0, before[2]), t\n",
         "",
     ),
     "few states: the gain of every step kept at the place of the first": (
         "small.py",
-        "                place = t * of_gain\n",
-        "                place = 0 * of_gain\n",
+        "kept.gain, t * of_gain)",
+        "kept.gain, 0 * of_gain)",
     ),
     "few states: T's gradient though nobody wants it": (
         "small.py",
@@ -204,13 +204,13 @@ FAULTS = {
     ),
     "few states: the weight left out of P0's gradient": (
         "small.py",
-        "write(out.P0.w, 0, weight * (",
-        "write(out.P0.w, 0, 1.0 * (",
+        "write(weight * ((recursions.outer(r, r) - N) / 2), out.P0.w, 0)",
+        "write((recursions.outer(r, r) - N) / 2, out.P0.w, 0)",
     ),
     "few states: what is vague at the last step let through": (
         "small.py",
-        "fell(P_filt if t == n - 1 else P_next, share, most)",
-        "fell(P_next, share, most)",
+        "shortfall(P_filt if t == n - 1 else P_next, share, most)",
+        "shortfall(P_next, share, most)",
     ),
     "few states: sums of intercepts not begun anew where they vary": (
         "small.py",
@@ -222,60 +222,34 @@ FAULTS = {
         "            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m\n",
         "",
     ),
-    "few states: tangents with half of H's direction": (
-        "small_tangents.py",
-        "symmetric(at_step(like.I_p, dots.H, t))",
-        "symmetric(at_step(like.I_p, dots.H, t)) / 2",
+    "tangents: what the inverse of F moves by twice": (
+        "../tangents.py",
+        "Moving(C_inv, -(dE @ C_inv) / 2)",
+        "Moving(C_inv, -(dE @ C_inv))",
     ),
-    "few states: tangents of the model as it is at the first step": (
-        "small_tangents.py",
-        "            W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, t))\n",
-        "            W, dW = at_step(I_m, model.W, t), symmetric(at_step(I_m, dots.W, 0))\n",
+    "tangents: a product whose second factor stays as it is": (
+        "../tangents.py",
+        "            moved = moved + self.X @ other.dX\n",
+        "            pass\n",
     ),
-    "few states: the weight left out of the tangents of P0's gradient": (
-        "small_tangents.py",
-        "write(bars.P0.w, 0, weight * (",
-        "write(bars.P0.w, 0, 1.0 * (",
+    "tangents: what is missing moves": (
+        "registers.py",
+        "Moving(filled(y.X), recursions.rows(y.dX, seen(y.X)))",
+        "Moving(filled(y.X), y.dX)",
     ),
-    "few states: sums of tangents not begun anew where arrays vary": (
-        "small_tangents.py",
-        "            T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m\n",
-        "",
-    ),
-    "few states: tangents with P0 itself for its direction": (
-        "small_tangents.py",
-        "da, dP = at_step(x, dots.a0, 0), symmetric(at_step(I_m, dots.P0, 0))",
-        "da, dP = at_step(x, dots.a0, 0), at_step(I_m, model.P0, 0)",
-    ),
-    "few states: W's gradient summed where W varies": (
-        "small_tangents.py",
-        "            W_sum = 0.0 * I_m\n",
-        "",
-    ),
-    "few states: tangents settled before a gap stay so after it": (
-        "small_tangents.py",
-        "            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)\n"
-        "            settled, since, before, looked = False, t, -1.0, t\n",
-        "            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)\n",
-    ),
-    "few states: tangents of N as they were when those of the gain had not settled": (
-        "small_tangents.py",
-        "if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:",
-        "if gain_of[t] != gain or N_of[t] != where_N:",
-    ),
-    "few states: tangents of N with an N that has not settled": (
-        "small_tangents.py",
-        "if gain_of[t] != gain or moved_of[t] != where_moved or N_of[t] != where_N:",
-        "if gain_of[t] != gain or moved_of[t] != where_moved:",
-    ),
-    "few states: the tangents of r and N after the first step taken for those before it": (
-        "small_tangents.py",
-        "    _, _, r = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)  # before",
-        "    # before",
+    "few states: a steady state though tangents go on": (
+        "small.py",
+        "    return of_tangent and is_steady(",
+        "    return is_steady(",
     ),
     "few states: a change of tangents where there is no variance overlooked": (
-        "small_tangents.py",
-        "            elif x != 0.0:\n                return 1.0, most\n",
+        "small.py",
+        "larger(where_positive(none, 1.0), moves)",
+        "moves",
+    ),
+    "few states: of a direction's fading nothing remembered": (
+        "small.py",
+        "    most = larger(now, most)\n",
         "",
     ),
     "a vague start in a lag left unwatched": (

@@ -279,7 +279,7 @@ def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
 
 def check_tolerance(tol) -> float:
     """What a covariance in its steady state may miss, as a number; ValueError if it is none."""
-    if not isinstance(tol, Real) or not 0 <= tol < np.inf:
+    if not isinstance(tol, (float, Real)) or not 0 <= tol < np.inf:
         raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
     return float(tol)
 

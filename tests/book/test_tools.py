@@ -38,9 +38,9 @@ def test_warmup_loads_what_it_says():
     """All that `make test` compiles beforehand, or only what a fit needs."""
     every = {name.split()[0] for name in passes()}
     assert every == {"entry", "roots", "outputs", "small", *fused.building.PURPOSE}
-    assert every | {"small_tangents"} <= loaded(True)
+    assert every <= loaded(True)
     assert {"entry", "outputs", "roots"} <= (some := loaded(False))
-    assert not {"tangents", "small_tangents", "integrated", "panel", "own"} & some
+    assert not {"tangents", "integrated", "panel", "own"} & some
 
 
 def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):

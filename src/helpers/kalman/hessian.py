@@ -15,15 +15,17 @@ backwards give it, whatever the number of parameters: no step size, no autodiff.
 [[ 0.18  -0.02 ]
  [-0.02  -0.064]]
 
-The lines of one step and their source stand in :mod:`helpers.kalman.tangents`.
+It runs the lines of :mod:`helpers.kalman.recursions`, on the matrices of
+:mod:`helpers.kalman.tangents`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from helpers.kalman import _fused, _takes_reference, recursions, reference, tangents
+from helpers.kalman import _fused, _takes_reference, recursions, reference
 from helpers.kalman.reference import _symmetric as symmetric
+from helpers.kalman.tangents import Moving
 from helpers.statespace import NAMES, STATIC, Gradients, StateSpace, check_weights
 
 __all__ = ["hessian", "hessian_vector"]
@@ -48,8 +50,8 @@ def hessian_vector(
         For ``"y"`` and each of the model's arrays that moves, k changes of it, each of its shape;
         what is not named stays as it is. Those of P0, H and Q count by their symmetric part.
     method : "fused" or "reference"
-        The compiled pass, or the readable loop over the lines of
-        :mod:`helpers.kalman.tangents`, which takes complex arrays too.
+        The compiled pass, or the readable loop on :class:`helpers.kalman.tangents.Moving`, which
+        takes complex arrays too.
     weights : array (n,), optional
         Weights of the steps in the log-likelihood; ones if None.
     tol : float
@@ -204,12 +206,12 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
 
     Those that may vary over time come with a time axis of length n.
     """
-    filtered = reference.kalman_filter(y, model)
-    k = len(dot["y"])
-    found = [_along(model, filtered, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)]
+    observed, k = reference.kalman_filter(y, model).observed, len(dot["y"])
+    found = [
+        _along(y, model, observed, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)
+    ]
     slopes, W_bars, bars = zip(*found, strict=True)
     bars = {x: np.stack(X) for x, X in zip(_PULLED, zip(*bars, strict=True), strict=True)}
-    observed = filtered.observed
     bars["y"], bars["d"] = bars["y"] * observed, bars["d"] * observed
     bars["Z"] = bars["Z"] * observed[:, :, np.newaxis]
     bars["H"] = bars["H"] * reference._pairs(observed)
@@ -219,60 +221,42 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
 _PULLED = ("a0", "P0", "y", "c", "d", "T", "Z", "H", "W")
 
 
-def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
-    """The slope of each step, W_bar, and the tangents of the gradients, along one direction."""
-    out, n = filtered.out, len(filtered.u)
-    T = model.over_time("T", n)
-    o = filtered.observed.astype(float)
-    at = recursions.at_step
-    da, dP, steps, slopes = dot["a0"], dot["P0"], [], []
+def _along(y, model: StateSpace, observed, dot: dict, weights):
+    """The slope of each step, W_bar, and the tangents of the gradients, along one direction.
+
+    The filter's loop and the pullback's, on matrices that move.
+    """
+    n, o = len(y), observed.astype(float)
+    given = {x: X if x in STATIC else model.over_time(x, n) for x, X in model.asdict().items()}
+    R, Q = given.pop("R"), given.pop("Q")
+    given["W"] = R @ symmetric(Q) @ np.swapaxes(R, -1, -2)
+
+    def at(x, t):
+        """The array of step t, and what it moves by."""
+        return Moving(given[x][t], recursions.at_step(dot[x], t))
+
+    a, P = Moving(model.a0, dot["a0"]), Moving(symmetric(model.P0), dot["P0"])
+    steps, slopes, I_p = [], [], np.eye(model.p)
     for t in range(n):
-        # What is missing does not move either.
-        dd, dZ, dH = recursions.mask(o[t], at(dot["d"], t), at(dot["Z"], t), at(dot["H"], t))
-        C_inv, Kf, Z = filtered.C_inv[t], filtered.Kf[t], filtered.Z[t]
-        M, dM, dF, dE, dKf, dP_filt = tangents.push_covariance(
-            dP, dZ, dH, C_inv, Kf, out.P_pred[t], Z
-        )
-        du, da_filt, dl = tangents.push_mean(
-            dot["y"][t] * o[t], da, dd, dZ, M, dM, dF, dE, filtered.u[t], C_inv, out.a_pred[t], Z
-        )
-        steps.append((dE, du, dKf, da_filt, dP_filt, dZ))
-        slopes.append(dl)
-        dT = at(dot["T"], t)
-        da = tangents.push_predict_mean(da_filt, at(dot["c"], t), dT, out.a_filt[t], T[t])
-        dP = tangents.push_predict_covariance(dP_filt, dT, at(dot["W"], t), out.P_filt[t], T[t])
-    r, Pi = np.zeros(model.m, T.dtype), np.zeros((model.m, model.m), T.dtype)
-    dr, dPi, per_step, W_bars = r, Pi, [], []
+        d, Z, H = recursions.mask(o[t], at("d", t), at("Z", t), at("H", t))
+        F, logdet, C_inv, S, Kf, G, P_filt = recursions.factor(o[t], P, Z, H, I_p)
+        y_t = recursions.rows(Moving(y[t], dot["y"][t]), o[t])
+        _, w, u, a_filt, l = recursions.update(y_t, o[t], a, d, Z, logdet, C_inv, G)
+        steps.append((w, u, C_inv, S, Kf, G, a_filt, P_filt))
+        slopes.append(l.dX)
+        a, P = recursions.predict(a_filt, P_filt, at("c", t), at("T", t), at("W", t))
+    r, Pi = 0 * a, 0 * P
+    per_step, W_bars = [], []
     for t in reversed(range(n)):
-        dE, du, dKf, da_filt, dP_filt, dZ = steps[t]
-        a_filt, P_filt = out.a_filt[t], out.P_filt[t]
-        _, s, Pt = recursions.pull_predict(r, Pi, T[t], a_filt, Pi)
-        dT_bar, ds, dPt = tangents.push_pull_predict(
-            dr, dPi, at(dot["T"], t), da_filt, dP_filt, r, Pi, T[t], a_filt, P_filt
+        w, u, C_inv, S, Kf, G, a_filt, P_filt = steps[t]
+        c_bar, W_bar, T = r, Pi, at("T", t)
+        T_bar, s, Pt = recursions.pull_predict(r, Pi, T, a_filt, Pi @ T @ P_filt)
+        e, Z_bar, H_bar, r, Pi = recursions.pull_update(
+            s, Pt, weights[t], w, u, C_inv, S, Kf, G, a_filt, P_filt @ s, Pt @ P_filt
         )
-        W_bars.append(Pi)
-        c_bar, dW_bar = dr, dPi
-        de, dZ_bar, dH_bar, dr, dPi = tangents.push_pull_update(
-            ds,
-            dPt,
-            dE,
-            du,
-            dKf,
-            da_filt,
-            dP_filt,
-            dZ,
-            s,
-            Pt,
-            weights[t],
-            *filtered.saved(t),
-            P_filt,
-            filtered.Z[t],
-        )
-        _, _, _, r, Pi = recursions.pull_update(
-            s, Pt, weights[t], *filtered.saved(t), P_filt @ s, Pt @ P_filt
-        )
-        per_step.append((-de, c_bar, de, dT_bar, dZ_bar, dH_bar, dW_bar))
-    moved = (dr, dPi, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
+        W_bars.append(W_bar.X)
+        per_step.append([X.dX for X in (-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar)])
+    moved = (r.dX, Pi.dX, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
     return np.array(slopes), np.stack(W_bars[::-1]), moved
 
 

@@ -13,8 +13,7 @@ disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It compu
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
   over its steps come by doubling;
 - with up to four states and series the readable text itself is compiled for the size at hand, its
-  matrices in registers (:mod:`~helpers.kalman.fused.small`, and for second derivatives
-  :mod:`~helpers.kalman.fused.small_tangents`);
+  matrices in registers (:mod:`~helpers.kalman.fused.small`);
 - with more, the pass is made for a size where that is asked for
   (:mod:`~helpers.kalman.fused.made`).
 
@@ -107,7 +106,7 @@ def loglike_and_grad(
     """
     arrays = arrays_of(y, model)
     plain, weights = weights is None, check_weights(weights, len(arrays[0]), real=True)
-    l, dy, out = evaluate(arrays, weights.astype(float), check_tolerance(tol))
+    l, dy, out = evaluate(arrays, weights.astype(float, copy=False), check_tolerance(tol))
     return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
 
 
@@ -137,12 +136,11 @@ def gradients_of(model: StateSpace, out) -> Gradients:
 
 def gradients_in_time(R, Q, out, kept) -> Gradients:  # noqa: N803
     """:func:`gradients_of` for R and Q with an axis of length 1 or n; those `kept` have theirs."""
-    bars = dict(zip((*_FILTERED, "W"), out, strict=True))
-    W = bars.pop("W")
-    Q_bar = np.swapaxes(R, -1, -2) @ W @ R
-    bars["R"] = 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2)
-    bars["Q"] = (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2
-    return Gradients(**{x: bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields})
+    *filtered, W = out
+    bars, WR = dict(zip(_FILTERED, filtered, strict=True)), W @ R
+    Q_bar = R.mT @ WR
+    bars["R"], bars["Q"] = WR @ (Q + Q.mT), (Q_bar + Q_bar.mT) / 2
+    return Gradients(*[bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields])
 
 
 def _total(X):
@@ -228,7 +226,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
     y = check_data(y, model)
     whole = (*STATIC, *model.time_varying)
     X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
-    W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
+    W = X["R"] @ X["Q"] @ X["R"].mT
     return [y, *(X[x] for x in _FILTERED), W]
 
 

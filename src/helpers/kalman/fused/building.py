@@ -50,13 +50,13 @@ def load(name: str, announce: bool | None = None):
     stderr say what takes so long and how far it is, unless ``announce`` is False; None says so only
     where somebody may read it: on a terminal, and in a notebook.
     """
-    what = f"Kalman filter {PURPOSE.get(name, '')}".rstrip()
-    count, name = functions(name), f"{__package__}.{name}"
-    there = sys.modules.get(name)
+    whole = f"{__package__}.{name}"
+    there = sys.modules.get(whole)
     if there is not None and not getattr(there.__spec__, "_initializing", False):
         return there
-    with waiting(what, count, announce):
-        return importlib.import_module(name)
+    what = f"Kalman filter {PURPOSE.get(name, '')}".rstrip()
+    with waiting(what, functions(name), announce):
+        return importlib.import_module(whole)
 
 
 _compiled = {}  # machine code that must not be forgotten while its address is in use

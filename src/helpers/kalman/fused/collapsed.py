@@ -16,8 +16,8 @@ from helpers.kalman.fused.collapse import (
     smoothed,
 )
 from helpers.kalman.fused.entry import (
+    COLLAPSED,
     NOT_ROTATED,
-    SMALL,
     VALUE,
     bundle,
     call,
@@ -36,7 +36,7 @@ def _collapsed(
     sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
     a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
 ):  # fmt: skip
-    """A pass over the rotated series, with the arguments of the passes in registers."""
+    """A pass over the rotated series, with the whole pass's arguments but its memory."""
     num = numbers_at(sizes)
     n, p, m = num[0], num[1], num[2]
     model = bundle(num, a0, P0, c, d, T, Z, H, W)
@@ -66,5 +66,5 @@ def _collapsed(
     return how
 
 
-_code = kept_on_disk(cfunc(SMALL, error_model="numpy"))(_collapsed)
+_code = kept_on_disk(cfunc(COLLAPSED, error_model="numpy"))(_collapsed)
 ADDRESS = _code.address

@@ -24,9 +24,11 @@ from numba.extending import intrinsic, overload
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
+    Observed,
     Wanted,
     indices_in,
     look,
+    look_at,
     room_for_indices,
     varies,
 )
@@ -34,6 +36,7 @@ from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, blocks, dis
 from helpers.kalman.fused.one_pass import all_equal, one_pass
 from helpers.kalman.fused.tiles import LANES, PART, jitable
 from helpers.kalman.on_disk import cfunc, njit
+from helpers.kalman.square_root import fill_shares
 
 
 def source_digest(folder: Path = Path(__file__).parent) -> str:
@@ -217,7 +220,9 @@ compiled_once(whole_pass, PASS, "helpers_kalman_pass")
 
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
 LARGEST = 4
-SMALL = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
+SMALL = types.int64(*[INTEGERS] * 4, types.float64, types.float64, *[types.intp] * 22)
+SMALL_TANGENTS = types.int64(*SMALL.args, *[types.intp] * 12)
+COLLAPSED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
 # Up to so many the whole pass can be made for a size, too; beyond, it would hardly gain by it.
 LARGEST_MADE = 64
 SIZES = "KALMAN_BY_HAND_SIZES"  # names the sizes for which it is, as "13,1 10,5": m, p
@@ -273,7 +278,7 @@ def compile_later(m, p, announce=None):
             _addresses[m, p] = load("collapsed" if p == COLLAPSE else "roots").ADDRESS
         else:
             passes = load("small" if max(m, p) <= LARGEST else "made")
-            _addresses[m, p] = passes.address(m, p, announce)
+            _addresses[m, p] = passes.address(m, p, announce=announce)
 
 
 def compile_tangents_later(m, p, announce=None):
@@ -281,7 +286,7 @@ def compile_tangents_later(m, p, announce=None):
     from helpers.kalman.fused.building import load
 
     if max(m, p) <= LARGEST and not _addresses[m, TANGENTS + p]:
-        _addresses[m, TANGENTS + p] = load("small_tangents").address(m, p, announce)
+        _addresses[m, TANGENTS + p] = load("small").address(m, p, True, announce)
 
 
 def _compiled_or_zero(m, p):
@@ -409,7 +414,7 @@ def addresses(arrays):
 
 @jitable
 def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments, () in registers."""
+    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments."""
     numbers = sizes.ctypes.data, report.ctypes.data, np.float64(tol)
     steps = l.ctypes.data, l_bar.ctypes.data, y.ctypes.data, y_bar.ctypes.data
     return call_at(address, room + numbers + steps + addresses(model) + addresses(out))
@@ -424,6 +429,55 @@ def run(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
     """
     where = room[0], room[1].ctypes.data, room[2].ctypes.data, room[3].ctypes.data
     return run_at(address, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+
+
+@jitable
+def sizes_of_kept(m, p):
+    """Doubles that a pass in registers keeps of a step: of means, and of gains."""
+    return p + m, p * p + 2 * p * m + m * m
+
+
+@jitable
+def run_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out, more):
+    """Call a pass in registers, in memory of its own.
+
+    ``more`` is (), or what the tangents' takes beside that: the address of y's direction, those of
+    the model's, and that of W's gradient.
+    """
+    n, p, m = sizes[0], sizes[1], sizes[2]
+    back, times = sizes[9] == GRADIENT, 1 if len(more) == 0 else 2
+    of_mean, of_gain = sizes_of_kept(m, p)
+    memory, gains = blocks(
+        n * (2 + times * of_mean if back else 2), n * times * of_gain if back else 1
+    )
+    indices = memory[: 2 * n].view(np.int64)
+    look_at(y, Observed(np.empty((n, p), np.uint8), indices[:n]))
+    shares = np.zeros(m)
+    if sizes[14] != 0:
+        fill_shares(model.P0, model.T, model.W, shares)
+    mean, gain = memory.ctypes.data + 16 * n, gains.ctypes.data
+    how = call_at(
+        address,
+        (sizes.ctypes.data, report.ctypes.data, memory.ctypes.data, memory.ctypes.data + 8 * n,
+         np.float64(tol), np.float64(l_bar[0] if back else 1.0), shares.ctypes.data, l.ctypes.data,
+         y.ctypes.data, y_bar.ctypes.data, mean, gain)
+        + addresses(model) + addresses(out)
+        + with_tangents(more, mean + 8 * n * of_mean, gain + 8 * n * of_gain),
+    )  # fmt: skip
+    shares[0], memory[0], gains[0] = 0.0, 0.0, 0.0  # their addresses were good until here
+    return how
+
+
+def with_tangents(more, mean, gain):
+    """What the tangents' pass takes beside the other: also where it keeps its own."""
+    return (more[0], mean, gain, *more[1:]) if more else ()
+
+
+@overload(with_tangents, jit_options=PART)
+def _with_tangents(more, mean, gain):
+    if len(more) == 0:
+        return lambda more, mean, gain: ()
+    return lambda more, mean, gain: (more[0], mean, gain) + more[1:]  # noqa: RUF005
 
 
 NOT_COMPILED = "a pass was not compiled; why not, a message above says"
@@ -528,7 +582,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
             return how
     small, how = small_pass_for(sizes, l_bar), VAGUE
     if small != 0:
-        how = run_at(small, (), sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = run_small(small, sizes, report, tol, l, l_bar, y, y_bar, model, out, ())
         if how == 0:
             raise MemoryError(OUT_OF_MEMORY)
         if how != VAGUE:

@@ -34,6 +34,9 @@ DONE, NOT_POSITIVE_DEFINITE, VAGUE = 1, 2, 3
 FIRST_LOOK, LOOK_LATER = 4, 8
 TELLING = 0.01  # a change below which the next one tells a rate
 ROUNDING = 16 * np.finfo(np.float64).eps  # of the change from one step to the next
+# What tangents may miss in their steady state, in units of what a covariance may miss in its own.
+# They settle like t rho^t where that settles like rho^t.
+LATER = 100.0
 
 
 class Steps(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
+    LATER,
     NOT_POSITIVE_DEFINITE,
     Steps,
     change,
@@ -54,10 +55,6 @@ from helpers.kalman.fused.tiles import (
     transpose,
     transposed,
 )
-
-# What tangents may miss in their steady state, in units of what a covariance may miss in its own.
-# They settle like t rho^t where that settles like rho^t.
-LATER = 100.0
 
 
 @jitable

@@ -1,268 +1,463 @@
-"""Matrices whose shapes the compiler knows, in registers, and operators for the readable text.
+"""Matrices whose shapes the compiler knows, in registers: the readable text writes machine code.
 
 Matrices of two or three rows are too small for loops, calls and memory: each costs more than the
-product itself. A ``Fixed`` is a matrix or vector as one value of the compiler's, all its entries in
-one vector, row by row. With the operators below on it, :mod:`helpers.kalman.recursions` compiles
-as it stands, and what comes out is arithmetic and shuffles alone.
+product itself. A matrix or vector is one value of the compiler's here, all its entries in one
+vector, row by row. While a function is compiled, what it calls is run in Python on matrices that
+stand for those values, `Value`, whose operators write instructions: so the lines of
+:mod:`helpers.kalman.recursions` become arithmetic and shuffles alone.
 
 Called from Python, a matrix is an array of NumPy's and what is read and written a
 ``Memory`` of :mod:`~helpers.kalman.fused.tiles`: the text is the same.
 """
 
+import inspect
 import operator
+from functools import reduce, singledispatch
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import (
-    intrinsic,
-    models,
-    overload,
-    overload_attribute,
-    overload_method,
-    register_model,
-)
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
+from numba.extending import intrinsic, models, register_model
 
 from helpers.kalman import recursions
-from helpers.kalman.fused.tiles import DOUBLES, PART, compiled_as, stands_for
+from helpers.kalman.fused.tiles import DOUBLES
+from helpers.kalman.tangents import Moving, still
 
-# Part of its caller: what stays in registers cannot be handed to a function.
-_OPTIONS = PART | {"forceinline": True}
-_DOUBLE, _INT = ir.DoubleType(), ir.IntType(32)
+_DOUBLE, _INT, _PLACE = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 
 
 class Fixed(types.Type):
-    """A matrix or vector of doubles of this shape, in Numba's types."""
+    """A matrix or vector of doubles of this shape, in Numba's types; if `moving`, with its tangent.
 
-    def __init__(self, shape):
-        self.shape, self.size = shape, int(np.prod(shape))
-        self.vector = ir.VectorType(_DOUBLE, self.size)
-        super().__init__(f"Fixed{shape}")
+    A number, of shape (), is one of these where it moves.
+    """
 
-    def places(self):
-        """Of each entry, where it lies: an array of the shape."""
-        return np.arange(self.size).reshape(self.shape)
+    def __init__(self, shape, moving=False):
+        self.shape, self.moving = shape, moving
+        self.vector = ir.VectorType(_DOUBLE, int(np.prod(shape))) if shape else _DOUBLE
+        self.value = ir.LiteralStructType([self.vector] * 2) if moving else self.vector
+        super().__init__(f"Fixed({shape}, {moving})")
 
 
 @register_model(Fixed)
 class _FixedModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, kind.vector)
+        super().__init__(manager, kind, kind.value)
 
 
-def _pick(builder, x, places):
-    """The entries of x at these places, in this order."""
-    places = [int(k) for k in np.ravel(places)]
-    mask = ir.Constant(ir.VectorType(_INT, len(places)), places)
-    return builder.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), mask)
+def _sum(terms):
+    terms = list(terms)
+    return reduce(operator.add, terms) if terms else 0.0
 
 
-def _broadcast(context, builder, x, kind, shape):
-    """x, a number or a matrix, as a matrix of this shape, by the rules of NumPy."""
+class Place:
+    """An integer of compiled code, while it is written."""
+
+    def __init__(self, builder, value):
+        self.builder, self.value = builder, value
+
+    def _with(self, instruction, other):
+        other = other.value if isinstance(other, Place) else _PLACE(int(other))
+        return Place(self.builder, getattr(self.builder, instruction)(self.value, other))
+
+    def __add__(self, other):
+        return self._with("add", other)
+
+    def __mul__(self, other):
+        return self._with("mul", other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class Value:
+    """A matrix, a vector or a number of compiled code, while it is written.
+
+    Its operators are NumPy's, and write instructions.
+    """
+
+    __array_ufunc__ = None  # numbers of NumPy's leave operators to this class
+
+    def __init__(self, builder, value, shape=()):
+        self.builder, self.value, self.shape = builder, value, shape
+
+    def places(self):
+        """Of each entry, where it lies: an array of the shape."""
+        return np.arange(int(np.prod(self.shape))).reshape(self.shape)
+
+    def pick(self, places):
+        """The entries at these places, in this order: a matrix of their shape."""
+        order, value = np.ravel(places), self.value
+        if not self.shape:
+            none = ir.Constant(ir.VectorType(_DOUBLE, 1), ir.Undefined)
+            value = self.builder.insert_element(none, value, _INT(0))
+        mask = ir.Constant(ir.VectorType(_INT, len(order)), [int(k) for k in order])
+        value = self.builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
+        return Value(self.builder, value, np.shape(places))
+
+    def number(self, x):
+        """A number, or what is one of these."""
+        if isinstance(x, Place):
+            return Value(self.builder, self.builder.sitofp(x.value, _DOUBLE))
+        return x if isinstance(x, Value) else Value(self.builder, _DOUBLE(float(x)))
+
+    def cast(self, shape):
+        """The same by NumPy's rules for an operator whose result has this shape."""
+        return self if self.shape == shape else self.pick(np.broadcast_to(self.places(), shape))
+
+    def _with(self, write, other, first=False):
+        """What ``write`` makes of the builder and both, of which self is the second if `first`."""
+        if isinstance(other, Moving):
+            return NotImplemented
+        other = self.number(other)
+        shape = np.broadcast_shapes(self.shape, other.shape)
+        pair = self.cast(shape).value, other.cast(shape).value
+        return Value(self.builder, write(self.builder, *(pair[::-1] if first else pair)), shape)
+
+    def __getitem__(self, key):
+        shape = self.places()[key].shape
+        if shape:  # [:, None] or [None, :]
+            return Value(self.builder, self.value, shape)
+        place = _INT(int(self.places()[key]))
+        return Value(self.builder, self.builder.extract_element(self.value, place))
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __neg__(self):
+        return -1.0 * self
+
+    def __matmul__(self, other):
+        """A column of A and a row of B at a time; vectors are rows before and columns behind."""
+        if isinstance(other, Moving):
+            return NotImplemented
+        left = np.atleast_2d(self.places())
+        right = other.places() if len(other.shape) == 2 else other.places()[:, None]
+        if left.shape[1] != len(right):
+            raise ValueError(f"a product of matrices of shapes {self.shape} and {other.shape}")
+        (rows, inner), cols, total = left.shape, right.shape[1], None
+        for k in range(inner):
+            a, b = self.pick(np.repeat(left[:, k], cols)), other.pick(np.tile(right[k], rows))
+            total = a * b if total is None else total + a * b
+        shape = self.shape[:-1] + other.shape[1:]
+        return Value(self.builder, total.value, shape) if shape else total[0]
+
+    @property
+    def T(self):  # noqa: N802
+        return self.pick(self.places().T)
+
+    def entries(self):
+        return [self.pick([k])[0] for k in self.places().ravel()]
+
+    def sum(self):
+        return _sum(self.entries())
+
+    def trace(self):
+        return diagonal(self).sum()
+
+
+def _operator(name, instruction):
+    def write(builder, x, y):
+        return getattr(builder, instruction)(x, y, flags=("contract",))
+
+    setattr(Value, f"__{name}__", lambda x, y: x._with(write, y))
+    setattr(Value, f"__r{name}__", lambda x, y: x._with(write, y, first=True))
+
+
+for _name, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
+    _operator(_name, _instruction)
+
+
+def _stands_for(builder, kind, value):
+    """What the text is given for a value of compiled code."""
+    if isinstance(kind, Fixed) and kind.moving:
+        parts = (builder.extract_value(value, i) for i in range(2))
+        return Moving(*(Value(builder, part, kind.shape) for part in parts))
     if isinstance(kind, Fixed):
-        places = np.broadcast_to(kind.places(), shape)
-        return x if kind.shape == shape else _pick(builder, x, places)
-    none = ir.Constant(ir.VectorType(_DOUBLE, 1), ir.Undefined)
-    one = builder.insert_element(none, context.cast(builder, x, kind, types.float64), _INT(0))
-    return _pick(builder, one, np.zeros(shape, int))
+        return Value(builder, value, kind.shape)
+    if isinstance(kind, types.Float):
+        return Value(builder, value)
+    if isinstance(kind, types.BaseTuple):
+        parts = cgutils.unpack_tuple(builder, value, len(kind))
+        parts = [_stands_for(builder, *pair) for pair in zip(kind, parts, strict=True)]
+        return kind.instance_class(*parts) if hasattr(kind, "instance_class") else tuple(parts)
+    return Place(builder, value)
 
 
-def _elementwise(instruction):
-    @intrinsic
-    def machine(typing, x, y):
-        if not (isinstance(x, Fixed) or isinstance(y, Fixed)):
+def _kind_of(x):
+    if isinstance(x, tuple):
+        return types.Tuple([_kind_of(part) for part in x])
+    if isinstance(x, Moving):
+        return Fixed(x.shape, True)
+    if isinstance(x, Value):
+        return Fixed(x.shape) if x.shape else types.float64
+    return types.none if x is None else types.intp
+
+
+def _value_of(context, builder, x):
+    if isinstance(x, tuple):
+        parts = [_value_of(context, builder, part) for part in x]
+        return context.make_tuple(builder, _kind_of(x), parts)
+    if isinstance(x, Moving):
+        value = builder.insert_value(ir.Constant(_kind_of(x).value, ir.Undefined), x.X.value, 0)
+        return builder.insert_value(value, x.dX.value, 1)
+    if isinstance(x, (Value, Place)):
+        return x.value
+    return context.get_dummy_value() if x is None else _PLACE(x)
+
+
+def _holds(kind):
+    return isinstance(kind, Fixed) or (isinstance(kind, types.BaseTuple) and any(map(_holds, kind)))
+
+
+def written(function, numbers=False):
+    """Let compiled code that calls the function on matrices in registers have what it writes.
+
+    With `numbers` also where it is called on numbers alone.
+    """
+    signature = inspect.signature(function)
+
+    def machine(typing, *given, **named):
+        given = signature.bind(*given, **named).args
+        if not (numbers or any(map(_holds, given))):
             return None
-        shape = np.broadcast_shapes(*(kind.shape for kind in (x, y) if isinstance(kind, Fixed)))
+        nowhere = ir.IRBuilder(
+            ir.Function(
+                ir.Module(), ir.FunctionType(ir.VoidType(), ()), "nowhere"
+            ).append_basic_block()
+        )
+        likes = [
+            ir.Constant(cpu_target.target_context.get_value_type(kind), ir.Undefined)
+            for kind in given
+        ]
+        pairs = zip(given, likes, strict=True)
+        returned = _kind_of(function(*(_stands_for(nowhere, *pair) for pair in pairs)))
 
         def generate(context, builder, signature, args):
-            pair = [
-                _broadcast(context, builder, value, kind, shape)
-                for value, kind in zip(args, signature.args, strict=True)
-            ]
-            return getattr(builder, instruction)(*pair, flags=("contract",))
+            pairs = zip(signature.args, args, strict=True)
+            found = function(*(_stands_for(builder, *pair) for pair in pairs))
+            return _value_of(context, builder, found)
 
-        return Fixed(shape)(x, y), generate
+        return returned(*given), generate
 
-    return machine
-
-
-@intrinsic
-def _product(typing, A, B):
-    """A B, a column of A and a row of B at a time; vectors are rows before and columns behind."""
-    if not (isinstance(A, Fixed) and isinstance(B, Fixed)):
-        return None
-    left = np.atleast_2d(A.places())
-    right = B.places() if len(B.shape) == 2 else B.places()[:, None]
-    if left.shape[1] != right.shape[0]:
-        raise ValueError(f"a product of matrices of shapes {A.shape} and {B.shape}")
-    shape = A.shape[:-1] + B.shape[1:]
-    rows, cols = len(left), right.shape[1]
-
-    def generate(context, builder, signature, args):
-        total = None
-        for k in range(len(right)):
-            a = _pick(builder, args[0], np.repeat(left[:, k], cols))
-            b = _pick(builder, args[1], np.tile(right[k], rows))
-            term = builder.fmul(a, b, flags=("contract",))
-            total = builder.fadd(total, term, flags=("contract",)) if k > 0 else term
-        return total if shape else builder.extract_element(total, _INT(0))
-
-    return (Fixed(shape) if shape else types.float64)(A, B), generate
+    typing = inspect.Parameter("typing", inspect.Parameter.POSITIONAL_ONLY)
+    machine.__signature__ = signature.replace(
+        parameters=[typing, *(x.replace(kind=1) for x in signature.parameters.values())]
+    )
+    template = make_intrinsic_template(function, machine, function.__name__)
+    infer(template)
+    infer_global(function, types.Function(template))
+    return function
 
 
-for _function, _name in (
-    (operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):  # fmt: skip
-    stands_for(_function, _elementwise(_name))
-stands_for(operator.matmul, _product)
+written(still, numbers=True)
+for _function in (operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul, len):
+    written(_function)
+for _function in vars(recursions).values():
+    if inspect.isfunction(_function) and _function.__module__ == recursions.__name__:
+        written(_function)
 
 
-@overload(operator.neg, jit_options=_OPTIONS)
-def _negative(A):
-    if isinstance(A, Fixed):
-        return lambda A: -1.0 * A
-
-
-def _rearranged(shape_of, places_of):
-    """The intrinsic for a matrix that has the entries of another one in other places."""
-
-    @intrinsic
-    def machine(typing, A):
-        def generate(context, builder, signature, args):
-            return _pick(builder, args[0], places_of(A.places()))
-
-        return Fixed(shape_of(A.shape))(A), generate
-
-    return machine
-
-
-_transpose = _rearranged(lambda shape: shape[::-1], np.transpose)
-_diagonal = _rearranged(lambda shape: shape[:1], np.diag)
-
-
-@overload_attribute(Fixed, "T", jit_options=_OPTIONS)
-def _transposed(A):
-    return lambda A: _transpose(A)
-
-
-@compiled_as(_diagonal)
+@written
+@singledispatch
 def diagonal(A):
     """The diagonal of a matrix."""
     return np.diag(A)
 
 
-@intrinsic
-def _item(typing, A, index):
-    """x[i], A[i, j], x[:, None] and x[None, :]."""
-    if not isinstance(A, Fixed):
-        return None
-    indices = index.types if isinstance(index, types.BaseTuple) else (index,)
-    added = [isinstance(kind, types.NoneType) for kind in indices]
-    if any(added):  # another shape, and the same entries
-        shape = (1, *A.shape) if added[0] else (*A.shape, 1)
-        return Fixed(shape)(A, index), lambda context, builder, signature, args: args[0]
-
-    def generate(context, builder, signature, args):
-        given = cgutils.unpack_tuple(builder, args[1]) if len(indices) > 1 else args[1:]
-        i, *j = (
-            context.cast(builder, x, kind, types.intp)
-            for x, kind in zip(given, indices, strict=True)
-        )
-        place = builder.add(builder.mul(i, i.type(A.shape[1])), *j) if j else i
-        return builder.extract_element(args[0], place)
-
-    return types.float64(A, index), generate
+@diagonal.register
+def _(A: Value):  # noqa: N803
+    return A.pick(np.diag(A.places()))
 
 
-stands_for(operator.getitem, _item)
+@diagonal.register
+def _(A: Moving):  # noqa: N803
+    return Moving(diagonal(A.X), diagonal(A.dX))
 
 
-@intrinsic
-def _with_entry(typing, A, i, j, x):
-    def generate(context, builder, signature, args):
-        A, i, j, x = args
-        place = builder.add(builder.mul(i, i.type(signature.args[0].shape[1])), j)
-        return builder.insert_element(A, x, place)
-
-    return A(A, types.intp, types.intp, types.float64), generate
+@written
+def moving(A):
+    """A as a matrix that could move, and does not."""
+    return Moving(A, 0.0 * A)
 
 
-@compiled_as(_with_entry)
-def with_entry(A, i, j, x):
-    """A with x in place (i, j)."""
-    A = A.copy()
-    A[i, j] = x
-    return A
+@written
+def transposed(A):
+    """The transpose of a matrix."""
+    return A.T
 
 
-@overload(len, jit_options=_OPTIONS)
-def _len(A):
-    if isinstance(A, Fixed):
-        rows = A.shape[0]
-        return lambda A: rows
+@written
+def total(x):
+    """The sum of all entries."""
+    return x.sum()
 
 
-@overload_method(Fixed, "sum", jit_options=_OPTIONS)
-def _sum(x):
-    size = x.size
-
-    def add(x):
-        total = x[0]
-        for i in range(1, size):
-            total += x[i]
-        return total
-
-    return add
-
-
-@overload_method(Fixed, "trace", jit_options=_OPTIONS)
-def _trace(A):
-    return lambda A: _diagonal(A).sum()
-
-
-@intrinsic
-def _larger(typing, x, y):
-    def generate(context, builder, signature, args):
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return x(x, y), generate
-
-
-@compiled_as(_larger)
+@written
+@singledispatch
 def larger(x, y):
     """The larger one of two numbers, entry by entry; y if either is NaN."""
     return np.where(x > y, x, y)
 
 
-@intrinsic
-def _seen(typing, y):
-    def generate(context, builder, signature, args):
-        return builder.uitofp(builder.fcmp_ordered("ord", *args, *args), y.vector)
-
-    return y(y), generate
+@larger.register
+def _(x: Value, y):
+    return x._with(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y), y)
 
 
-@compiled_as(_seen)
+@singledispatch
+def where_positive(x, y):
+    """y where x is positive, 0 elsewhere, entry by entry; x and y are of one shape."""
+    return np.where(x > 0, y, 0.0)
+
+
+@where_positive.register
+def _(x: Value, y):
+    zero = ir.Constant(x.value.type, None)
+    return x._with(lambda b, x, y: b.select(b.fcmp_ordered(">", x, zero), y, zero), y)
+
+
+@singledispatch
+def largest(x):
+    """The largest entry, or 0; one that is NaN counts as 0."""
+    return np.nan_to_num(x).max(initial=0.0)
+
+
+@largest.register
+def _(x: Value):
+    found = x.number(0.0)
+    for entry in x.entries():
+        found = larger(entry, found)
+    return found
+
+
+@written
+@singledispatch
 def seen(y):
     """1.0 where y is a number, 0.0 where it is NaN."""
     return 1.0 - np.isnan(y)
 
 
-@intrinsic
-def _filled(typing, y):
-    def generate(context, builder, signature, args):
-        zeros = ir.Constant(y.vector, [_DOUBLE(0.0)] * y.size)
-        return builder.select(builder.fcmp_ordered("ord", *args, *args), *args, zeros)
-
-    return y(y), generate
+@seen.register
+def _(y: Moving):
+    return seen(y.X)
 
 
-@compiled_as(_filled)
+@seen.register
+def _(y: Value):
+    return y._with(lambda b, y, _: b.uitofp(b.fcmp_ordered("ord", y, y), y.type), y)
+
+
+@written
+@singledispatch
 def filled(y):
     """y with zeros for what is NaN."""
     return np.where(np.isnan(y), 0.0, y)
+
+
+@filled.register
+def _(y: Value):
+    return y._with(lambda b, y, zero: b.select(b.fcmp_ordered("ord", y, y), y, zero), 0.0)
+
+
+@filled.register
+def _(y: Moving):
+    return Moving(filled(y.X), recursions.rows(y.dX, seen(y.X)))
+
+
+class Along(NamedTuple):
+    """Where a matrix lies, and where its tangent does."""
+
+    w: int
+    dw: int
+
+
+@written
+@singledispatch
+def read(like, w, place):
+    """The matrix that lies at a place of w, row by row, of the shape of `like`."""
+    return w.read(place, like.size).reshape(like.shape)
+
+
+def _pointer(builder, w, place, kind):
+    """To what lies so many doubles after the address w."""
+    place = place.value if isinstance(place, Place) else _PLACE(place)
+    data = builder.gep(builder.inttoptr(w.value, DOUBLES), [place])
+    return builder.bitcast(data, kind.as_pointer())
+
+
+@read.register
+def _(like: Value, w, place):
+    data = _pointer(like.builder, w, place, like.value.type)
+    return Value(like.builder, like.builder.load(data, align=8), like.shape)
+
+
+@read.register
+def _(like: Moving, w, place):
+    """From one address the tangent alone."""
+    if not isinstance(w, Along):
+        return Moving(like.X, read(like.dX, w, place))
+    return Moving(read(like.X, w.w, place), read(like.dX, w.dw, place))
+
+
+@singledispatch
+def write(A, w, place):
+    """Write a matrix, or a number, at a place of w, row by row."""
+    w.write(place, np.ravel(A))
+
+
+written(write, numbers=True)
+
+
+@write.register
+def _(A: Value, w, place):  # noqa: N803
+    A.builder.store(A.value, _pointer(A.builder, w, place, A.value.type), align=8)
+
+
+@write.register
+def _(A: Moving, w, place):  # noqa: N803
+    """To one address the tangent alone."""
+    if isinstance(w, Along):
+        write(A.X, w.w, place)
+    write(A.dX, w.dw if isinstance(w, Along) else w, place)
+
+
+@recursions.rows.register
+def _(X: Value, o):  # noqa: N803
+    there = o if o.shape == X.shape else o[:, None].cast(X.shape)
+    zero = ir.Constant(X.value.type, None)
+    return X._with(lambda b, X, o: b.select(b.fcmp_unordered("!=", o, zero), X, zero), there)
+
+
+def _called(name, x):
+    """What a function of the processor's, or of its library, makes of a number."""
+    code = x.builder.module.declare_intrinsic(name, [_DOUBLE])
+    return Value(x.builder, x.builder.call(code, [x.value]))
+
+
+@recursions.inverse_factor.register
+def _(F: Value, o, I_p):  # noqa: N803
+    F, rows = F + I_p * (1 - o), range(len(F))
+    nan, logdet = F.number(np.nan), 0.0
+    C, X = {}, {(i, j): F.number(0.0) for i in rows for j in rows}
+    for j in rows:
+        x = F[j, j] - _sum(C[j, k] * C[j, k] for k in range(j))
+        x = x._with(lambda b, x, nan: b.select(b.fcmp_ordered(">", x, _DOUBLE(0.0)), x, nan), nan)
+        logdet = _called("llvm.log", x) + logdet
+        X[j, j] = 1.0 / _called("llvm.sqrt", x)
+        for i in rows[j + 1 :]:
+            C[i, j] = (F[i, j] - _sum(C[i, k] * C[j, k] for k in range(j))) * X[j, j]
+    for j in rows:
+        for i in rows[j + 1 :]:
+            X[i, j] = -X[i, i] * _sum(C[i, k] * X[k, j] for k in range(j, i))
+    made = F
+    for (i, j), x in X.items():
+        place = _INT(i * len(F) + j)
+        made = Value(F.builder, F.builder.insert_element(made.value, x.value, place), F.shape)
+    return made * o, logdet
 
 
 @intrinsic(prefer_literal=True)
@@ -271,8 +466,7 @@ def identity(typing, size):
     entries = np.eye(size.literal_value)
 
     def generate(context, builder, signature, args):
-        vector = signature.return_type.vector
-        return ir.Constant(vector, [_DOUBLE(x) for x in entries.ravel()])
+        return ir.Constant(signature.return_type.vector, [_DOUBLE(x) for x in entries.ravel()])
 
     return Fixed(entries.shape)(size), generate
 
@@ -280,103 +474,9 @@ def identity(typing, size):
 @intrinsic(prefer_literal=True)
 def zeros(typing, rows, cols):
     """A matrix of zeros, of a shape that the compiler knows; for compiled code alone."""
-    result = Fixed((rows.literal_value, cols.literal_value))
+    shape = rows.literal_value, cols.literal_value
 
     def generate(context, builder, signature, args):
-        return ir.Constant(result.vector, [_DOUBLE(0.0)] * result.size)
+        return ir.Constant(signature.return_type.vector, None)
 
-    return result(rows, cols), generate
-
-
-@intrinsic
-def _read(typing, like, w, place):
-    def generate(context, builder, signature, args):
-        data = builder.gep(builder.inttoptr(args[1], DOUBLES), [args[2]])
-        return builder.load(builder.bitcast(data, like.vector.as_pointer()), align=8)
-
-    return like(like, types.intp, types.intp), generate
-
-
-@compiled_as(_read)
-def read(like, w, place):
-    """The matrix that lies at a place of w, row by row, of the shape of `like`."""
-    return w.read(place, like.size).reshape(like.shape)
-
-
-@intrinsic
-def _write(typing, w, place, A):
-    def generate(context, builder, signature, args):
-        data = builder.gep(builder.inttoptr(args[0], DOUBLES), [args[1]])
-        data = builder.bitcast(data, A.vector.as_pointer())
-        builder.store(args[2], data, align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, A), generate
-
-
-@compiled_as(_write)
-def write(w, place, A):
-    """Write a matrix at a place of w, row by row."""
-    w.write(place, np.ravel(A))
-
-
-@overload(recursions.cholesky, jit_options=_OPTIONS)
-def _cholesky(F):
-    if not isinstance(F, Fixed):
-        return None
-
-    def factor(F):
-        C, logdet = F, 0.0
-        for j in range(len(F)):
-            x = F[j, j]
-            for k in range(j):
-                x -= C[j, k] ** 2
-            if not x > 0.0:
-                return C, np.nan
-            logdet += np.log(x)
-            C = with_entry(C, j, j, np.sqrt(x))
-            for i in range(j + 1, len(F)):
-                x = F[i, j]
-                for k in range(j):
-                    x -= C[i, k] * C[j, k]
-                C = with_entry(C, i, j, x / C[j, j])
-        return C, logdet
-
-    return factor
-
-
-@intrinsic
-def _rows_of(typing, X, o):
-    def generate(context, builder, signature, args):
-        X_kind, o_kind = signature.args
-        rows, entries = o_kind.size, X_kind.size
-        there = builder.fcmp_unordered("!=", args[1], ir.Constant(o_kind.vector, [0.0] * rows))
-        there = _pick(builder, there, np.repeat(np.arange(rows), entries // rows))
-        return builder.select(there, args[0], ir.Constant(X_kind.vector, [0.0] * entries))
-
-    return X(X, o), generate
-
-
-@overload(recursions.rows, jit_options=_OPTIONS)
-def _rows(X, o):
-    if isinstance(X, Fixed):
-        return lambda X, o: _rows_of(X, o)
-
-
-@overload(recursions.solve, jit_options=_OPTIONS)
-def _solve(C, B):
-    if not isinstance(C, Fixed):
-        return None
-    cols = B.shape[1]
-
-    def solve(C, B):
-        X = B
-        for i in range(len(C)):
-            for j in range(cols):
-                x = B[i, j]
-                for k in range(i):
-                    x -= C[i, k] * X[k, j]
-                X = with_entry(X, i, j, x / C[i, i])
-        return X
-
-    return solve
+    return Fixed(shape)(rows, cols), generate

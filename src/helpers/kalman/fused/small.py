@@ -5,7 +5,7 @@ tiles, takes longer to begin than to do. Here each size has machine code of its 
 it is first met, in which a step of :mod:`helpers.kalman.recursions` is arithmetic and nothing else
 (:mod:`~helpers.kalman.fused.registers`). A steady state is looked for as in
 :mod:`helpers.kalman.fused.forward`; where P0 turns out to be vague, no more is lost than the time
-until then.
+until then. Second derivatives are the same pass on matrices that move.
 """
 
 from typing import NamedTuple
@@ -21,36 +21,46 @@ from helpers.kalman.fused import (
 from helpers.kalman.fused.entry import (
     GRADIENT,
     SMALL,
-    bundle,
+    SMALL_TANGENTS,
     kept_on_disk,
     numbers_at,
+    sizes_of_kept,
     wanted_of,
 )
 from helpers.kalman.fused.forward import (
     DONE,
     FIRST_LOOK,
+    LATER,
     NOT_POSITIVE_DEFINITE,
     VAGUE,
     is_steady,
     is_time_to_look,
 )
-from helpers.kalman.fused.inputs import Arrays, Observed, look_at
-from helpers.kalman.fused.layout import blocks
+from helpers.kalman.fused.inputs import Arrays
 from helpers.kalman.fused.registers import (
+    Along,
     diagonal,
     filled,
     identity,
     larger,
+    largest,
+    moving,
     read,
     seen,
+    total,
+    transposed,
+    where_positive,
     write,
+    written,
     zeros,
 )
 from helpers.kalman.fused.step import JOSEPH_BELOW
-from helpers.kalman.fused.tiles import jitable, put
+from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.on_disk import cfunc
-from helpers.kalman.recursions import symmetric
-from helpers.kalman.square_root import WATCHED, fill_shares
+from helpers.kalman.square_root import WATCHED
+from helpers.kalman.tangents import Moving, still
+
+TINY = np.finfo(np.float64).tiny
 
 
 class Like(NamedTuple):
@@ -65,95 +75,114 @@ class InTime(NamedTuple):
     """An array with a first axis for time, by its address, in Python a Memory."""
 
     w: int
-    steps: int
-    size: int  # of one step
+    step: int  # doubles from one step to the next, 0 if it does not vary
 
 
 class Kept(NamedTuple):
     """What the way back reads of each step, by address, in Python a Memory."""
 
     mean: int  # u, a_filt
-    gain: int  # C^-1, Z (masked), Kf, P_filt
+    gain: int  # C^-1, Z (masked), Kf, T P_filt
 
 
-@jitable
-def sizes_of_kept(m, p):
-    """Doubles of a step in each of `Kept`."""
-    return p + m, p * p + 2 * p * m + m * m
-
-
-@jitable
+@written
 def at_step(like, X, t):
     """The array of step t, of the shape of `like`."""
-    return read(like, X.w, (t if X.steps > 1 else 0) * X.size)
+    return read(like, X.w, t * X.step)
 
 
-@jitable
+@written
 def add_to(X, t, A):
     """Add A to the array of step t."""
-    place = (t if X.steps > 1 else 0) * X.size
-    write(X.w, place, read(A, X.w, place) + A)
+    write(read(A, X.w, t * X.step) + A, X.w, t * X.step)
 
 
 @jitable
 def matrices_vary(model):
     """:func:`helpers.kalman.fused.inputs.varies`, of a model by its addresses."""
-    return max(model.T.steps, model.Z.steps, model.H.steps, model.W.steps) > 1
+    return max(model.T.step, model.Z.step, model.H.step, model.W.step) > 0
 
 
 @jitable
 def vectors_vary(model):
     """:func:`helpers.kalman.fused.inputs.vectors_vary`, of a model by its addresses."""
-    return max(model.c.steps, model.d.steps) > 1
+    return max(model.c.step, model.d.step) > 0
 
 
-@jitable
+def read_all(likes, w, place):
+    """Matrices of the shapes of `likes` that lie one after the other."""
+    found = []
+    for like in likes:
+        found.append(read(like, w, place))
+        place = place + int(np.prod(like.shape))
+    return tuple(found)
+
+
+@written
+def write_all(matrices, w, place):
+    """Write matrices one after the other."""
+    for A in matrices:
+        write(A, w, place)
+        place = place + int(np.prod(A.shape))
+
+
+@written
 def gains_at(like, kept, gain):
-    """C^-1, Z with zeros where a component is missing, Kf and P_filt of the step `gain`."""
-    m, p = len(like.I_m), len(like.I_p)
-    _, of_gain = sizes_of_kept(m, p)
-    place = gain * of_gain
-    return (
-        read(like.I_p, kept.gain, place),
-        read(like.Z, kept.gain, place + p * p),
-        read(like.Z.T, kept.gain, place + p * p + p * m),
-        read(like.I_m, kept.gain, place + p * p + 2 * p * m),
-    )
+    """C^-1, Z with zeros where a component is missing, Kf and T P_filt of the step `gain`."""
+    likes = like.I_p, like.Z, like.Z.T, like.I_m
+    _, of_gain = sizes_of_kept(len(like.I_m), len(like.I_p))
+    return read_all(likes, kept.gain, gain * of_gain)
 
 
-@jitable
+@written
 def means_at(like, kept, t):
     """u and a_filt of step t."""
-    x, z, p = diagonal(like.I_m), diagonal(like.I_p), len(like.I_p)
-    of_mean, _ = sizes_of_kept(len(like.I_m), p)
-    place = t * of_mean
-    return read(z, kept.mean, place), read(x, kept.mean, place + p)
+    of_mean, _ = sizes_of_kept(len(like.I_m), len(like.I_p))
+    return read_all((diagonal(like.I_p), diagonal(like.I_m)), kept.mean, t * of_mean)
+
+
+@written
+def change(P, P_next, most, n):
+    """How far P moved: the square of :func:`helpers.kalman.fused.forward.change`.
+
+    Of a matrix that moves also how far its tangent did, as a square relative to the largest that it
+    is or, over the n steps, was; and the larger one of that, in its units, and `most`. Where a
+    variance is zero any change is a large one.
+    """
+    x = larger(diagonal(still(P)), diagonal(still(P_next)))
+    far = relative(still(P_next) - still(P), recursions.outer(x, x))
+    if not isinstance(P, Moving):
+        return far, 0.0 * far, most
+    variances = diagonal(P.X)
+    scale, X = recursions.outer(variances, variances), P_next.dX - P.dX
+    moves, now = relative(X, scale), relative(P_next.dX, scale)
+    most = larger(now, most)
+    moves = moves / larger(larger(now, most / (n * n)), TINY)
+    none = largest(X * X - where_positive(scale, X * X))
+    return far, larger(where_positive(none, 1.0), moves), most
+
+
+def relative(X, scale):
+    """The largest square of an entry relative to its scale, where that is positive."""
+    return largest(where_positive(scale, X * X) / larger(scale, TINY))
+
+
+@written
+def shortfall(P, share, most):
+    """How far a variance of P is below its share, if that is not 0, of the most that it was."""
+    return largest(where_positive(share, share * most - diagonal(still(P))))
 
 
 @jitable
-def change(P, P_next):
-    """:func:`helpers.kalman.fused.forward.change`, of matrices in registers."""
-    largest = 0.0
-    for i in range(len(P)):
-        for j in range(i + 1):
-            scale = max(P[i, i], P_next[i, i]) * max(P[j, j], P_next[j, j])
-            x = P_next[i, j] - P[i, j]
-            if scale > 0.0:
-                largest = max(largest, x * x / scale)
-    return np.sqrt(largest)
+def has_settled(now, before, steps, tol):
+    """:func:`helpers.kalman.fused.forward.is_steady` of a matrix and its tangent, from `change`."""
+    far, moves = now[0], now[1]
+    of_tangent = is_steady(np.sqrt(moves), np.sqrt(before[1]), steps, LATER * tol)
+    return of_tangent and is_steady(np.sqrt(far), np.sqrt(before[0]), steps, tol)
 
 
 @jitable
-def fell(P, share, most):
-    """Whether some variance of P is below its share, if that is not 0, of the most that it was."""
-    for i in range(len(P)):
-        if share[i] > 0.0 and P[i, i] < share[i] * most[i]:
-            return True
-    return False
-
-
-@jitable
-def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, gain_of):
+def filter_small(like, y, same_until, model, varying, shares, tol, back, l, kept, gain_of):
     """Forwards: write l, what is `kept` if `back`, and the step whose gain each step has.
 
     `varying` where a matrix of the model is: there is no steady state then.
@@ -165,69 +194,64 @@ def filter_small(like, y, observed, model, varying, shares, tol, back, l, kept, 
     n, m, p = len(gain_of), len(I_m), len(I_p)
     of_mean, of_gain = sizes_of_kept(m, p)
     x, z = diagonal(I_m), diagonal(I_p)  # vectors of the states and of the series
-    a, P = at_step(x, model.a0, 0), symmetric(at_step(I_m, model.P0, 0))
+    a, P = at_step(x, model.a0, 0), recursions.symmetric(at_step(I_m, model.P0, 0))
     P_next = P_filt = T = W = I_m
     C_inv = H = I_p
-    c, d, Z, G, Kf = x, z, like.Z, like.Z, like.Z.T
-    Z_t, logdet, moving = Z, 0.0, vectors_vary(model)
-    share, most, below = read(x, shares, 0), 0.0 * x, 0.0 * x + JOSEPH_BELOW
-    watch = share.sum() > 0.0
+    c, d, Z, G, Kf = x, z, like.Z, like.Z, transposed(like.Z)
+    Z_t, logdet, moves = Z, total(0.0 * x), vectors_vary(model)
+    share = read(still(x), shares, 0)
+    most, below = 0.0 * share, 0.0 * share + JOSEPH_BELOW
+    watch = total(share) > 0.0
     first, until, gain, steady, taken = n, 0, 0, False, 0.0
-    since, before, looked = 0, -1.0, 0
+    since, before, looked = 0, (0.0, 0.0, 0.0), 0  # the first look has none before it
     for t in range(n):
-        if t == 0 or moving:
+        if t == 0 or moves:
             c, d = at_step(x, model.c, t), at_step(z, model.d, t)
         if t == 0 or varying:
             T, Z = at_step(I_m, model.T, t), at_step(like.Z, model.Z, t)
             H, W = at_step(I_p, model.H, t), at_step(I_m, model.W, t)
-        if t > 0 and (varying or t == until or observed.same_until[t - 1] == t):
-            since, before, looked = t, -1.0, t
+        if t > 0 and (varying or t == until or same_until[t - 1] == t):
+            since, before, looked = t, (0.0, 0.0, before[2]), t
         y_t = read(z, y, t * p)
         o = seen(y_t)
         if t >= until:
             _, Z_t, H_t = recursions.mask(o, d, Z, H)
             _, logdet, C_inv, G, Kf, P_filt = recursions.gains(o, P, Z_t, H_t, I_p)
-            if fell(P_filt, below, diagonal(P)):
+            if shortfall(P_filt, below, diagonal(still(P))) > 0.0:
                 P_filt = recursions.joseph(P_filt, Z_t, H_t, Kf)
-            if np.isnan(logdet):
+            if np.isnan(still(logdet)):
                 return NOT_POSITIVE_DEFINITE, t, n
             gain = t
             if back:
-                place = t * of_gain
-                write(kept.gain, place, C_inv)
-                write(kept.gain, place + p * p, Z_t)
-                write(kept.gain, place + p * p + p * m, Kf)
-                write(kept.gain, place + p * p + 2 * p * m, P_filt)
+                write_all((C_inv, Z_t, Kf, T @ P_filt), kept.gain, t * of_gain)
         gain_of[t] = gain
         _, _, u, a_filt, l_t = recursions.update(
             filled(y_t), o, a, recursions.rows(d, o), Z_t, logdet, C_inv, G
         )
-        put(l, t, l_t)
+        write(l_t, l, t)
         if back:
-            place = t * of_mean
-            write(kept.mean, place, u)
-            write(kept.mean, place + p, a_filt)
+            write_all((u, a_filt), kept.mean, t * of_mean)
         if t < until:
             a, _ = recursions.predict(a_filt, P_filt, c, T, W)
             continue
         a, P_next = recursions.predict(a_filt, P_filt, c, T, W)
         if watch and taken < WATCHED * m:
-            taken += o.sum()
-            most = larger(most, diagonal(P))
-            if fell(P_filt if t == n - 1 else P_next, share, most):
+            taken += total(o)
+            most = larger(most, diagonal(still(P)))
+            if shortfall(P_filt if t == n - 1 else P_next, share, most) > 0.0:
                 return VAGUE, t, n
         if steady:  # from here on with the gain of this step
-            until, steady = observed.same_until[t], False
+            until, steady = same_until[t], False
             first = min(first, t)
             continue
         if (
             tol > 0.0
             and not varying
             and is_time_to_look(t - looked, t - since)
-            and observed.same_until[t] - t > 2 * FIRST_LOOK
+            and same_until[t] - t > 2 * FIRST_LOOK
         ):
-            now = change(P, P_next)
-            steady = is_steady(now, before, t - looked, tol)
+            now = change(P, P_next, before[2], float(n))
+            steady = has_settled(now, before, t - looked, tol)
             before, looked = now, t
         P = P_next
     return DONE, n, first
@@ -244,29 +268,28 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     x, z = diagonal(I_m), diagonal(I_p)
     no_x, no_z, no_m, no_p = 0.0 * x, 0.0 * z, 0.0 * I_m, 0.0 * I_p
     r, N, T, TP = no_x, no_m, I_m, I_m
-    C_inv, Z, Kf = I_p, like.Z, like.Z.T
+    C_inv, Z, Kf = I_p, like.Z, transposed(like.Z)
     of_T, of_Z, D, N_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
-    gain, settled, since, before, looked = n, False, n, -1.0, n
-    moving = vectors_vary(model)
+    gain, settled, since, before, looked = n, False, n, (0.0, 0.0, 0.0), n
+    moves = vectors_vary(model)
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
             T = at_step(I_m, model.T, t)
         if gain_of[t] != gain:
             gain = gain_of[t]
-            C_inv, Z, Kf, P_filt = gains_at(like, kept, gain)
-            TP = T @ P_filt
-            settled, since, before, looked = False, t, -1.0, t
+            C_inv, Z, Kf, TP = gains_at(like, kept, gain)
+            settled, since, before, looked = False, t, (0.0, 0.0, before[2]), t
         u, a_filt = means_at(like, kept, t)
         e, a_smooth, r_before = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)
-        write(y_bar, t * p, -weight * e)
+        write(-weight * e, y_bar, t * p)
         c_sum, d_sum = c_sum + r, d_sum + e
         if wanted.matrices:
             if not settled:
                 of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, Z, C_inv, Kf, TP)
                 if tol > 0.0 and is_time_to_look(looked - t, since - t):
-                    now = change(N, N_before)
-                    settled = is_steady(now, before, looked - t, tol)
+                    now = change(N, N_before, before[2], float(n))
+                    settled = has_settled(now, before, looked - t, tol)
                     before, looked = now, t
             T_bar, Z_bar, H_bar, W_bar = recursions.smooth_gradient(
                 r, N, e, a_smooth, of_T, of_Z, D
@@ -274,7 +297,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             T_sum, Z_sum, H_sum, W_sum = T_sum + T_bar, Z_sum + Z_bar, H_sum + H_bar, W_sum + W_bar
             N = N_before
         r = r_before
-        if moving or t == 0:
+        if moves or t == 0:
             add_to(out.c, t, weight * c_sum)
             add_to(out.d, t, weight * d_sum)
             c_sum, d_sum = no_x, no_z
@@ -288,24 +311,24 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
             if wanted.W:
                 add_to(out.W, t, weight * W_sum)
             T_sum, Z_sum, H_sum, W_sum = no_m, like.Z, no_p, no_m
-    write(out.a0.w, 0, weight * r)
+    write(weight * r, out.a0.w, 0)
     if wanted.matrices:
-        write(out.P0.w, 0, weight * ((recursions.outer(r, r) - N) / 2))
+        write(weight * ((recursions.outer(r, r) - N) / 2), out.P0.w, 0)
 
 
 @jitable
 def small_pass(
-    like, y, model, backwards, wanted, shares, tol, weight, l, y_bar, kept, gain_of, observed, out,
-    report,
+    like, y, model, backwards, wanted, shares, tol, weight, l, y_bar, kept, gain_of, same_until,
+    out, report,
 ):  # fmt: skip
     """Forwards and, if `backwards`, the gradient of the sum of l times `weight`.
 
-    The arrays of `model` and `out` are `InTime`. ``report`` as that of `whole_pass`. Returns how it
-    ended.
+    The arrays of `model` and `out` are `InTime`, `same_until` is `Observed`'s, ``report`` that
+    of `whole_pass`. Returns how it ended.
     """
     varying = matrices_vary(model)
     how, t, first = filter_small(
-        like, y, observed, model, varying, shares, tol, backwards, l, kept, gain_of
+        like, y, same_until, model, varying, shares, tol, backwards, l, kept, gain_of
     )
     report[0], report[1], report[2] = t, 0, first
     if how == DONE and backwards:
@@ -314,64 +337,81 @@ def small_pass(
 
 
 @jitable
-def in_time(X, size):
-    """An array of steps by its address."""
-    return InTime(X.ctypes.data, X.size // size, size)
-
-
-@jitable
-def all_in_time(arrays, p, m):
-    """The model's arrays, or its gradient's, by their addresses."""
+def in_time(num, p, m, a0, P0, c, d, T, Z, H, W):
+    """The model's arrays, or its gradient's, by their addresses; `num` are the ``sizes``."""
     return Arrays(
-        in_time(arrays.a0, m), in_time(arrays.P0, m * m), in_time(arrays.c, m),
-        in_time(arrays.d, p), in_time(arrays.T, m * m), in_time(arrays.Z, p * m),
-        in_time(arrays.H, p * p), in_time(arrays.W, m * m),
+        InTime(a0, 0), InTime(P0, 0), InTime(c, m if num[3] > 1 else 0),
+        InTime(d, p if num[4] > 1 else 0), InTime(T, m * m if num[5] > 1 else 0),
+        InTime(Z, p * m if num[6] > 1 else 0), InTime(H, p * p if num[7] > 1 else 0),
+        InTime(W, m * m if num[8] > 1 else 0),
     )  # fmt: skip
 
 
 @jitable
-def run(like, num, tol, l, l_bar, y, y_bar, model, out, report):
-    """`small_pass` on arrays, with memory of its own."""
-    n, p, m, back = num[0], len(like.I_p), len(like.I_m), num[9] == GRADIENT
-    of_mean, of_gain = sizes_of_kept(m, p)
-    memory, gains = blocks(n * (1 + of_mean) if back else n, n * of_gain if back else 1)
-    gain_of, kept = memory[:n].view(np.int64), Kept(memory.ctypes.data + 8 * n, gains.ctypes.data)
-    observed = Observed(np.empty((n, p), np.uint8), np.empty(n, np.int64))
-    look_at(y, observed)
-    wanted = wanted_of(num)
-    shares = np.zeros(m)
-    if num[14] != 0:
-        fill_shares(model.P0, model.T, model.W, shares)
-    how = small_pass(
-        like, y.ctypes.data, all_in_time(model, p, m), back, wanted,
-        shares.ctypes.data, tol, l_bar[0] if back else 1.0, l.ctypes.data, y_bar.ctypes.data, kept,
-        gain_of, observed, all_in_time(out, p, m), report,
+def along(A, B):
+    """Arrays, and what they move by."""
+    return Arrays(
+        InTime(Along(A.a0.w, B.a0.w), 0), InTime(Along(A.P0.w, B.P0.w), 0),
+        InTime(Along(A.c.w, B.c.w), A.c.step), InTime(Along(A.d.w, B.d.w), A.d.step),
+        InTime(Along(A.T.w, B.T.w), A.T.step), InTime(Along(A.Z.w, B.Z.w), A.Z.step),
+        InTime(Along(A.H.w, B.H.w), A.H.step), InTime(Along(A.W.w, B.W.w), A.W.step),
     )  # fmt: skip
-    shares[0], memory[0], gains[0] = 0.0, 0.0, 0.0  # their addresses were good until here
-    return how
 
 
-def address(m: int, p: int, announce: bool | None = None) -> int:
+def address(m: int, p: int, tangents: bool = False, announce: bool | None = None) -> int:
     """Where the pass for m states and p series begins, compiled if it was not before."""
-    what = f"Kalman filter of {m} states and {p} series"
-    return building.address(compiled, m, p, what, announce)
+    what = "second derivatives" if tangents else "Kalman filter"
+    of, what = compiled_tangents if tangents else compiled, f"{what} of {m} states and {p} series"
+    return building.address(of, m, p, what, announce)
 
 
 def compiled(m: int, p: int):
     """The pass for m states and p series, as machine code."""
 
     def small(
-        sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar,
-        d_bar, T_bar, Z_bar, H_bar, W_bar,
+        sizes, report, same_until, gain_of, tol, weight, shares, l, y, y_bar, mean, gain,
+        a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
     ):  # fmt: skip
         num = numbers_at(sizes)
         n = num[0]
-        model = bundle(num, a0, P0, c, d, T, Z, H, W)
-        out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-        like = Like(identity(m), identity(p), zeros(p, m))
-        return run(
-            like, num, tol, carray(l, n), carray(l_bar, n), carray(y, (n, p)),
-            carray(y_bar, (n, p)), model, out, carray(report, 3),
+        return small_pass(
+            Like(identity(m), identity(p), zeros(p, m)), y,
+            in_time(num, p, m, a0, P0, c, d, T, Z, H, W), num[9] == GRADIENT, wanted_of(num),
+            shares, tol, weight, l, y_bar, Kept(mean, gain), carray(gain_of, n),
+            carray(same_until, n),
+            in_time(num, p, m, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar),
+            carray(report, 3),
         )  # fmt: skip
 
     return kept_on_disk(cfunc(SMALL, error_model="numpy"))(small)
+
+
+def compiled_tangents(m: int, p: int):
+    """The same pass on what moves (:mod:`helpers.kalman.tangents`), along one direction.
+
+    It writes the tangents of what it writes otherwise, and the gradient of W beside its own. A
+    steady state is one of both.
+    """
+
+    def small_tangents(
+        sizes, report, same_until, gain_of, tol, weight, shares, l, y, y_bar, mean, gain,
+        a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+        y_dot, mean_dot, gain_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot, W_sum,
+    ):  # fmt: skip
+        num = numbers_at(sizes)
+        n = num[0]
+        like = Like(moving(identity(m)), moving(identity(p)), moving(zeros(p, m)))
+        model = in_time(num, p, m, a0, P0, c, d, T, Z, H, W)
+        dots = in_time(num, p, m, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
+        out = in_time(num, p, m, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+        bars = Arrays(
+            out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H,
+            InTime(Along(W_sum, out.W.w), out.W.step),
+        )  # fmt: skip
+        return small_pass(
+            like, Along(y, y_dot), along(model, dots), num[9] == GRADIENT, wanted_of(num), shares,
+            tol, weight, l, y_bar, Kept(Along(mean, mean_dot), Along(gain, gain_dot)),
+            carray(gain_of, n), carray(same_until, n), bars, carray(report, 3),
+        )  # fmt: skip
+
+    return kept_on_disk(cfunc(SMALL_TANGENTS, error_model="numpy"))(small_tangents)

@@ -9,23 +9,27 @@ this to.
 import numpy as np
 from numba import types
 
-from helpers.kalman.fused.entry import LARGEST as LARGEST_SMALL
 from helpers.kalman.fused.entry import (
+    GRADIENT,
     MODEL,
     READ,
     TANGENTS,
+    VALUE,
     address_of,
     addresses,
-    call_at,
     check,
     contiguous,
     copied,
     kept_on_disk,
     linked,
+    numbers_of,
+    run_small,
 )
+from helpers.kalman.fused.entry import LARGEST as LARGEST_SMALL
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import (
     Arrays,
+    Wanted,
     indices_in,
     look,
     room_for_indices,
@@ -62,7 +66,7 @@ IN_CACHE = 200_000  # doubles of what directions use of all steps
 
 @jitable
 def in_registers(m, p):
-    """Whether so few states and series go by :mod:`helpers.kalman.fused.small_tangents`."""
+    """Whether so few states and series go by :mod:`helpers.kalman.fused.small`."""
     return m <= LARGEST_SMALL and p <= LARGEST_SMALL
 
 
@@ -156,31 +160,31 @@ def tangent_pass(
 
 
 @jitable
-def addresses_of(X):
-    """Those of directions, or of what comes of them."""
-    return (
-        X.y.ctypes.data, X.a0.ctypes.data, X.P0.ctypes.data, X.c.ctypes.data, X.d.ctypes.data,
-        X.T.ctypes.data, X.Z.ctypes.data, X.H.ctypes.data, X.W.ctypes.data,
-    )  # fmt: skip
+def in_direction(X, q):
+    """Direction q of the model's arrays, or of what comes of it."""
+    return Arrays(X.a0[q], X.P0[q], X.c[q], X.d[q], X.T[q], X.Z[q], X.H[q], X.W[q])
 
 
 @jitable
 def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
-    """All directions by the pass of :mod:`helpers.kalman.fused.small_tangents` for this size."""
+    """All directions by the pass in registers for this size, one after the other."""
     (n, p), m, k = y.shape, len(model.a0), len(slopes)
     address = address_of(m, TANGENTS + p)
     if address == 0:
         raise RuntimeError("second derivatives were not compiled; why not, a message above says")
-    sizes = np.array(
-        [n, p, m, len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
-         len(model.W), k, int(backwards)]
-    )  # fmt: skip
-    arguments = (sizes.ctypes.data, np.float64(tol), l_bar[0], y.ctypes.data)
-    results = (slopes.ctypes.data, W_sum.ctypes.data)
-    how = call_at(
-        address, arguments + addresses(model) + addresses_of(dots) + addresses_of(bars) + results
-    )
-    sizes[0] = 0  # its address was good until here
+    wanted = Wanted(True, True, True, True, np.empty(0, np.int64))
+    sizes = numbers_of(n, p, model, GRADIENT if backwards else VALUE, wanted, False)
+    again, report, how = np.zeros_like(W_sum), np.empty(3, np.int64), np.int64(DONE)
+    for q in range(k):
+        along, out = in_direction(dots, q), in_direction(bars, q)
+        total = W_sum if q == 0 else again
+        more = (dots.y[q].ctypes.data, *addresses(along), total.ctypes.data)
+        how = run_small(
+            address, sizes, report, tol, slopes[q], l_bar, y, bars.y[q], model, out, more
+        )
+        if how != DONE:
+            break
+    again[:] = 0.0  # its address was good until here
     if how == 0:
         raise MemoryError
     return how

@@ -6,7 +6,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from helpers.kalman import recursions, square_root, tangents
+from helpers.kalman import recursions, square_root
+from helpers.kalman.fused import registers  # noqa: F401 (what it takes, is not asked for here)
 from helpers.kalman.fused.tiles import PART, jitable
 
 
@@ -57,7 +58,7 @@ def _inverse_factor(F, o, I_p):  # noqa: N803
     return recursions.inverse_factor.dispatch(object)
 
 
-for _module in (recursions, square_root, tangents):
+for _module in (recursions, square_root):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
         if local and _name not in ("cholesky", "solve", "inverse_factor", "rows", "at_step"):
