@@ -153,11 +153,18 @@ def gains(o, P, Z, H, I_p):
     ZP = Z @ P
     F = symmetric(ZP @ Z.T + H)
     C_inv, logdet = inverse_factor(F, o, I_p)
+    return F, logdet, C_inv, *update_covariance(P, Z, ZP, F, C_inv)
+
+
+@singledispatch
+def update_covariance(P, Z, ZP, F, C_inv):
+    """G (p, m), Kf (m, p) and P_filt (m, m), as `gains` returns them."""
     G = C_inv @ ZP
     Kf = G.T @ C_inv  # def-filter-gain
-    return F, logdet, C_inv, G, Kf, filtered(P, G)
+    return G, Kf, filtered(P, G)
 
 
+@singledispatch
 def joseph(X, Z, H, Kf):
     """P_filt (m, m) in Joseph's form J P J' + Kf H Kf' from X = P - G'G: no digits are lost.
 
@@ -201,7 +208,8 @@ def predict(a_filt, P_filt, c, T, W):
     return T @ a_filt + c, symmetric(T @ P_filt @ T.T + W)  # eq-filter-predict
 
 
-def times_J(X, S, G):  # noqa: N802
+@singledispatch
+def times_J(G, S, X):  # noqa: N802
     """X J = X (I - G'S), for X (m,) or (k, m)."""
     return X - (X @ G.T) @ S
 
@@ -225,14 +233,14 @@ def pull_update(s, Pt, g, w, u, C_inv, S, Kf, G, a_filt, P_s, Pt_P):
     Pt is symmetric; P_s = P_filt s and Pt_P = Pt P_filt. Returns e (p,), which is d_bar and -y_bar,
     Z_bar (p, m), H_bar (p, p), and the cotangents of a (m,) and P (m, m).
     """
-    k, b, z = s @ Kf, times_J(s, S, G), w @ S
+    k, b, z = s @ Kf, times_J(G, S, s), w @ S
     e = g * u - k
     Z_bar = outer(e, a_filt) + outer(u, P_s) - 2 * Kf.T @ Pt_P - g * Kf.T  # eq-ten-Z-filtered
     H_bar = (  # eq-backprop-H
         symmetric(Kf.T @ Pt @ Kf - outer(k, u)) + g / 2 * (outer(u, u) - C_inv.T @ C_inv)
     )
-    PJ = times_J(Pt, S, G)
-    P_bar = symmetric(PJ - S.T @ (G @ PJ) + outer(b + g / 2 * z, z) - g / 2 * S.T @ S)
+    JPJ = times_J(G, S, times_J(G, S, Pt).T)
+    P_bar = symmetric(JPJ + outer(b + g / 2 * z, z) - g / 2 * S.T @ S)
     return e, Z_bar, H_bar, b + g * z, P_bar  # eq-backprop-update-P
 
 

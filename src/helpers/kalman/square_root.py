@@ -436,14 +436,14 @@ def pull_step(step, after, g, T_t, columns):
     )
 
     w, S = step.w, step.S
-    b, z = times_J(s, S, step.G), w @ S
+    b, z = times_J(step.G, S, s), w @ S
     both, one = np.empty((p + k, p + k), dtype), np.empty((p + k, m + 1), dtype)
     both[:p, :p] = g / 2 * (outer(w, w) - np.eye(p).astype(dtype))
     both[:p, p:] = outer(w, Bs) / 2
     both[p:, :p] = both[:p, p:].T
     both[p:, p:] = BPtB
     one[:p, :m] = outer(w, b + g * z) / 2 - g / 2 * S
-    one[p:, :m] = times_J(BPt, S, step.G) + outer(Bs, z) / 2
+    one[p:, :m] = times_J(step.G, S, BPt) + outer(Bs, z) / 2
     one[:p, m] = g * w
     one[p:, m] = Bs
     both, one = turn_both(step.update, both), turn(step.update, one)

@@ -90,6 +90,14 @@ def _(X: Moving, o):  # noqa: N803
     return X._each(lambda A: recursions.rows(A, o))
 
 
+class Gain(Moving):
+    """G, and what else moves J = I - G'S = I - Kf Z."""
+
+    def __init__(self, G, dG, Kf, Z):  # noqa: N803
+        super().__init__(G, dG)
+        self.Kf, self.Z = Kf, Z
+
+
 @recursions.inverse_factor.register
 def _(F: Moving, o, I_p):  # noqa: N803
     """From d(F^-1) = -F^-1 dF F^-1.
@@ -99,3 +107,30 @@ def _(F: Moving, o, I_p):  # noqa: N803
     C_inv, logdet = recursions.inverse_factor(F.X, o, still(I_p))
     dE = recursions.symmetric(C_inv @ F.dX @ C_inv.T)
     return Moving(C_inv, -(dE @ C_inv) / 2), Moving(logdet, dE.trace())
+
+
+# The product rule on these three lines would lose as many digits as P0 has that are vague. Kf moves
+# by (dM - Kf dF) F^-1, with M = P Z', and P_filt by no more than it does where Kf stays as it is,
+# which is the best there is: the difference of large numbers comes before F^-1, not after it.
+@recursions.update_covariance.register
+def _(P: Moving, Z, ZP, F, C_inv):  # noqa: N803
+    G, Kf, P_filt = recursions.update_covariance(P.X, Z.X, ZP.X, F.X, C_inv.X)
+    dM, dF = ZP.dX.T, F.dX
+    dKf = (dM - Kf @ dF) @ C_inv.X.T @ C_inv.X
+    dP_filt = P.dX + Kf @ dF @ Kf.T - recursions.with_transposed(dM @ Kf.T)
+    Kf = Moving(Kf, dKf)
+    return Gain(G, (C_inv @ ZP).dX, Kf, Z), Kf, Moving(P_filt, dP_filt)
+
+
+@recursions.joseph.register
+def _(X: Moving, Z, H, Kf):  # noqa: N803
+    return Moving(recursions.joseph(X.X, Z.X, H.X, Kf.X), X.dX)
+
+
+@recursions.times_J.register
+def _(G: Gain, S, X):  # noqa: N803
+    Kf, Z, A = G.Kf, G.Z, still(X)
+    moved = -(A @ Kf.dX) @ Z.X - (A @ Kf.X) @ Z.dX
+    if isinstance(X, Moving):
+        moved = moved + recursions.times_J(G.X, S.X, X.dX)
+    return Moving(recursions.times_J(G.X, S.X, A), moved)

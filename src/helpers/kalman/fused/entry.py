@@ -341,13 +341,13 @@ def is_not_compiled():
 
 
 @jitable
-def address_of_pass(m, p, q):
+def address_of_pass(m, p, sizes):
     """That of the whole pass, made for this size if it was asked for and compiled.
 
-    Those keep what they keep for all m columns, not for q of them.
+    Those keep what a gradient keeps for all m columns, not for a few of them.
     """
-    for_any = _kept_address(0, WHOLE)
-    if q < m or max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
+    for_any, few = _kept_address(0, WHOLE), sizes[9] == GRADIENT and sizes[15] < m
+    if few or max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
         return for_any
     address = address_of(m, p)
     return address if address != 0 else for_any
@@ -598,7 +598,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
-        whole = address_of_pass(m, p, len(wanted.columns))
+        whole = address_of_pass(m, p, sizes)
         how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, ROOTS)

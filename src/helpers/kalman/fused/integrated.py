@@ -285,8 +285,8 @@ def through(
     entries = np.empty((steps, p), np.uint8)
     room = np.empty(room_for_indices(steps, p, m), np.int64)
     how = run(
-        address_of_pass(m, p, m), (w, header, entries, room), asked, report, tol if k == n else 0.0,
-        l_of_P, ones[:steps], nothing, unused, here, covariances,
+        address_of_pass(m, p, asked), (w, header, entries, room), asked, report,
+        tol if k == n else 0.0, l_of_P, ones[:steps], nothing, unused, here, covariances,
     )  # fmt: skip
     if how != DONE:
         return how

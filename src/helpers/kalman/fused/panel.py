@@ -136,7 +136,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
     how = run(
-        address_of_pass(m, p, m), (w, header, entries, room), num, report, tol, l, ones, nothing,
+        address_of_pass(m, p, num), (w, header, entries, room), num, report, tol, l, ones, nothing,
         unused, model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))

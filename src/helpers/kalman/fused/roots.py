@@ -20,7 +20,7 @@ from helpers.kalman.fused.entry import (
     linked,
     numbers_at,
     run,
-    run_at,
+    run_small,
     saved_of,
     small_pass_for,
 )
@@ -111,11 +111,11 @@ def start_in_roots(
         l_k, l_bar_k, y_k, y_bar_k = l[k:], l_bar[k:], y[k:], y_bar[k:]
         small = np.int64(0) if sweep else small_pass_for(rest, l_bar_k)
         if small != 0:
-            how = run_at(small, (), rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
+            how = run_small(small, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k, ())
         else:
             lay_out(Sizes(n - k, p, m), saved, header, header[2 * GAINS_FROM])
             room = w, header, entries, indices
-            whole = address_of_pass(m, p, sizes[15])
+            whole = address_of_pass(m, p, rest)
             how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a

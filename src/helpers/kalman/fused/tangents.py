@@ -177,8 +177,8 @@ def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
     again, report, how = np.zeros_like(W_sum), np.empty(3, np.int64), np.int64(DONE)
     for q in range(k):
         along, out = in_direction(dots, q), in_direction(bars, q)
-        total = W_sum if q == 0 else again
-        more = (dots.y[q].ctypes.data, *addresses(along), total.ctypes.data)
+        total = W_sum.ctypes.data if q == 0 else again.ctypes.data
+        more = (dots.y[q].ctypes.data, *addresses(along), total)
         how = run_small(
             address, sizes, report, tol, slopes[q], l_bar, y, bars.y[q], model, out, more
         )

@@ -8,7 +8,7 @@ from numba.extending import overload
 
 from helpers.kalman import recursions, square_root
 from helpers.kalman.fused import registers  # noqa: F401 (what it takes, is not asked for here)
-from helpers.kalman.fused.tiles import PART, jitable
+from helpers.kalman.fused.tiles import PART
 
 
 @overload(recursions.cholesky, jit_options=PART)
@@ -53,13 +53,14 @@ def _rows(X, o):
     return rows
 
 
-@overload(recursions.inverse_factor, jit_options=PART)
-def _inverse_factor(F, o, I_p):  # noqa: N803
-    return recursions.inverse_factor.dispatch(object)
+def _known(function):
+    """Let compiled code call a function of the text: what it does for arrays."""
+    of_arrays = function.dispatch(object) if hasattr(function, "dispatch") else function
+    overload(function, jit_options=PART, strict=False)(lambda *args, **kwargs: of_arrays)
 
 
 for _module in (recursions, square_root):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
-        if local and _name not in ("cholesky", "solve", "inverse_factor", "rows", "at_step"):
-            jitable(_function)
+        if local and _name not in ("cholesky", "solve", "rows", "at_step"):
+            _known(_function)
