@@ -64,13 +64,12 @@ def assert_is_the_loop(found, Y, models, bound=1e-11, own=(), least=0.0):  # noq
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_case_against_the_loop(name, method):
+def test_every_case_against_the_loop(name):
     y, model = make(name)
     Y = series(y, 7)  # noqa: N806
-    found = loglike_and_grad(Y, model, method)
+    found = loglike_and_grad(Y, model)
     assert_is_the_loop(found, Y, model)
-    assert np.abs(loglike(Y, model, method) / found[0] - 1).max() < 1e-13
+    assert np.abs(loglike(Y, model) / found[0] - 1).max() < 1e-13
 
 
 @pytest.mark.parametrize("count", [1, 4 * LANES - 1, 4 * LANES, 9 * LANES + 1])
@@ -109,14 +108,13 @@ def test_sizes_around_whole_vectors(m, p):
 
 @pytest.mark.parametrize("n", [2, 6, 30])
 @pytest.mark.parametrize(("m", "p", "kappa"), [(3, 2, 1e7), (5, 2, 1e7), (5, 3, 1e10), (2, 4, 1e7)])
-@pytest.mark.parametrize("method", METHODS)
-def test_vague_start(m, p, kappa, n, method):
+def test_vague_start(m, p, kappa, n):
     """The first steps in roots, all of them or some."""
     arrays = random_model(m, p, 2, rng=7)
     y, _ = simulate(n, 7, **arrays)
     Y = series(y, 7)  # noqa: N806
     model = StateSpace(**(arrays | {"P0": kappa * np.eye(m)}))
-    assert_is_the_loop(loglike_and_grad(Y, model, method), Y, model, 1e-10)
+    assert_is_the_loop(loglike_and_grad(Y, model), Y, model, 1e-10)
 
 
 @pytest.mark.parametrize("P0", [5.0, 1e9])
@@ -164,24 +162,22 @@ def test_own_means(method, P0):
         assert_is_the_loop(loglike_and_grad(Y, model, method, **own), Y, models, 1e-10, own=own)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_own_means_where_the_models_vary(method):
+def test_own_means_where_the_models_vary():
     y, model = make("time-varying with gaps")
     Y = series(y, 4)  # noqa: N806
     c = np.random.default_rng(0).normal(size=(4, model.m))
     models = [replace(model, c=x) for x in c]
-    assert_is_the_loop(loglike_and_grad(Y, model, method, c=c), Y, models, own=("c",))
+    assert_is_the_loop(loglike_and_grad(Y, model, c=c), Y, models, own=("c",))
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("method", METHODS)
-def test_own_models(name, method):
+def test_own_models(name):
     y, model = make(name)
     Y = series(y, 19)  # noqa: N806
     models = [replace(model, T=model.T * (1 - j / 100), Q=model.Q * (1 + j)) for j in range(19)]
-    found = loglike_and_grad(Y, models, method)
+    found = loglike_and_grad(Y, models)
     assert_is_the_loop(found, Y, models, own=NAMES)
-    assert np.abs(loglike(Y, models, method) / found[0] - 1).max() < 1e-13
+    assert np.abs(loglike(Y, models) / found[0] - 1).max() < 1e-13
 
 
 OWN = {

@@ -51,8 +51,14 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import hessian as hessians
-from helpers.kalman.panel import _Group
-from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, symmetric
+from helpers.kalman.recursions import (
+    LEAST,
+    LOG_2PI,
+    TOLERANCE,
+    at_step,
+    symmetric,
+    update_columns,
+)
 from helpers.statespace import (
     Gradients,
     StateSpace,
@@ -347,7 +353,7 @@ class _Columns:
     def value(self, method: str, tol: float):
         """The log-likelihood."""
         if self._loop(method, tol):
-            return _Loop(self).value
+            return _by_loop(self, False)[0]
         _, value, _, _, S, *_ = self._compiled(False, tol)
         return self._value(value, S)
 
@@ -361,17 +367,11 @@ class _Columns:
                     "loglike, but none of its gradient"
                 )
         if self._loop(method, tol):
-            loop = _Loop(self)
-            return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
+            return self._gathered(*_by_loop(self, True))
         _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
         value = self._value(value, S)
         gradients = _fused().gradients_of(self.model, out)
         return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
-
-    def _zero(self, **more) -> StateSpace:
-        """The model without a mean."""
-        model = self.model
-        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
@@ -429,65 +429,70 @@ class _Columns:
         )  # fmt: skip
 
 
-class _Loop:
-    """The readable engine: the columns forwards, their mixture, and the way back."""
+def _by_loop(columns: _Columns, gradient: bool):
+    """The readable engine: the value and, for a gradient, what `_gathered` takes beside it."""
+    (starts, P0), (y, c) = columns.starts(), columns.series()
+    model, q = without_mean(columns.model, P0=P0), columns.q
+    precision = np.zeros((q, q)) if columns.precision is None else columns.precision
+    delta = np.zeros(q)
+    for again in (True, False):  # from where it starts, and then from near the mean of delta
+        l, w = _forwards(y, starts, c, model)
+        S = precision + np.einsum("npi,npj->ij", w[:, :, 1:], w[:, :, 1:])
+        _refuse_unidentified(S.real, columns._told)
+        left = -np.einsum("npi,np->i", w[:, :, 1:], w[:, :, 0]) - precision @ delta
+        step = np.linalg.solve(S.real, left.real)
+        if again:
+            delta = delta + step
+            y, starts, c = (
+                np.concatenate([M[:1] + np.tensordot(step, M[1:], 1)[np.newaxis], M[1:]])
+                for M in (y, starts, c)
+            )
+    # Complex arrays are for complex steps: this is analytic, with the centre held fixed.
+    sign, logdet = np.linalg.slogdet(S)
+    logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
+    of_delta = left @ np.linalg.solve(S, left) - logdet - delta @ precision @ delta
+    value = l + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
+    if not gradient:
+        return (value,)
+    # What the gradient is given delta is quadratic in delta, so 2 q points have its mean.
+    root = np.linalg.inv(np.linalg.cholesky(S)).T
+    apart = np.sqrt(q) * np.concatenate([root.T, -root.T])
+    bars, slopes = [], np.empty((2 * q, q))
+    for k, x in enumerate(apart):
+        one, a0, move = (M[0] + np.tensordot(step + x, M[1:], 1) for M in (y, starts, c))
+        given = replace(model, a0=a0, c=move if len(move) > 1 else move[0])
+        _, dy, G = reference.loglike_and_grad(one, given)
+        bars.append((dy, G.a0, G.c.reshape(move.shape), *G))
+        slopes[k] = -precision @ (delta + step + x)
+        for M, bar in zip((np.nan_to_num(y), starts, c), bars[-1], strict=False):
+            slopes[k] += np.tensordot(M[1:], bar, bar.ndim)
+    # They are weighted so that their mean is where the slope is zero to the last digit.
+    delta = delta + step
+    weights = (1 + apart @ slopes.mean(axis=0)) / (2 * q)
+    back = weights * np.vstack([np.ones(2 * q), (delta + apart).T])
+    bars = [np.array(X) for X in zip(*bars, strict=True)]
+    y_bar, starts_bar, c_bar = (np.tensordot(back, X, 1) for X in bars[:3])
+    gradients = Gradients(*(np.tensordot(weights, X, 1) for X in bars[3:]))
+    return value, delta, root, y_bar, starts_bar, c_bar, gradients
 
-    def __init__(self, columns: _Columns):
-        (starts, P0), (y, c) = columns.starts(), columns.series()
-        n, model, q = y.shape[1], columns._zero(P0=P0), columns.q
-        precision = np.zeros((q, q)) if columns.precision is None else columns.precision
-        self.delta, self.varies = np.zeros(q), c.shape[1] > 1
-        for again in (True, False):  # from where it starts, and then from near the mean of delta
-            steps = np.broadcast_to(c, (q + 1, n, model.m))
-            self.group = group = _Group(y, starts, steps, model)
-            self.w = w = np.array(group.w)  # (n, p, q + 1), C^-1 v
-            S = precision + np.einsum("npi,npj->ij", w[:, :, 1:], w[:, :, 1:])
-            _refuse_unidentified(S.real, columns._told)
-            if again:
-                step = np.linalg.solve(S.real, self._slope(precision).real)
-                self.delta = self.delta + step
-                y, starts, c = (
-                    np.concatenate([M[:1] + np.tensordot(step, M[1:], 1)[np.newaxis], M[1:]])
-                    for M in (y, starts, c)
-                )
-        for _ in range(2):  # what rounding left between the two
-            self._move(np.linalg.solve(S.real, self._slope(precision).real))
-        # Complex arrays are for complex steps: this is analytic, with the centre held fixed.
-        left = self._slope(precision)
-        sign, logdet = np.linalg.slogdet(S)
-        logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
-        of_delta = left @ np.linalg.solve(S, left) - logdet - self.delta @ precision @ self.delta
-        self.value = (
-            group.l_of_P.sum() + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
-        )
-        if np.isrealobj(S):
-            self.root = np.linalg.inv(np.linalg.cholesky(S)).T
 
-    def _slope(self, precision):
-        """The derivative of the log-likelihood and the prior with respect to delta, where it is."""
-        w = self.w
-        return -np.einsum("npi,np->i", w[:, :, 1:], w[:, :, 0]) - precision @ self.delta
+def _forwards(y, starts, c, model: StateSpace):
+    """The log-likelihood of a series without surprises, and w = C^-1 v (n, p, J) of J others.
 
-    def _move(self, step):
-        """Column 0 of w and of the filtered states, by a step of delta."""
-        self.delta = self.delta + step
-        self.w[:, :, 0] += self.w[:, :, 1:] @ step
-        for a_filt in self.group.a_filt:
-            a_filt[:, 0] += a_filt[:, 1:] @ step
-
-    def pull(self):
-        """The gradients of y, starts and c of the q + 1 series, and those of the model."""
-        group = self.group
-        for t, a_filt in enumerate(group.a_filt):
-            self.w[t, :, 1:] = self.w[t, :, 1:] @ self.root
-            a_filt[:, 1:] = a_filt[:, 1:] @ self.root
-        group.w = list(self.w)
-        y_bar, starts_bar, c_bar, gradients = group.pull(times=1)
-        c_bar = c_bar if self.varies else c_bar.sum(axis=1, keepdims=True)
-        # The series' part came with delta, that of column j with column j of the root.
-        back = np.block([[np.ones((1, 1)), np.zeros_like(self.delta)[np.newaxis]],
-                         [self.delta[:, np.newaxis], self.root]])  # fmt: skip
-        return *(np.tensordot(back, M, 1) for M in (y_bar, starts_bar, c_bar)), gradients
+    All have the gaps of y (J, n, p), starts (J, m) and c (J, 1 or n, m); `model` has no mean.
+    """
+    missing = np.isnan(y[0])
+    l, (steps, _), filtered = reference._filter_in_parts(np.where(missing, np.nan, 0.0), model)
+    gains = [(step.C_inv, step.Kf) for step in steps]
+    gains += zip(filtered.C_inv, filtered.Kf, strict=True) if filtered else []
+    T, Z = (model.over_time(x, len(l)) for x in "TZ")  # noqa: N806
+    Z = np.where(missing[:, :, np.newaxis], 0, Z)  # noqa: N806
+    y, c, a, w = np.where(missing, 0, y), c.swapaxes(0, 1), starts.T, []
+    for t, gain in enumerate(gains):
+        w_t, a_filt = update_columns(y[:, t].T, a, 0, Z[t], *gain)
+        w.append(w_t)
+        a = T[t] @ a_filt + at_step(c, t).T
+    return l.sum(), np.array(w)
 
 
 def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
@@ -499,11 +504,17 @@ def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
     if columns.precision is not None:
         raise ValueError("the marginal likelihood is for a flat prior, but there is a precision")
     model = columns.model
-    certain = columns._zero(P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
+    certain = without_mean(model, P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
     zeros = np.where(columns.missing, np.nan, 0.0)
     seen = (~columns.missing).sum()
     constant = (seen - columns.q) / 2 * LOG_2PI
     return _Columns(zeros, certain, **columns.given, precision=None), constant
+
+
+def without_mean(model: StateSpace, **more) -> StateSpace:
+    """The model with a0 = c = d = 0, and what else is changed."""
+    nothing = {"a0": 0 * model.a0, "c": np.zeros(model.m), "d": np.zeros(model.p)}
+    return replace(model, **nothing | more)
 
 
 def _columns_first(M):  # noqa: N803

@@ -312,14 +312,14 @@ class _Likelihood:
                 for name, X in arrays.items()
                 if X.ndim - 1 > getattr(self.model, name).ndim - (name in self.model.time_varying)
             )
-            given = panel._Own(self.y[members], self.ends[members], arrays, varying)
-            l, failed, _, bars = panel._own_compiled(given, self.tol, True, self.threads)
+            given = panel._Given(self.y[members], self.ends[members], arrays, varying)
+            l, failed, _, bars = panel._own(given, self.tol, True, self.threads)
             slope = np.zeros(x.shape)
             for i in range(x.shape[1]):
                 moved = x.astype(complex)
                 moved[:, i] += 1j * STEP
                 for name, X in self._own(moved).items():
-                    terms = getattr(bars, name) * (X.imag / STEP)
+                    terms = bars[name] * (X.imag / STEP)
                     slope[:, i] += terms.reshape(J, -1).sum(axis=1)
         good = np.isfinite(l) & np.isfinite(slope).all(axis=1)
         why = [

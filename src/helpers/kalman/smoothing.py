@@ -68,8 +68,8 @@ from helpers.kalman.diffuse import (
     first_room,
     first_variances,
     mean_variance,
+    without_mean,
 )
-from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
 from helpers.kalman.reference import _symmetric
 from helpers.kalman.square_root import root
@@ -445,8 +445,11 @@ class _Smoother:
         """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), starts (J, m) and c (J, n, m)."""
         J, n, _ = Y.shape
         if self.loop:
-            group = _Group(Y, starts, c, self.without_mean(P0=self.P0))
-            dY, r_0, r, _ = group.pull()  # noqa: N806
+            model, parts = without_mean(self.model, P0=self.P0), []
+            for y, a0, moves in zip(Y, starts, c, strict=True):
+                _, dy, bars = reference.loglike_and_grad(y, replace(model, a0=a0, c=moves))
+                parts.append((dy, bars.a0, bars.c))
+            dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))  # noqa: N806
         else:
             # Copies: machine code is kept for arrays of one type, and a model's are read-only.
             given = (
@@ -461,11 +464,6 @@ class _Smoother:
                 raise reference._not_positive_definite(int(report[0]))
         return np.concatenate([r_0[None], r.swapaxes(0, 1)]), -dY.swapaxes(0, 1)
 
-    def without_mean(self, **more) -> StateSpace:
-        """The model with a0 = c = d = 0."""
-        model = self.model
-        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
-
     def covariances(self):
         """V (n, m, m): that given delta, and what the uncertainty of delta adds."""
         n, m = len(self.y), self.model.m
@@ -474,7 +472,7 @@ class _Smoother:
         nothing = np.where(np.isnan(self.y), np.nan, 0.0)
         # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
         W = np.broadcast_to(self.W, (n, m, m))
-        given = self.without_mean(P0=self.P0, R=np.eye(m), Q=_symmetric(W))
+        given = without_mean(self.model, P0=self.P0, R=np.eye(m), Q=_symmetric(W))
         if self.loop:
             N = -2 * reference.loglike_and_grad(nothing, given)[2].Q
             P_filt = reference.kalman_filter(nothing, given).out.P_filt
