@@ -636,7 +636,7 @@ def test_the_op_where_the_data_leave_a_direction_open():
     assert np.isnan(value.eval(mode=PYTHON))
     with pytest.raises(ValueError, match="delta enters nowhere"):
         kalman_diffuse_loglike(y, *model.asdict().values())
-    with pytest.raises(ValueError, match="X has 1 dimensions, expected 2 or 3"):
+    with pytest.raises(ValueError, match=r"X has 1 dimensions, expected 2: \(p, q\) or with"):
         kalman_diffuse_loglike(y, *model.asdict().values(), X=np.ones(2))
     A = pt.as_tensor(np.eye(4))
     grad = pt.grad(kalman_diffuse_loglike(y, *model.asdict().values(), A=A), A)

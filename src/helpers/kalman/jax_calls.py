@@ -22,21 +22,8 @@ from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.jax_scans import INPUTS
 from helpers.kalman.recursions import outer
-from helpers.statespace import DIMENSIONS, STATIC
-
-# What the pass for many series takes, and its dimensions.
-PANEL = {
-    "y": ("J", "n", "p"), "a0": ("J or 1", "m"), "P0": ("m", "m"),
-    "c": ("J or 1", "n or 1", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
-    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"),
-}  # fmt: skip
-# What the pass with numbers integrated out takes, and its dimensions.
-INTEGRATED = {
-    "y": ("q + 1 or 1", "n", "p"), "starts": ("q + 1", "m"),
-    "c": ("as y", "n or 1", "m"),
-    "P0": ("m", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
-    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"), "precision": ("q", "q"),
-}  # fmt: skip
+from helpers.kalman.shapes import FIXED, INTEGRATED, PANEL
+from helpers.statespace import DIMENSIONS
 
 
 @cache
@@ -164,7 +151,7 @@ def _there(arrays: dict) -> tuple[str, ...]:
 
 def _over_time(name: str, X):
     """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
-    fixed = name in ("y", *STATIC) or X.ndim > len(DIMENSIONS[name])
+    fixed = name in FIXED or X.ndim > len(DIMENSIONS[name])
     return X if fixed else X[jnp.newaxis]
 
 

@@ -41,9 +41,10 @@ from pytensor.gradient import disconnected_grad
 
 from helpers.kalman import drawing
 from helpers.kalman.diffuse import room
-from helpers.kalman.ops.declared import Declared, check_lengths, real_tensors
-from helpers.kalman.ops.likelihood import NEEDED, from_model, less
+from helpers.kalman.ops.declared import Declared, real_tensors
+from helpers.kalman.ops.likelihood import from_model, less
 from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.shapes import NEEDED, check
 
 # The data with d taken off, where the paths start, R eta with c, and the noise.
 DRAW = {
@@ -131,13 +132,12 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
     given = {"R": R, "Q": Q, "of_noise": of_noise, "normals": normals}
     given = [X.astype(y.dtype) for X in real_tensors(given).values()]
     R, Q, of_noise, normals = given  # noqa: N806
-    if normals.ndim != 2:
-        raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
-    sizes = (*y.type.shape, a0.type.shape[0], R.type.shape[-1])
+    sizes, k = (*y.type.shape, a0.type.shape[0], R.type.shape[-1]), None
     if None not in sizes:
         n, p, m, r = sizes
-        own = {"m + n (r + p)": m + n * (r + p)}
-        check_lengths({"normals": ("J", *own)}, {"normals": normals.type.shape}, own)
+        k = m + n * (r + p)
+    dims = ("J", "m + n (r + p)")
+    check({"normals": dims}, {"normals": normals.type.shape}, sizes={dims[1]: k})
     (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]  # noqa: N806
     # A length that is not known yet, and does not fit, is an error of the last reshape.
     start = normals[:, :m] @ covariance_root(P0).mT + a0
@@ -159,9 +159,7 @@ def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
         A = pt.zeros((start.shape[1], 0), dtype=y.dtype)  # noqa: N806
     else:
         A = real_tensors({"A": A})["A"].astype(y.dtype)  # noqa: N806
-        if A.ndim != 2:
-            raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
-        check_lengths({"A": "m q"}, {"A": A.type.shape}, {"m": start.type.shape[1]})
+        check({"A": "m q"}, {"A": A.type.shape}, sizes={"m": start.type.shape[1]})
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
         P0 = P0 + disconnected_grad(A * room(A, Z[0], H[0], W[0], pt) @ A.mT)  # noqa: N806
     P0 = (P0 + P0.mT) / 2  # noqa: N806

@@ -21,12 +21,8 @@ from helpers.kalman.ops.declared import Declared, asked
 from helpers.kalman.ops.likelihood import INPUTS as OF_ONE
 from helpers.kalman.ops.likelihood import KalmanLoglike, from_model, less
 from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.shapes import PANEL
 from helpers.statespace import DIMENSIONS
-
-PANEL = {
-    "y": "J n p", "a0": "J? m", "P0": "m m", "c": "J? n? m",
-    "T": "n? m m", "Z": "n? p m", "H": "n? p p", "W": "n? m m",
-}  # fmt: skip
 
 
 def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa: N803
