@@ -332,19 +332,18 @@ class _Columns:
 
     def series(self):
         """y (q + 1, n, p) with d taken off, and c (q + 1, n or 1, m)."""
-        model, X, B = self.model, *(_columns_first(M) for M in (self.X, self.B))
+        model, X, B = self.model.in_time, *(_columns_first(M) for M in (self.X, self.B))
         y = np.empty((self.q + 1, *self.y.shape), np.result_type(self.y, X))
-        y[0], y[1:] = self.y - model.d, -X
+        y[0], y[1:] = self.y - model["d"], -X
         y[:, self.missing] = np.nan
-        steps = max(B.shape[1], len(model.c) if model.c.ndim == 2 else 1)
-        c = np.empty((self.q + 1, steps, model.m), np.result_type(model.c, B))
-        c[0], c[1:] = model.c, B
+        steps = max(B.shape[1], len(model["c"]))
+        c = np.empty((self.q + 1, steps, self.model.m), np.result_type(model["c"], B))
+        c[0], c[1:] = model["c"], B
         return y, c
 
     def series_alone(self):
         """The first of :meth:`series`, where the others are zeros."""
-        c = self.model.c
-        return (self.y - self.model.d)[np.newaxis], c.reshape(1, -1, self.model.m)
+        return (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
 
     def _loop(self, method: str, tol) -> bool:
         complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
@@ -552,8 +551,7 @@ def first_room(A, model: StateSpace):  # noqa: N803
 
 def first_variances(model: StateSpace):
     """Z, H and W = R Q R' of the first step, real."""
-    Z, H, R, Q = (X[0] if X.ndim == 3 else X for X in (model.Z, model.H, model.R, model.Q))
-    return Z.real, H.real, (R @ Q @ R.T).real
+    return tuple(model.in_time[x][0].real for x in "ZHW")
 
 
 def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803

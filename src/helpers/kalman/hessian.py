@@ -90,7 +90,9 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
     weights = check_weights(weights, len(y))
     loop = _takes_reference(y, model, method, tol)
     if loop or any(map(np.iscomplexobj, (weights, *given.values()))):
-        W_bar, slopes, dy, bars = _one_by_one(y, model, in_time(y, model, given), weights)
+        W_bar, slopes, dy, bars = _one_by_one(
+            y, model, reference.moves_in_time(y, model, given), weights
+        )
         bars |= _of_R_and_Q(model, given, W_bar, bars.pop("W"))
         return slopes, dy, _over_time(model, bars)
     return _compiled(y, model, given, weights, tol, along_alone)
@@ -98,13 +100,13 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
 
 def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
     """What the gradients of R and Q move by, over time, from that of W = R Q R'."""
-    R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
+    R, Q = model.in_time["R"], symmetric(model.in_time["Q"])
     dWR = dW_bar @ R
     dWRQ, dQ_bar = dWR @ Q, np.swapaxes(R, -1, -2) @ dWR
     if "Q" in given:
-        dWRQ = dWRQ + W_bar @ R @ _with_time(model, "Q", given["Q"])
+        dWRQ = dWRQ + W_bar @ R @ reference.with_time(model, "Q", given["Q"])
     if "R" in given:
-        dR = _with_time(model, "R", given["R"])
+        dR = reference.with_time(model, "R", given["R"])
         dWRQ = dWRQ + W_bar @ dR @ Q
         dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
     return {"R": 2 * dWRQ, "Q": symmetric(dQ_bar)}
@@ -157,48 +159,6 @@ def _in_rows(X):
     return X.reshape(len(X), -1)
 
 
-def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions of all ten (k, ...), with a time axis of length 1 or n, and of W.
-
-    From those that `check_directions` has seen.
-    """
-    k, dot = len(next(iter(given.values()))), {}
-    for name, X in {"y": y, **model.asdict()}.items():
-        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
-        dot[name] = _with_time(model, name, dX)
-    m = model.m
-    dot["W"] = _moves_of_W(model, given) if _of_shocks(given) else np.zeros((k, 1, m, m))
-    return dot
-
-
-def _with_time(model: StateSpace, name: str, dX):  # noqa: N803
-    """Directions of an array, with a time axis of length 1 where it does not vary."""
-    return dX if name in ("y", *STATIC, *model.time_varying) else dX[:, np.newaxis]
-
-
-def _of_shocks(names) -> bool:
-    """Whether R or Q is among them."""
-    return "R" in names or "Q" in names
-
-
-def _moves_of_W(model: StateSpace, given):  # noqa: N802
-    """Directions (k, t, m, m) of W = R Q R' from those of R or Q."""
-    R, moves = _along_time(model, "R"), 0.0
-    turned = np.swapaxes(R, -1, -2)
-    if "Q" in given:
-        moves = R @ _with_time(model, "Q", given["Q"]) @ turned
-    if "R" in given:
-        dR_Q = _with_time(model, "R", given["R"]) @ symmetric(_along_time(model, "Q"))
-        moves = moves + 2 * symmetric(dR_Q @ turned)
-    return moves
-
-
-def _along_time(model: StateSpace, name: str):
-    """An array of the model with a time axis, of length 1 where it does not vary."""
-    X = getattr(model, name)
-    return X if name in model.time_varying else X[np.newaxis]
-
-
 def _one_by_one(y, model: StateSpace, dot: dict, weights):
     """The readable loop: W_bar, the slopes, and the tangents of the gradients of y, a0, ..., W.
 
@@ -244,7 +204,7 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
     r, Pi = np.zeros(model.m, T.dtype), np.zeros((model.m, model.m), T.dtype)
     dr, dPi, per_step, W_bars = r, Pi, [], []
     for t in reversed(range(n)):
-        dE, du, dKf, da_filt, dP_filt, dZ = steps[t]
+        _, _, _, da_filt, dP_filt, _ = steps[t]
         a_filt, P_filt = out.a_filt[t], out.P_filt[t]
         _, s, Pt = recursions.pull_predict(r, Pi, T[t], a_filt, Pi)
         dT_bar, ds, dPt = tangents.push_pull_predict(
@@ -252,25 +212,11 @@ def _along(model: StateSpace, filtered: reference.Filtered, dot: dict, weights):
         )
         W_bars.append(Pi)
         c_bar, dW_bar = dr, dPi
+        of_update = s, Pt, weights[t], *filtered.saved(t)
         de, dZ_bar, dH_bar, dr, dPi = tangents.push_pull_update(
-            ds,
-            dPt,
-            dE,
-            du,
-            dKf,
-            da_filt,
-            dP_filt,
-            dZ,
-            s,
-            Pt,
-            weights[t],
-            *filtered.saved(t),
-            P_filt,
-            filtered.Z[t],
+            ds, dPt, *steps[t], *of_update, P_filt, filtered.Z[t]
         )
-        _, _, _, r, Pi = recursions.pull_update(
-            s, Pt, weights[t], *filtered.saved(t), P_filt @ s, Pt @ P_filt
-        )
+        _, _, _, r, Pi = recursions.pull_update(*of_update, P_filt @ s, Pt @ P_filt)
         per_step.append((-de, c_bar, de, dT_bar, dZ_bar, dH_bar, dW_bar))
     moved = (dr, dPi, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
     return np.array(slopes), np.stack(W_bars[::-1]), moved
@@ -282,7 +228,9 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
     arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
     names = given if along_alone else NAMES
     shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
-    moves = given | {"W": _moves_of_W(model, given)} if _of_shocks(given) else given
+    moves = (
+        given | {"W": reference.moves_of_W(model, given)} if reference.of_shocks(given) else given
+    )
     dots = [
         np.ascontiguousarray(moves[x], float).reshape(shape) if x in moves else np.zeros(shape)
         for x, shape in shapes.items()
@@ -306,7 +254,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
             "are rounded otherwise: the model is singular up to rounding"
         )
     bars = dict(zip(_COMPILED, bars, strict=True))
-    if _of_shocks(names):
+    if reference.of_shocks(names):
         bars |= _over_time(model, _of_R_and_Q(model, given, W_bar, bars["W"]))
     found = {x: bars[x].reshape(k, *X.shape) for x, X in model.asdict().items() if x in names}
     return slopes, bars["y"].reshape(k, *arrays[0].shape), found

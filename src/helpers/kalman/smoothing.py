@@ -381,10 +381,8 @@ class _Smoother:
         self.A = A
         complex_A = np.iscomplexobj(A) or np.iscomplexobj(y)
         self.loop = _takes_reference(y, model, method, tol) or complex_A
-        X = model.asdict()
-        X = {x: M if x in ("a0", "P0", *model.time_varying) else M[None] for x, M in X.items()}
-        self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
-        self.W = self.R @ self.Q @ self.R.swapaxes(1, 2)
+        X = model.in_time
+        self.c, self.d, self.T, self.Z, self.R, self.H, self.Q, self.W = (X[x] for x in "cdTZRHQW")
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
         self.room = A * first_room(A, model) @ A.T
         self.P0 = symmetric(model.P0) + self.room

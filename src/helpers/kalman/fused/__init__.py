@@ -32,7 +32,7 @@ import numpy as np
 
 from helpers.kalman.fused import building
 from helpers.kalman.recursions import TOLERANCE
-from helpers.kalman.reference import _not_positive_definite
+from helpers.kalman.reference import _not_positive_definite, pull_shocks
 from helpers.statespace import (
     STATIC,
     Gradients,
@@ -129,19 +129,14 @@ def evaluate(arrays, weights, tol: float = TOLERANCE, columns=None):
 
 def gradients_of(model: StateSpace, out) -> Gradients:
     """The gradients of the model's arrays, from what a compiled pass writes."""
-    R, Q = (
-        X if x in model.time_varying else X[np.newaxis] for x, X in (("R", model.R), ("Q", model.Q))
-    )
-    return gradients_in_time(R, Q, out, (*STATIC, *model.time_varying))
+    X = model.in_time
+    return gradients_in_time(X["R"], X["Q"], out, (*STATIC, *model.time_varying))
 
 
 def gradients_in_time(R, Q, out, kept) -> Gradients:  # noqa: N803
     """:func:`gradients_of` for R and Q with an axis of length 1 or n; those `kept` have theirs."""
     bars = dict(zip((*_FILTERED, "W"), out, strict=True))
-    W = bars.pop("W")
-    Q_bar = np.swapaxes(R, -1, -2) @ W @ R
-    bars["R"] = 2 * W @ R @ ((Q + np.swapaxes(Q, -1, -2)) / 2)
-    bars["Q"] = (Q_bar + np.swapaxes(Q_bar, -1, -2)) / 2
+    bars |= pull_shocks(R, Q, bars.pop("W"))
     return Gradients(**{x: bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields})
 
 
@@ -226,10 +221,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
             'complex arrays need method="reference": the compiled filter takes real ones'
         )
     y = check_data(y, model)
-    whole = (*STATIC, *model.time_varying)
-    X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
-    W = X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)
-    return [y, *(X[x] for x in _FILTERED), W]
+    return [y, *(model.in_time[x] for x in (*_FILTERED, "W"))]
 
 
 def _entry(announce: bool | None = None):
