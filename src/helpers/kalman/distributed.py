@@ -83,12 +83,12 @@ class Panel:
 
     def loglike(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
         """As :func:`helpers.kalman.panel.loglike`: array (J,)."""
-        found = self._map(_loglike, model, own, method, tol)
+        found = self._map(panel.loglike, model, own, method, tol)
         return _back(self._members, found)
 
     def loglike_and_grad(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
         """As :func:`helpers.kalman.panel.loglike_and_grad`: l, dY and gradients."""
-        parts = self._map(_loglike_and_grad, model, own, method, tol)
+        parts = self._map(panel.loglike_and_grad, model, own, method, tol)
         l, dYs, bars = zip(*parts, strict=True)
         if isinstance(self._Y, list):
             dY = [None] * len(self._Y)  # noqa: N806
@@ -158,7 +158,8 @@ class Panel:
         for piece, members in zip(self._pieces, self._members, strict=True):
             given = model if models is None else [models[j] for j in members]
             some = {x: _as_numbers(x, X)[members] for x, X in own.items() if X is not None}
-            tasks.append(self._client.submit(function, piece, given, method, tol, some, pure=False))
+            how = some | {"threads": 1, "pure": False}
+            tasks.append(self._client.submit(function, piece, given, method, tol, **how))
         found = []
         for task, members in zip(tasks, self._members, strict=True):
             try:
@@ -172,14 +173,6 @@ class Panel:
 
 def _piece(Y):  # noqa: N803
     return Y
-
-
-def _loglike(Y, model, method, tol, own):  # noqa: N803
-    return panel.loglike(Y, model, method, tol, threads=1, **own)
-
-
-def _loglike_and_grad(Y, model, method, tol, own):  # noqa: N803
-    return panel.loglike_and_grad(Y, model, method, tol, threads=1, **own)
 
 
 def _fit(Y, model, arrays, start, how):  # noqa: N803

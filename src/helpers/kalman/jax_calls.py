@@ -107,7 +107,26 @@ def _(names, tol, primals, dots):
     return gradient(names, tol, inputs, l_bar, ready), (l_moved, moved)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _differentiated_as(scanned):
+    """A call of the compiled pass (names, tol, ...) that JAX differentiates as scans (names, ...).
+
+    What comes of it has the same structure.
+    """
+
+    def decorate(call):
+        run = jax.custom_jvp(call, nondiff_argnums=(0, 1))
+
+        @run.defjvp
+        def _(names, tol, primals, dots):
+            moved = jax.jvp(partial(scanned, names), primals, dots)[1]
+            return run(names, tol, *primals), moved
+
+        return run
+
+    return decorate
+
+
+@_differentiated_as(jax_scans.tangents)
 def tangents(names, tol, inputs, l_bar, moves):
     """What l, and the gradients of these names, move by along k directions; by the compiled pass.
 
@@ -131,12 +150,6 @@ def tangents(names, tol, inputs, l_bar, moves):
         for x, X, G in zip(INPUTS, inputs, found, strict=True)
         if x in names
     }
-
-
-@tangents.defjvp
-def _(names, tol, primals, dots):
-    moved = jax.jvp(partial(jax_scans.tangents, names), primals, dots)[1]
-    return tangents(names, tol, *primals), moved
 
 
 def _only(names, arrays: dict) -> dict:
@@ -198,7 +211,13 @@ def panel(tol: float):
     return _with_pullback(value, tuple(PANEL), partial(panel_gradient, tol=tol))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _panel_by_scans(names, inputs, l_bar, ready):
+    l, pull = vjp(jax_scans.panel, *inputs)
+    found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
+    return (l if ready is None else l[:0, :0]), found
+
+
+@_differentiated_as(_panel_by_scans)
 def panel_gradient(names, tol, inputs, l_bar, ready):
     """l (J, n) and gradients of sum l_bar l, of PANEL's arrays, as :func:`gradient` has them."""
     l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0, 0), l_bar.dtype)
@@ -206,19 +225,6 @@ def panel_gradient(names, tol, inputs, l_bar, ready):
     more = () if ready is None else [ready[x] for x in PANEL]  # JAX sorts the names
     l, *found = _call("xla_panel", "panel", tol, [l, *results.values()], (*inputs, l_bar), *more)
     return l, dict(zip(PANEL, found, strict=True))
-
-
-@panel_gradient.defjvp
-def _(names, tol, primals, tangents):
-    inputs, l_bar, ready = primals
-
-    def scanned(inputs, l_bar):
-        l, pull = vjp(jax_scans.panel, *inputs)
-        found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
-        return (l if ready is None else l[:0, :0]), found
-
-    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
-    return panel_gradient(names, tol, inputs, l_bar, ready), dots
 
 
 @cache
@@ -249,7 +255,13 @@ def integrated(tol: float):
     return run
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _integrated_by_scans(names, inputs):
+    found, pull = vjp(jax_scans.integrated, *inputs)
+    one = jnp.ones_like(found[0]), *(jnp.zeros_like(X) for X in found[1:])
+    return found, _only(names, dict(zip(INTEGRATED, pull(one), strict=True)))
+
+
+@_differentiated_as(_integrated_by_scans)
 def integrated_gradient(names, tol, inputs):
     """What :func:`integrated` returns, and the value's gradients as :func:`gradient` has them."""
     q, dtype = inputs[-1].shape[0], inputs[0].dtype
@@ -259,13 +271,3 @@ def integrated_gradient(names, tol, inputs):
     value, mean, covariance, *found = _call("xla_integrated", "integrated", tol, results, inputs)
     slope = -(covariance + outer(mean, mean)) / 2 if "precision" in names else wanted["precision"]
     return (value[0], mean, covariance), dict(zip(INTEGRATED, [*found, slope], strict=True))
-
-
-@integrated_gradient.defjvp
-def _(names, tol, primals, tangents):
-    def scanned(inputs):
-        found, pull = vjp(jax_scans.integrated, *inputs)
-        one = jnp.ones_like(found[0]), *(jnp.zeros_like(X) for X in found[1:])
-        return found, _only(names, dict(zip(INTEGRATED, pull(one), strict=True)))
-
-    return integrated_gradient(names, tol, *primals), jax.jvp(scanned, primals, tangents)[1]
