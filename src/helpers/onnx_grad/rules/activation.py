@@ -7,80 +7,12 @@ from helpers.onnx_grad.rules.table import no_gradient, register_gradient
 register_gradient("Hardmax", no_gradient)
 
 
-@register_gradient("Relu")
-def relu(g, node, dy):
-    """dX = dY [Y > 0]: the derivative at 0 is 0."""
-    # A product with a mask takes less time than Where does in onnxruntime.
-    return dy * (node.y[0] > 0.0).cast(dy.dtype)
-
-
-@register_gradient("LeakyRelu")
-def leaky_relu(g, node, dy):
-    """dX = dY where X > 0, else alpha dY."""
-    return g.where(node.x[0] > 0.0, dy, dy * node.attr("alpha"))
-
-
 @register_gradient("PRelu")
 def prelu(g, node, dy):
     """dX = dY where X > 0, else s dY; ds = X dY where X < 0, un-broadcast."""
     x, slope = node.x
     dslope = g.where(x < 0.0, dy * x, 0.0)
     return g.where(x > 0.0, dy, dy * slope), g.reduce_to(dslope, slope)
-
-
-@register_gradient("ThresholdedRelu")
-def thresholded_relu(g, node, dy):
-    """dX = dY where X > alpha."""
-    return g.where(node.x[0] > node.attr("alpha"), dy, 0.0)
-
-
-@register_gradient("Shrink")
-def shrink(g, node, dy):
-    """Y = X less or plus the bias where abs X > lambd, else 0: dX = dY there."""
-    return g.where(g.op("Abs", node.x[0]) > node.attr("lambd"), dy, 0.0)
-
-
-@register_gradient("Elu")
-def elu(g, node, dy):
-    """dX = dY where X > 0, else dY alpha exp(X) = dY (Y + alpha)."""
-    (x,), (y,) = node.x, node.y
-    return g.where(x > 0.0, dy, dy * (y + node.attr("alpha")))
-
-
-@register_gradient("Celu")
-def celu(g, node, dy):
-    """dX = dY where X > 0, else dY exp(X / alpha) = dY (Y / alpha + 1)."""
-    (x,), (y,) = node.x, node.y
-    return g.where(x > 0.0, dy, dy * (y / node.attr("alpha") + 1.0))
-
-
-@register_gradient("Selu")
-def selu(g, node, dy):
-    """dX = gamma dY where X > 0, else dY gamma alpha exp(X) = dY (Y + gamma alpha)."""
-    (x,), (y,) = node.x, node.y
-    alpha, gamma = node.attr("alpha"), node.attr("gamma")
-    return g.where(x > 0.0, dy * gamma, dy * (y + alpha * gamma))
-
-
-@register_gradient("Sigmoid")
-def sigmoid(g, node, dy):
-    """dX = dY Y (1 - Y)."""
-    (y,) = node.y
-    return dy * (y * (1.0 - y))
-
-
-@register_gradient("Tanh")
-def tanh(g, node, dy):
-    """dX = dY (1 - Y^2)."""
-    (y,) = node.y
-    return dy * (1.0 - y * y)
-
-
-@register_gradient("HardSigmoid")
-def hard_sigmoid(g, node, dy):
-    """dX = alpha dY where 0 < Y < 1."""
-    (y,) = node.y
-    return g.where(g.op("And", y > 0.0, y < 1.0), dy * node.attr("alpha"), 0.0)
 
 
 @register_gradient("HardSwish")
@@ -90,12 +22,6 @@ def hard_swish(g, node, dy):
     h = x * (1 / 6) + 0.5
     inside = g.op("And", h > 0.0, h < 1.0)
     return dy * g.where(inside, h + x * (1 / 6), (x > 0.0).cast(x.dtype))
-
-
-@register_gradient("Softplus")
-def softplus(g, node, dy):
-    """dX = dY sigmoid(X)."""
-    return dy * g.op("Sigmoid", node.x[0])
 
 
 @register_gradient("Softsign")
