@@ -219,10 +219,10 @@ def test_layer_in_pytensor(s):
 def test_what_a_translation_cannot_write_out_is_refused():
     model = build(Setting("GRU"), arrays(Setting("GRU")))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
-    with pytest.raises(NotImplementedError, match="GRU .*number of steps is open"):
+    with pytest.raises(NotImplementedError, match="GRU .*number of steps .* is open"):
         to_pytensor(model)
     model = build(Setting("RNN", activations=("Affine",)), arrays(Setting("RNN")))
-    with pytest.raises(NotImplementedError, match="activation Affine .* Relu, Sigmoid, Softplus"):
+    with pytest.raises(NotImplementedError, match="activation Affine; .* Relu, Sigmoid, Softplus"):
         to_pytensor(model)
     model = build(Setting("LSTM"), arrays(Setting("LSTM")))
     model.graph.node[0].attribute.append(helper.make_attribute("clip", 3.0))

@@ -14,7 +14,7 @@ from onnx_cases import load, node_cases, with_constants
 
 from helpers.checks import finite_difference, relative_error
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, random_feed, to_pytensor
-from helpers.onnx_grad.translation import TRANSLATIONS
+from helpers.onnx_grad.translation.node import TRANSLATIONS
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer=None)  # nothing is compiled
 

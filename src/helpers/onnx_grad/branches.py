@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from helpers.onnx_grad.simplify import fold_all_shapes, small_constants
+from helpers.onnx_grad.simplify import fold_all_shapes, free_name, small_constants, tensor_names
 from helpers.onnx_grad.tensor import canonical
 
 
@@ -18,7 +18,7 @@ def take_constant_branches(model: ModelProto) -> None:
     while any(map(_is_if, model.graph.node)):
         fold_all_shapes(model)
         constants = small_constants(model.graph)
-        nodes, found, names = [], False, _names(model.graph)
+        nodes, found, names = [], False, tensor_names(model.graph)
         for node in model.graph.node:
             value = constants.get(node.input[0]) if _is_if(node) else None
             if value is None:
@@ -34,28 +34,15 @@ def take_constant_branches(model: ModelProto) -> None:
             return
 
 
-def _names(graph: GraphProto) -> set[str]:
-    """The names of tensors outside of subgraphs."""
-    found = {value.name for value in (*graph.input, *graph.output)}
-    found |= {t.name for t in graph.initializer}
-    return found | {x for node in graph.node for x in (*node.input, *node.output)}
-
-
 def _is_if(node: NodeProto) -> bool:
     return node.op_type == "If" and not canonical(node.domain)
 
 
 def _inlined(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[str]):
     """The branch's nodes, their tensors under names that are free, and its outputs as the If's."""
-    names = {}
     inner = [t.name for t in branch.initializer]
     inner += [y for n in branch.node for y in n.output if y]
-    for name in inner:
-        new = name
-        while new in taken:
-            new += "_"
-        names[name] = new
-        taken.add(new)
+    names = {name: free_name(name, taken) for name in inner}
     for tensor in branch.initializer:
         graph.initializer.add().CopyFrom(tensor)
         graph.initializer[-1].name = names[tensor.name]

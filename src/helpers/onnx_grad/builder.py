@@ -236,14 +236,10 @@ class Graph:
         """To the shape of x, which has the same number of entries."""
         if same_shape(t.shape, x.shape):
             return t
-        shape = x.shape
-        if shape is None or is_static(shape):
-            return self._shaped(self.reshape(t, self.shape_of(x)), x)
-        unknown = [i for i, d in enumerate(shape) if not isinstance(d, int)]
-        if len(unknown) == 1 and 0 not in shape:
-            target = [d if isinstance(d, int) else -1 for d in shape]
-            return self._shaped(self.reshape(t, target), x)
-        return self._shaped(self.reshape(t, self.shape_of(x)), x)
+        target = [d if isinstance(d, int) else -1 for d in x.shape or ()]
+        if target.count(-1) != 1 or 0 in target:
+            target = self.shape_of(x)
+        return self._shaped(self.reshape(t, target), x)
 
     def expand_like(self, t: Tensor, x: Tensor) -> Tensor:
         """Broadcast to the shape of x."""
@@ -291,9 +287,16 @@ class Graph:
 
     def where(self, condition: Tensor, a, b) -> Tensor:
         """``a`` where the condition holds, else ``b``."""
-        zero = any(not isinstance(t, Tensor) and t == 0 for t in (a, b))
-        chosen = self._where(condition, a, b)
-        if zero:
+        dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
+        tensors = [t if isinstance(t, Tensor) else self.constant(t, dtype) for t in (a, b)]
+        shape = None
+        for i, t in enumerate(tensors):
+            source = self._expanded.get(t.name)
+            if source is not None and same_shape(condition.shape, t.shape):
+                tensors[i], shape = source, condition.shape
+                break
+        chosen = self.op("Where", condition, *tensors, shape=shape)
+        if any(not isinstance(t, Tensor) and t == 0 for t in (a, b)):
             self._chosen.add(chosen.name)
         return chosen
 
@@ -310,31 +313,17 @@ class Graph:
         hidden = self.op("And", dy.equals(0.0), self.op("IsNaN", product))
         return self.where(hidden, 0.0, product)
 
-    def _where(self, condition: Tensor, a, b) -> Tensor:
-        dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
-        a, b = (t if isinstance(t, Tensor) else self.constant(t, dtype) for t in (a, b))
-        tensors = [condition, a, b]
-        for i in (1, 2):
-            source = self._expanded.get(tensors[i].name)
-            if source is not None and same_shape(condition.shape, tensors[i].shape):
-                shape = condition.shape
-                tensors[i] = source
-                return self.op("Where", *tensors, shape=shape)
-        return self.op("Where", *tensors)
-
     def reduce(
         self, op_type: str, t: Tensor, axes: Iterable[int] | None, keepdims: bool = True
     ) -> Tensor:
         """A reduction over static axes, None for all: the axes are an input from opset 13
         (ReduceSum) or 18 (the others), an attribute before."""
-        if axes is not None:
-            axes = list(axes)
-            if not axes:
-                return t
-        keep = int(keepdims)
-        if op_type == "ReduceSum" or self.opset >= 18:
-            return self.op(op_type, t, *([axes] if axes is not None else []), keepdims=keep)
-        return self.op(op_type, t, axes=axes, keepdims=keep)
+        axes = None if axes is None else list(axes)
+        if axes == []:
+            return t
+        if axes and (op_type == "ReduceSum" or self.opset >= 18):
+            return self.op(op_type, t, axes, keepdims=int(keepdims))
+        return self.op(op_type, t, axes=axes, keepdims=int(keepdims))
 
     def sum(self, t: Tensor, axes: Iterable[int] | None, keepdims: bool = True) -> Tensor:
         """Sum over static axes, None for all."""

@@ -7,6 +7,7 @@ a Clip and the running statistics of a batch normalisation alike.  How they are 
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +98,7 @@ def inlined(model: ModelProto) -> ModelProto:
     """The model without its local functions, but for those that have a rule of their own."""
     if not model.functions:
         return model
-    copy, functions = ModelProto(), {(f.domain, f.name): f for f in model.functions}
-    copy.CopyFrom(model)
+    copy, functions = deepcopy(model), {(f.domain, f.name): f for f in model.functions}
     for node in (n for body in (copy.graph, *copy.functions) for n in body.node):
         function = functions.get((node.domain, node.op_type))
         if function is not None:  # the inliner does not know defaults, and neither does a rule
@@ -120,8 +120,7 @@ def set_apart(
 
 def _written_alike(model: ModelProto) -> ModelProto:
     """A copy without functions, constant branches and Identity, its constants stored alike."""
-    plain = ModelProto()
-    plain.CopyFrom(model)
+    plain = deepcopy(model)
     plain = inlined(plain)
     take_constant_branches(plain)
     as_initializers(plain, ())

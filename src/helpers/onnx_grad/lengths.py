@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from helpers.onnx_grad.simplify import small_constants, tensor_infos
+from helpers.onnx_grad.simplify import free_name, small_constants, tensor_infos, tensor_names
 from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
 
 NOTHING = Info(None, None)
@@ -100,25 +100,16 @@ def _set(node: NodeProto, **attributes) -> None:
 
 def _constant(model: ModelProto, values, name: str) -> str:
     """A new initializer; its name."""
-    name = _free(model, name)
+    name = free_name(name, tensor_names(model.graph))
     model.graph.initializer.append(numpy_helper.from_array(np.array(values), name))
     return name
 
 
 def _computed(model: ModelProto, node: NodeProto, op_type: str, inputs, name: str) -> str:
     """What a new node in front of another one makes; its name."""
-    name = _free(model, name)
+    name = free_name(name, tensor_names(model.graph))
     place = next(i for i, n in enumerate(model.graph.node) if n is node)
     model.graph.node.insert(place, helper.make_node(op_type, inputs, [name], name))
-    return name
-
-
-def _free(model: ModelProto, name: str) -> str:
-    graph = model.graph
-    taken = {x for n in graph.node for x in (*n.input, *n.output)}
-    taken |= {x.name for x in (*graph.initializer, *graph.input)}
-    while name in taken:
-        name += "_"
     return name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
@@ -22,8 +24,7 @@ def prepared(
 ) -> tuple[ModelProto, dict[str, str]]:
     """A checked copy: one opset, local functions inlined, static shape arithmetic folded, and all
     that may be a weight an initializer; and which of these are constants, with the reason."""
-    model = ModelProto()
-    model.CopyFrom(loaded_model(onx))
+    model = deepcopy(loaded_model(onx))
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
     _check_dictionaries(model)
@@ -152,8 +153,7 @@ def _check_opset(model: ModelProto) -> None:
 def _correct_shapes(model: ModelProto) -> None:
     """Declared shapes that inference contradicts, as of the exporter that takes each label's own
     loss for a scalar, become the inferred ones: a rule would sum over the wrong axes."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    bare = deepcopy(model)
     del bare.graph.value_info[:]
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")

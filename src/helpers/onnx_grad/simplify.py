@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from copy import deepcopy
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -28,8 +29,7 @@ def tensor_infos(model: ModelProto) -> dict[str, Info]:
 
     Unnamed dimensions of the inputs get a name first, so that what is equal is seen to be.
     """
-    named = ModelProto()
-    named.CopyFrom(model)
+    named = deepcopy(model)
     taken = {
         dim.dim_param
         for value in (*named.graph.input, *named.graph.output, *named.graph.value_info)
@@ -38,11 +38,7 @@ def tensor_infos(model: ModelProto) -> dict[str, Info]:
     for value in named.graph.input:
         for i, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") and not dim.dim_param:
-                name = f"{value.name}_dim{i}"
-                while name in taken:
-                    name += "_"
-                taken.add(name)
-                dim.dim_param = name
+                dim.dim_param = free_name(f"{value.name}_dim{i}", taken)
     infos = _inferred(named)
     if not any(node.op_type == "Resize" and len(node.input) > 3 for node in named.graph.node):
         return infos
@@ -217,6 +213,20 @@ def in_order(nodes: Iterable[NodeProto]) -> list[NodeProto]:
     return ordered
 
 
+def tensor_names(graph: GraphProto) -> set[str]:
+    """The names of tensors outside of subgraphs."""
+    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    return found | {x for node in graph.node for x in (*node.input, *node.output)}
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """A name that is not taken; from now on it is."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
 def captured_names(node: NodeProto) -> set[str]:
     """The names that a node's subgraphs use."""
     found = set()
@@ -276,8 +286,7 @@ def simplify(model: ModelProto) -> ModelProto:
     ModelProto
         A copy.
     """
-    small = ModelProto()
-    small.CopyFrom(model)
+    small = deepcopy(model)
     drop_identities(small)
     while fold_shapes(small):
         del small.graph.value_info[:]  # what becomes known may make more known

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
-from helpers.onnx_grad.simplify import captured_names, tensor_infos
+from helpers.onnx_grad.simplify import captured_names, free_name, tensor_infos, tensor_names
 from helpers.onnx_grad.storage import (
     as_initializers,
     checked_model,
@@ -101,8 +102,7 @@ def add_loss(
         If there is no such loss, reduction or real output, several outputs to choose from, a name
         that is taken, or a loss of classes of an output that has no axis 1.
     """
-    made = ModelProto()
-    made.CopyFrom(checked_model(model))
+    made = deepcopy(checked_model(model))
     for what, found, known in (
         ("loss", kind, ENTRYWISE | OF_CLASSES),
         ("reduction", reduction, REDUCTIONS),
@@ -138,7 +138,7 @@ def add_loss(
         for field in (node.input, node.output):
             for i, short in enumerate(field):
                 if short not in names:
-                    names[short] = _free(f"{loss}_{short}", taken)
+                    names[short] = free_name(f"{loss}_{short}", taken)
                 field[i] = names[short]
         graph.node.append(node)
     graph.output.append(helper.make_tensor_value_info(loss, info.dtype, []))
@@ -304,8 +304,7 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
         If a weight is no input with a gradient, a name is taken, or a result of ``step`` has not
         the type and shape of its weight.
     """
-    made = ModelProto()
-    made.CopyFrom(checked_model(gradient))
+    made = deepcopy(checked_model(gradient))
     graph, infos = made.graph, tensor_infos(made)
     inputs, outputs = ({v.name: v for v in values} for values in (graph.input, graph.output))
     known = [name for name in inputs if f"{name}_grad" in outputs]
@@ -395,8 +394,7 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
         One for each input ``<name>`` that has an output ``<name>_new``, in the order of the
         inputs.  They are copies, and may be changed.
     """
-    copy = ModelProto()
-    copy.CopyFrom(loaded_model(model))
+    copy = deepcopy(loaded_model(model))
     as_initializers(copy, constant_nodes(copy))
     held = {t.name: numpy_helper.to_array(t).copy() for t in copy.graph.initializer}
     new = {y.name for y in checked_model(training).graph.output}
@@ -411,14 +409,5 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
 
 def _names(model: ModelProto) -> set[str]:
     graph = model.graph
-    found = {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
-    for node in graph.node:
-        found |= {node.name, *node.input, *node.output, *captured_names(node)}
-    return found
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+    inner = (captured_names(node) for node in graph.node)
+    return tensor_names(graph).union({node.name for node in graph.node}, *inner)

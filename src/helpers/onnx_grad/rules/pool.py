@@ -13,7 +13,7 @@ from helpers.onnx_grad.rules.table import register_gradient
 def max_pool(g, node, dy, dindices=None):
     """dX[i] = the sum of dY over the windows whose maximum (the first, if several) is entry i."""
     x = node.x[0]
-    w = windows(node, x, node.attr("kernel_shape"))
+    w = windows(node.attr, node.refuse, x.shape[2:], node.attr("kernel_shape"), pool=True)
     places = _winners(g, node, x, w)
     flat = g.op("Reshape", g.zeros_like(x), [-1])
     overlap = any(e > s for e, s in zip(w.extents, w.strides, strict=True))
@@ -58,7 +58,7 @@ def _winners(g, node, x, w: Windows):
 def average_pool(g, node, dy):
     """dX[i] = the sum of dY / (entries of the window) over the windows that hold entry i."""
     x, (y,) = node.x[0], node.y
-    w = windows(node, x, node.attr("kernel_shape"))
+    w = windows(node.attr, node.refuse, x.shape[2:], node.attr("kernel_shape"), pool=True)
     if y.rank is None:
         g.refine(y.name, (*x.shape[:2], *[None] * (x.rank - 2)))
         g.refine(dy.name, y.shape)

@@ -15,9 +15,9 @@ ML = "ai.onnx.ml"
 
 @translates("LinearRegressor", domain=ML)
 def _linear_regressor(node: Node, x):
-    targets = node.attribute("targets", 1)
+    targets = node.attribute("targets")
     W = number(x, np.reshape(node.attribute("coefficients"), (targets, -1)))
-    b = number(x, node.attribute("intercepts", [0.0] * targets))
+    b = number(x, node.attribute("intercepts") or [0.0] * targets)
     return x @ W.T + b
 
 
@@ -34,7 +34,7 @@ def _normalizer(node: Node, x):
 @translates("LinearClassifier", domain=ML)
 def _linear_classifier(node: Node, x):
     """The labels, and the scores."""
-    labels, transform = node.attribute("classlabels_ints"), node.attribute("post_transform", "NONE")
+    labels, transform = node.attribute("classlabels_ints"), node.attribute("post_transform")
     intercepts = node.attribute("intercepts")
     if not labels or len(intercepts or labels) != len(labels):
         raise node.refuse("only labels that are integers, with a score each, are translated")
@@ -52,11 +52,11 @@ def _array_feature_extractor(node: Node, x, indices):
 
 @translates("Binarizer", domain=ML)
 def _binarizer(node: Node, x):
-    return select(x > number(x, node.attribute("threshold", 0.0)), number(x, 1), number(x, 0))
+    return select(x > number(x, node.attribute("threshold")), number(x, 1), number(x, 0))
 
 
 @translates("Imputer", domain=ML)
 def _imputer(node: Node, x):
-    missing = node.attribute("replaced_value_float", 0.0)
+    missing = node.attribute("replaced_value_float")
     found = pt.isnan(x) if np.isnan(missing) else pt.eq(x, number(x, missing))
     return select(found, number(x, node.attribute("imputed_value_floats")), x)

@@ -11,13 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, defs
 from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
 from onnx.numpy_helper import to_array
+from pytensor.compile.mode import Mode
 from pytensor.gradient import disconnected_grad
 from pytensor.tensor import TensorConstant, TensorVariable
 
+from helpers.onnx_grad.attributes import default_of, known_attributes, unsupported
+from helpers.onnx_grad.tensor import canonical
+
 TRANSLATIONS: dict[tuple[str, str], Callable] = {}  # (domain, operator) -> translation
+PLAIN = Mode(linker="py", optimizer=None)  # for constants: nothing to compile
+SUBGRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
 
 
 def translates(*operators: str, domain: str = "") -> Callable[[Callable], Callable]:
@@ -31,41 +37,59 @@ def translates(*operators: str, domain: str = "") -> Callable[[Callable], Callab
     return enter
 
 
-class Node(NamedTuple):
-    """One node of an ONNX graph, its attributes as Python and NumPy values."""
+def of_inputs(functions: Mapping[str, Callable]) -> None:
+    """Enter functions of an operator's inputs, which need nothing else of the node."""
+    for operator, function in functions.items():
+        TRANSLATIONS["", operator] = lambda node, *inputs, function=function: function(*inputs)
 
-    operator: str
-    domain: str
-    name: str
+
+class Node(NamedTuple):
+    """One node of an ONNX graph, its attributes as Python and NumPy values.
+
+    What it does not say of them the standard does; they are None where that has no default either.
+    """
+
+    proto: NodeProto
     version: int  # of the operator set, which decides what the operator means
     attributes: Mapping[str, Any]
-    n_outputs: int
     dtype: np.dtype | None  # what real numbers are computed in; None: as the model says
 
     @classmethod
     def read(cls, proto: NodeProto, version: int, dtype: np.dtype | None) -> Node:
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
-        attributes = {a.name: _value(get_attribute_value(a)) for a in proto.attribute}
-        name = proto.name or next((f"-> {o}" for o in proto.output if o), "")
-        return cls(proto.op_type, domain, name, version, attributes, len(proto.output), dtype)
+        domain, attributes = canonical(proto.domain), {}
+        if defs.has(proto.op_type, version, domain):
+            schema = defs.get_schema(proto.op_type, version, domain)
+            defaults = {name: default_of(a) for name, a in schema.attributes.items()}
+            attributes = {name: value for name, value in defaults.items() if value is not None}
+        attributes |= {a.name: _value(get_attribute_value(a)) for a in proto.attribute}
+        return cls(proto, version, attributes, dtype)
+
+    @property
+    def operator(self) -> str:
+        return self.proto.op_type
+
+    @property
+    def domain(self) -> str:
+        return canonical(self.proto.domain)
 
     def __str__(self) -> str:
-        return f"{self.operator} (domain '{self.domain or 'ai.onnx'}', node '{self.name}')"
+        name = self.proto.name or next((f"-> {o}" for o in self.proto.output if o), "")
+        return f"{self.operator} (domain '{self.domain or 'ai.onnx'}', node '{name}')"
 
-    def attribute(self, name: str, default=None):
-        return self.attributes.get(name, default)
+    def attribute(self, name: str):
+        return self.attributes.get(name)
 
     def refuse(self, why: str) -> NotImplementedError:
         return NotImplementedError(f"{self}: {why}")
 
-    def parameter(self, name: str, given: TensorVariable | None = None, default=None):
+    def parameter(self, name: str, given: TensorVariable | None = None):
         """A parameter that older operator sets have as an attribute, newer ones as an input.
 
         Its value as an array: what an input computes is not known when the graph is built.
         """
         if given is None:
             value = self.attribute(name)
-            return default if value is None else np.asarray(value)
+            return None if value is None else np.asarray(value)
         value = known(given)
         if value is None:
             raise self.refuse(f"{name!r} must be a constant, here the graph computes it")
@@ -106,6 +130,30 @@ def numpy_dtype(code: int, what: str) -> np.dtype:
 def known(x: TensorVariable | None) -> np.ndarray | None:
     """The value of a symbol that does not depend on inputs and weights; None if it does."""
     return x.data if isinstance(x, TensorConstant) else None
+
+
+def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
+    """The symbols of a node's outputs; constants if its inputs are."""
+    if node.operator in SUBGRAPHS and node.domain == "":
+        raise node.refuse("operators with subgraphs are not translated")
+    if (node.domain, node.operator) not in TRANSLATIONS:
+        raise node.refuse("there is no translation to PyTensor")
+    attributes = known_attributes(node.domain, node.operator)
+    why = unsupported(node.proto, node.version, attributes)
+    if why is not None:
+        raise node.refuse(why)
+    results = TRANSLATIONS[node.domain, node.operator](node, *inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    made = node.proto.output
+    if len([name for name in made if name]) > len(results):
+        raise node.refuse(f"only {len(results)} of its {len(made)} outputs are translated")
+    if all(x is None or known(x) is not None for x in inputs):
+        results = tuple(_evaluated(x) for x in results)
+    return results
+
+
+def _evaluated(x: TensorVariable) -> TensorConstant:
+    return x if known(x) is not None else pt.constant(x.eval(mode=PLAIN))
 
 
 def number(x: TensorVariable, value) -> TensorConstant:

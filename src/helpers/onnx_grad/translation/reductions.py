@@ -63,36 +63,36 @@ REDUCTIONS = {
 @translates(*REDUCTIONS)
 def _reduce(node, x, axes=None):
     axis = node.axes(axes)
-    if axis is None and node.attribute("noop_with_empty_axes", 0):
+    if axis is None and node.attribute("noop_with_empty_axes"):
         axis = ()  # each entry by itself: a sum is the entry, a sum of squares its square
-    return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+    return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims")))
 
 
 @translates("CumSum")
 def _cumsum(node, x, axis):
     axis = int(node.parameter("axis", axis)) % x.ndim
     backwards = (slice(None),) * axis + (slice(None, None, -1),)
-    x = x[backwards] if node.attribute("reverse", 0) else x
+    x = x[backwards] if node.attribute("reverse") else x
     total = pt.cumsum(x if x.dtype.startswith("float") else x.astype("int64"), axis=axis)
-    total = total - x if node.attribute("exclusive", 0) else total
-    return (total[backwards] if node.attribute("reverse", 0) else total).astype(x.dtype)
+    total = total - x if node.attribute("exclusive") else total
+    return (total[backwards] if node.attribute("reverse") else total).astype(x.dtype)
 
 
 @translates("ArgMax", "ArgMin")
 def _arg_extremum(node, x):
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     function = pt.argmax if node.operator == "ArgMax" else pt.argmin
-    last = node.attribute("select_last_index", 0)
+    last = node.attribute("select_last_index")
     x = x[(slice(None),) * axis + (slice(None, None, -1),)] if last else x
-    index = function(x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+    index = function(x, axis=axis, keepdims=bool(node.attribute("keepdims")))
     return size(x, axis) - 1 - index if last else index
 
 
 @translates("TopK")
 def _top_k(node, x, k=None):
-    axis = node.attribute("axis", -1) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     k = node.attribute("k") if k is None else k.reshape(())
-    largest = node.attribute("largest", 1)
+    largest = node.attribute("largest") != 0  # all were before operator set 11
     order = pt.argsort(-x if largest else x, axis=axis, kind="stable")
     order = order[(slice(None),) * axis + (slice(None, k),)]
     return pt.take_along_axis(x, order, axis=axis), order
@@ -118,9 +118,9 @@ def _log_softmax(x, axis: int):
 def _softmax_of_node(node, x):
     function = softmax if node.operator == "Softmax" else _log_softmax
     if node.version >= 13:
-        return function(x, axis=node.attribute("axis", -1))
+        return function(x, axis=node.attribute("axis"))
     # Before: over all axes from this one on.
-    axis = node.attribute("axis", 1) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     flat = x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
     return function(flat, axis=-1).reshape(sizes(x), ndim=x.ndim)
 
@@ -137,7 +137,7 @@ def _negative_log_likelihood(node, log_prob, labels, weight=None):
     w = counted.astype(log_prob.dtype)
     w = w if weight is None else w * weight[label[:, 0]]
     loss = select(counted, loss * w, number(log_prob, 0))
-    reduction = node.attribute("reduction", "mean")
+    reduction = node.attribute("reduction")
     if reduction == "none":
         return loss
     return pt.sum(loss) if reduction == "sum" else pt.sum(loss) / pt.sum(w)
@@ -169,31 +169,31 @@ def _along(parameter, axis: int, ndim: int):
 
 @translates("LayerNormalization")
 def _layer_normalization(node, x, scale, bias=None):
-    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
-    normal, mean, inverse = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
+    normal, mean, inverse = _standardized(x, axes, node.attribute("epsilon"))
     y = normal * scale
     return y if bias is None else y + bias, mean, inverse
 
 
 @translates("RMSNormalization")
 def _rms_normalization(node, x, scale):
-    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
+    axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
     square = pt.mean(x * x, axis=axes, keepdims=True)
-    return x / pt.sqrt(square + number(x, node.attribute("epsilon", 1e-5))) * scale
+    return x / pt.sqrt(square + number(x, node.attribute("epsilon"))) * scale
 
 
 @translates("InstanceNormalization")
 def _instance_normalization(node, x, scale, bias):
     axes = tuple(range(2, x.ndim))
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    normal, _, _ = _standardized(x, axes, node.attribute("epsilon"))
     return normal * _along(scale, 1, x.ndim) + _along(bias, 1, x.ndim)
 
 
 @translates("GroupNormalization")
 def _group_normalization(node, x, scale, bias):
-    groups, channels = node.attributes["num_groups"], size(x, 1)
+    groups, channels = node.attribute("num_groups"), size(x, 1)
     grouped = x.reshape((size(x, 0), groups, -1))
-    normal, _, _ = _standardized(grouped, (2,), node.attribute("epsilon", 1e-5))
+    normal, _, _ = _standardized(grouped, (2,), node.attribute("epsilon"))
     if node.version >= 21:  # scale and bias of each channel, before that of each group
         normal = normal.reshape((size(x, 0), channels, -1))
     y = normal * _along(scale, 1, 3) + _along(bias, 1, 3)
@@ -202,14 +202,14 @@ def _group_normalization(node, x, scale, bias):
 
 @translates("BatchNormalization")
 def _batch_normalization(node, x, scale, bias, mean, variance):
-    epsilon = number(x, node.attribute("epsilon", 1e-5))
+    epsilon = number(x, node.attribute("epsilon"))
     scale, bias = _along(scale, 1, x.ndim), _along(bias, 1, x.ndim)
-    if not node.attribute("training_mode", 0):
+    if not node.attribute("training_mode"):
         deviation = pt.sqrt(_along(variance, 1, x.ndim) + epsilon)
         return (x - _along(mean, 1, x.ndim)) / deviation * scale + bias
     axes = tuple(i for i in range(x.ndim) if i != 1)
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
-    keep = number(x, node.attribute("momentum", 0.9))
+    normal, _, _ = _standardized(x, axes, node.attribute("epsilon"))
+    keep = number(x, node.attribute("momentum"))
     rest = number(x, 1) - keep
     return (
         normal * scale + bias,
@@ -220,7 +220,7 @@ def _batch_normalization(node, x, scale, bias, mean, variance):
 
 @translates("MeanVarianceNormalization")
 def _mean_variance_normalization(node, x):
-    axes = tuple(node.attribute("axes", (0, 2, 3)))
+    axes = tuple(node.attribute("axes"))
     centred = x - pt.mean(x, axis=axes, keepdims=True)
     deviation = _nonzero_sqrt(pt.mean(centred * centred, axis=axes, keepdims=True))
     return centred / (deviation + number(x, 1e-9))  # the number is the standard's
@@ -228,7 +228,7 @@ def _mean_variance_normalization(node, x):
 
 @translates("LpNormalization")
 def _lp_normalization(node, x):
-    return over_norm(x, node.attribute("p", 2), node.attribute("axis", -1))
+    return over_norm(x, node.attribute("p"), node.attribute("axis"))
 
 
 def over_norm(x, p: int, axis: int):
@@ -243,7 +243,7 @@ def over_norm(x, p: int, axis: int):
 
 @translates("Hardmax")
 def _hardmax(node, x):
-    axis = node.attribute("axis", -1) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     where = pt.argmax(x, axis=axis, keepdims=True)
     index = pt.arange(size(x, axis)).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
     return pt.eq(where, index).astype(np.dtype(x.dtype))

@@ -72,13 +72,14 @@ def _constant(node):
 
 @translates("ConstantOfShape")
 def _constant_of_shape(node, shape):
-    value = np.asarray(node.attribute("value", np.zeros(1, "float32"))).ravel()
+    value = node.attribute("value")
+    value = np.zeros(1, "float32") if value is None else value.ravel()
     return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
 
 
 @translates("Shape")
 def _shape(node, x):
-    return vector(sizes(x)[node.attribute("start", 0) : node.attribute("end")])
+    return vector(sizes(x)[node.attribute("start") : node.attribute("end")])
 
 
 @translates("Size")
@@ -95,13 +96,13 @@ def _range(node, start, limit, delta):
 def _eye_like(node, x):
     code = node.attribute("dtype")
     dtype = x.dtype if code is None else node.onnx_dtype(code)
-    return pt.eye(*sizes(x), node.attribute("k", 0), dtype=dtype)
+    return pt.eye(*sizes(x), node.attribute("k"), dtype=dtype)
 
 
 @translates("OneHot")
 def _one_hot(node, indices, depth, values):
     depth = depth.reshape(()).astype("int64")
-    axis = node.attribute("axis", -1)
+    axis = node.attribute("axis")
     axis += indices.ndim + 1 if axis < 0 else 0
     indices = pt.expand_dims(indices.astype("int64"), axis)
     index = pt.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim)])
@@ -133,7 +134,7 @@ def _dropout(node, x, ratio=None, training=None):
 @translates("Reshape")
 def _reshape(node, x, shape):
     lengths = target_shape(node, shape)
-    if not node.attribute("allowzero", 0):  # 0 copies the length
+    if not node.attribute("allowzero"):  # 0 copies the length
         lengths = [_copied(n, x, axis) for axis, n in enumerate(lengths)]
     return x.reshape(lengths, ndim=len(lengths))
 
@@ -146,20 +147,20 @@ def _copied(length, x, axis: int):
 
 @translates("Flatten")
 def _flatten(node, x):
-    axis = node.attribute("axis", 1)
+    axis = node.attribute("axis")
     axis += x.ndim if axis < 0 else 0
     return x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
 
 
 @translates("Transpose")
 def _transpose(node, x):
-    return x.transpose(node.attribute("perm", tuple(range(x.ndim))[::-1]))
+    return x.transpose(node.attribute("perm") or tuple(range(x.ndim))[::-1])
 
 
 @translates("DepthToSpace")
 def _depth_to_space(node, x):
-    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
-    depth_first = node.attribute("mode", "DCR") == "DCR"
+    k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
+    depth_first = node.attribute("mode") != "CRD"
     parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
     order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
     return (
@@ -169,8 +170,8 @@ def _depth_to_space(node, x):
 
 @translates("SpaceToDepth")
 def _space_to_depth(node, x):
-    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
-    depth_first = node.attribute("mode", "DCR") == "DCR"
+    k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
+    depth_first = node.attribute("mode") != "CRD"
     order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
     blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
     return blocks.reshape((n, channels * k**2, h // k, w // k))
@@ -225,8 +226,8 @@ def _pad(node, x, pads=None, value=None, axes=None):
     before, after = [0] * x.ndim, [0] * x.ndim
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    fill = number(x, node.attribute("value", 0)) if value is None else value.reshape(())
-    mode = node.attribute("mode", "constant")
+    fill = number(x, node.attribute("value") or 0) if value is None else value.reshape(())
+    mode = node.attribute("mode")
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if all(isinstance(k, int) and k == 0 for k in (low, high)):
             continue
@@ -258,15 +259,15 @@ def _concat(node, *parts):
     taken = [entries(part) if part.ndim == 1 and part.dtype == "int64" else None for part in parts]
     if all(lengths is not None for lengths in taken):
         return vector(sum(taken, []))
-    return pt.join(node.attribute("axis", 1) % parts[0].ndim, *parts)
+    return pt.join(node.attribute("axis") % parts[0].ndim, *parts)
 
 
 @translates("Split")
 def _split(node, x, lengths=None):
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     lengths = node.parameter("split", lengths)
     if lengths is None:
-        n, parts = x.type.shape[axis], node.attribute("num_outputs", node.n_outputs)
+        n, parts = x.type.shape[axis], node.attribute("num_outputs") or len(node.proto.output)
         if n is None:
             raise node.refuse(f"the length of axis {axis}, to be split evenly, is not known")
         each = -(-n // parts)
@@ -281,7 +282,7 @@ def _split(node, x, lengths=None):
 def _trilu(node, x, k=None):
     k = 0 if k is None else k.reshape(())
     rows, columns = pt.arange(size(x, -2)).dimshuffle(0, "x"), pt.arange(size(x, -1))
-    kept = columns - rows >= k if node.attribute("upper", 1) else columns - rows <= k
+    kept = columns - rows >= k if node.attribute("upper") else columns - rows <= k
     return select(kept, x, number(x, 0))
 
 
@@ -315,7 +316,7 @@ def _within(n: int, start: int, end: int, step: int):
 
 @translates("ReverseSequence")
 def _reverse_sequence(node, x, lengths):
-    time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
+    time, batch = node.attribute("time_axis"), node.attribute("batch_axis")
     order = [time, batch, *(axis for axis in range(x.ndim) if axis not in (time, batch))]
     t = pt.arange(size(x, time)).dimshuffle(0, "x")
     source = pt.switch(t < lengths, lengths - 1 - t, t)
@@ -325,7 +326,7 @@ def _reverse_sequence(node, x, lengths):
 
 @translates("Gather")
 def _gather(node, x, indices):
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     lengths = entries(x) if x.ndim == 1 else None
     where = known(indices)
     if lengths is not None and where is not None and where.ndim <= 1:
@@ -356,7 +357,7 @@ def _scatter_nd(node, x, indices, updates):
 
 def _elements(node, x, indices) -> tuple:
     """Index that picks along one axis; along the others each entry stays where it is."""
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attribute("axis") % x.ndim
     own = [pt.arange(size(indices, i)) for i in range(x.ndim)]
     shaped = [k.reshape([-1 if j == i else 1 for j in range(x.ndim)]) for i, k in enumerate(own)]
     return (*shaped[:axis], indices, *shaped[axis + 1 :])
@@ -367,7 +368,7 @@ def _points(node, x, indices) -> tuple:
     depth = indices.type.shape[-1]
     if depth is None:
         raise node.refuse("the length of the last axis of the indices is not known")
-    batch = node.attribute("batch_dims", 0)
+    batch = node.attribute("batch_dims") or 0
     ndim = indices.ndim - 1
     own = [
         pt.arange(size(indices, i)).reshape([-1 if j == i else 1 for j in range(ndim)])
@@ -377,11 +378,7 @@ def _points(node, x, indices) -> tuple:
 
 
 def _scatter(node, place, updates):
-    reduction = node.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
+    reduction = node.attribute("reduction")
+    if reduction not in (None, "none", "add"):
         raise node.refuse(f"reduction {reduction!r} is not translated, only 'none' and 'add'")
-    return (
-        pt.set_subtensor(place, updates)
-        if reduction == "none"
-        else pt.inc_subtensor(place, updates)
-    )
+    return (pt.inc_subtensor if reduction == "add" else pt.set_subtensor)(place, updates)
