@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from helpers.onnx_grad.simplify import fold_all_shapes, free_name, small_constants, tensor_names
+from helpers.onnx_grad.simplify import (
+    fold_all_shapes,
+    free_name,
+    rename,
+    small_constants,
+    tensor_names,
+)
 from helpers.onnx_grad.tensor import canonical
 
 
@@ -54,18 +60,3 @@ def _inlined(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[
         for inner, outer in outputs
         if outer
     ]
-
-
-def rename(nodes, names: dict[str, str]) -> None:
-    """Give tensors other names, in place, in subgraphs too."""
-    for node in nodes:
-        for field in (node.input, node.output):
-            for i, name in enumerate(field):
-                if name in names:
-                    field[i] = names[name]
-        for attribute in node.attribute:
-            graphs = [attribute.g] if attribute.HasField("g") else []
-            for graph in (*graphs, *attribute.graphs):
-                rename(graph.node, names)
-                for value in graph.output:
-                    value.name = names.get(value.name, value.name)

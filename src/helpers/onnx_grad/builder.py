@@ -11,6 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
+from helpers.onnx_grad.simplify import rename
 from helpers.onnx_grad.tensor import (
     REAL,
     Info,
@@ -202,6 +203,20 @@ class Graph:
                 tensors[i] = source
                 return self.op(op_type, *tensors, shape=t.shape)
         return self.op(op_type, *tensors)
+
+    def name_results(self, results: dict[str, Tensor], fixed: Iterable[str] = ()) -> None:
+        """Give results their names, by renaming where a node of this graph makes them and nothing
+        else, nor one of the names that are fixed, has them; else by a copy."""
+        made = {y for node in self.nodes for y in node.output}.difference(fixed)
+        names, copies = {}, []
+        for name, result in results.items():
+            if result.name in made and result.name not in names:
+                names[result.name] = name
+            else:
+                label = self.fresh(f"{name}_copy")
+                copies.append(helper.make_node("Identity", [result.name], [name], label))
+        self.nodes += copies
+        rename(self.nodes, names)
 
     # Shapes
 

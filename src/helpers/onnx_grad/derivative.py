@@ -17,7 +17,6 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, helper
 from onnx.shape_inference import InferenceError
 
-from helpers.onnx_grad.branches import rename
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
@@ -30,6 +29,7 @@ from helpers.onnx_grad.simplify import (
     fold_shapes,
     in_order,
     live_nodes,
+    rename,
     small_constants,
 )
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
@@ -239,21 +239,12 @@ class _Sweep:
         return Tensor(name, g)
 
     def _name_gradients(self) -> None:
-        """Each gradient gets its promised name, by renaming where nothing else has the tensor."""
-        g, names, copies = self.g, {}, []
-        fixed = {f"{y}_grad" for y in self.interface.real_outputs}
+        """Each gradient gets its promised name."""
+        g, found = self.g, {}
         for target in self.interface.targets:
-            dx, name = cotangent(g, self.terms, target), f"{target}_grad"
-            dx = g.zeros_like(Tensor(target, g)) if dx is None else dx
-            made = any(dx.name in node.output for node in g.nodes)
-            if made and dx.name not in names and dx.name not in fixed:
-                names[dx.name] = name
-            else:
-                copies.append(
-                    helper.make_node("Identity", [dx.name], [name], g.fresh(f"{name}_copy"))
-                )
-        g.nodes.extend(copies)
-        rename(g.nodes, names)
+            dx = cotangent(g, self.terms, target)
+            found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
+        g.name_results(found, [f"{y}_grad" for y in self.interface.real_outputs])
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface

@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_shapes
 
-from helpers.onnx_grad.storage import is_constant, value_of
+from helpers.onnx_grad.storage import is_constant, subgraphs, value_of
 from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
 
 # What shape arithmetic is made of; evaluated where all inputs are small constants.
@@ -227,15 +227,25 @@ def free_name(name: str, taken: set[str]) -> str:
     return name
 
 
+def rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:
+    """Give tensors other names, in place, in subgraphs too."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for graph in subgraphs(node):
+            rename(graph.node, names)
+            for value in graph.output:
+                value.name = names.get(value.name, value.name)
+
+
 def captured_names(node: NodeProto) -> set[str]:
     """The names that a node's subgraphs use."""
     found = set()
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                found.update(inner.input)
-                found |= captured_names(inner)
-            found.update(value.name for value in graph.output)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            found.update(inner.input)
+            found |= captured_names(inner)
+        found.update(value.name for value in graph.output)
     return found
 
 
@@ -255,7 +265,7 @@ def drop_identities(model: ModelProto) -> None:
     """Remove, in place, Identity nodes whose output is no output of the graph."""
     graph = model.graph
     outputs = {value.name for value in graph.output}
-    if any(a.g.node or a.graphs for node in graph.node for a in node.attribute):
+    if any(map(subgraphs, graph.node)):
         return  # a subgraph may use the names
     alias, kept = {}, []
     for node in graph.node:

@@ -26,7 +26,6 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from helpers.onnx_grad.branches import rename
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
@@ -53,7 +52,6 @@ IN_DOUBLE = """one = Constant<value = double {1.0}>() half = Constant<value = do
     q = Abs(y) n = Neg(q) e = Exp(n) f = Add(one, e) c = Log(f) d = Add(y, q) p = Mul(half, d)
     a = Add(p, c)"""
 OF_CLASSES = {"cross_entropy": "SoftmaxCrossEntropyLoss", "nll": "NegativeLogLikelihoodLoss"}
-REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum"}
 
 
 def add_loss(
@@ -105,7 +103,7 @@ def add_loss(
     made = deepcopy(checked_model(model))
     for what, found, known in (
         ("loss", kind, ENTRYWISE | OF_CLASSES),
-        ("reduction", reduction, REDUCTIONS),
+        ("reduction", reduction, ("mean", "sum")),
     ):
         if found not in known:
             raise ValueError(f"{what} {found!r} is unknown; there are {', '.join(known)}")
@@ -130,7 +128,7 @@ def add_loss(
         body = f'loss = {OF_CLASSES[kind]}<reduction = "{reduction}">(y, t)'
     else:
         graph.input.append(helper.make_tensor_value_info(label, info.dtype, info.shape))
-        body = f"{ENTRYWISE[kind]} loss = {REDUCTIONS[reduction]}<keepdims = 0>(l)"
+        body = f"{ENTRYWISE[kind]} loss = Reduce{reduction.capitalize()}<keepdims = 0>(l)"
         if info.dtype == TensorProto.DOUBLE:
             body = body.replace("a = Softplus(y)", IN_DOUBLE)
     names = {"y": output, "t": label, "loss": loss}
@@ -343,22 +341,15 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
     clash = sorted({*added, *new} & _names(made))
     if clash:
         raise ValueError(f"the name {clash[0]!r} is taken in the graph; rename what has it")
-    renamed = {}
-    for name, result in new.items():
-        if result.name in renamed or not any(result.name in node.output for node in g.nodes):
-            g.nodes.append(helper.make_node("Identity", [result.name], [name], f"{name}_copy"))
-        else:
-            renamed[result.name] = name
-    rename(g.nodes, renamed)
+    g.name_results(new)
     graph.node.extend(g.nodes)
     graph.initializer.extend(g.initializers)
-    types = {name: (infos[name].dtype, infos[name].shape) for name in added}
-    graph.input.extend(helper.make_tensor_value_info(name, *kind) for name, kind in types.items())
+    graph.input.extend(helper.make_tensor_value_info(name, *infos[name]) for name in added)
     kept = [v for v in graph.output if v.name not in {f"{w}_grad" for w in weights}]
     del graph.output[:]
     for name in new:
         like = infos[name.removesuffix("_new")]
-        graph.output.append(helper.make_tensor_value_info(name, like.dtype, like.shape))
+        graph.output.append(helper.make_tensor_value_info(name, *like))
     graph.output.extend(kept)
     onnx.checker.check_model(made, full_check=True)
     return made

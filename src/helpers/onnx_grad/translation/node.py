@@ -37,10 +37,14 @@ def translates(*operators: str, domain: str = "") -> Callable[[Callable], Callab
     return enter
 
 
+def of_node(functions: Mapping[str, Callable], domain: str = "") -> None:
+    """Enter translations by the names of their operators."""
+    TRANSLATIONS.update({(domain, operator): f for operator, f in functions.items()})
+
+
 def of_inputs(functions: Mapping[str, Callable]) -> None:
     """Enter functions of an operator's inputs, which need nothing else of the node."""
-    for operator, function in functions.items():
-        TRANSLATIONS["", operator] = lambda node, *inputs, function=function: function(*inputs)
+    of_node({name: lambda node, *inputs, f=f: f(*inputs) for name, f in functions.items()})
 
 
 class Node(NamedTuple):
@@ -178,6 +182,11 @@ def size(x: TensorVariable, axis: int):
 
 def sizes(x: TensorVariable) -> list:
     return [size(x, axis) for axis in range(x.ndim)]
+
+
+def counted(length, axis: int, ndim: int) -> TensorVariable:
+    """0, 1, ..., length - 1 along one axis of `ndim`."""
+    return pt.arange(length).reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
 def product(lengths):

@@ -8,7 +8,15 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.translation.node import number, product, select, size, sizes, translates
+from helpers.onnx_grad.translation.node import (
+    counted,
+    number,
+    product,
+    select,
+    size,
+    sizes,
+    translates,
+)
 
 
 def _nonzero_sqrt(x):
@@ -117,26 +125,24 @@ def _log_softmax(x, axis: int):
 @translates("Softmax", "LogSoftmax")
 def _softmax_of_node(node, x):
     function = softmax if node.operator == "Softmax" else _log_softmax
-    if node.version >= 13:
-        return function(x, axis=node.attribute("axis"))
-    # Before: over all axes from this one on.
     axis = node.attribute("axis") % x.ndim
+    if node.version >= 13:
+        return function(x, axis=axis)
+    # Before: over all axes from this one on.
     flat = x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
     return function(flat, axis=-1).reshape(sizes(x), ndim=x.ndim)
 
 
 @translates("NegativeLogLikelihoodLoss")
 def _negative_log_likelihood(node, log_prob, labels, weight=None):
-    n_classes = size(log_prob, 1)
     ignored = node.attribute("ignore_index")
-    counted = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
-    label = pt.expand_dims(select(counted, labels, 0), 1)
-    classes = pt.arange(n_classes).reshape([-1 if i == 1 else 1 for i in range(log_prob.ndim)])
-    hit = pt.eq(label, classes)
+    heeded = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
+    label = pt.expand_dims(select(heeded, labels, 0), 1)
+    hit = pt.eq(label, counted(size(log_prob, 1), 1, log_prob.ndim))
     loss = -pt.sum(select(hit, log_prob, number(log_prob, 0)), axis=1)
-    w = counted.astype(log_prob.dtype)
+    w = heeded.astype(log_prob.dtype)
     w = w if weight is None else w * weight[label[:, 0]]
-    loss = select(counted, loss * w, number(log_prob, 0))
+    loss = select(heeded, loss * w, number(log_prob, 0))
     reduction = node.attribute("reduction")
     if reduction == "none":
         return loss
@@ -202,10 +208,9 @@ def _group_normalization(node, x, scale, bias):
 
 @translates("BatchNormalization")
 def _batch_normalization(node, x, scale, bias, mean, variance):
-    epsilon = number(x, node.attribute("epsilon"))
     scale, bias = _along(scale, 1, x.ndim), _along(bias, 1, x.ndim)
     if not node.attribute("training_mode"):
-        deviation = pt.sqrt(_along(variance, 1, x.ndim) + epsilon)
+        deviation = pt.sqrt(_along(variance, 1, x.ndim) + number(x, node.attribute("epsilon")))
         return (x - _along(mean, 1, x.ndim)) / deviation * scale + bias
     axes = tuple(i for i in range(x.ndim) if i != 1)
     normal, _, _ = _standardized(x, axes, node.attribute("epsilon"))
@@ -233,10 +238,7 @@ def _lp_normalization(node, x):
 
 def over_norm(x, p: int, axis: int):
     """x divided by its norm along an axis; 0 where that is 0."""
-    if p == 1:
-        norm = pt.sum(pt.abs(x), axis=axis, keepdims=True)
-    else:
-        norm = _nonzero_sqrt(pt.sum(x * x, axis=axis, keepdims=True))
+    norm = REDUCTIONS[f"ReduceL{p}"](x, axis=axis, keepdims=True)
     zero = pt.eq(norm, number(x, 0))
     return select(zero, number(x, 0), x / select(zero, number(x, 1), norm))
 
@@ -245,5 +247,4 @@ def over_norm(x, p: int, axis: int):
 def _hardmax(node, x):
     axis = node.attribute("axis") % x.ndim
     where = pt.argmax(x, axis=axis, keepdims=True)
-    index = pt.arange(size(x, axis)).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-    return pt.eq(where, index).astype(np.dtype(x.dtype))
+    return pt.eq(where, counted(size(x, axis), axis, x.ndim)).astype(np.dtype(x.dtype))

@@ -12,10 +12,14 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.basic import MakeVector
 
+from helpers.onnx_grad.rules.index import as_slice
 from helpers.onnx_grad.translation.node import (
+    counted,
     known,
     larger,
     number,
+    of_inputs,
+    of_node,
     product,
     select,
     size,
@@ -58,6 +62,32 @@ def target_shape(node, shape) -> list:
     return lengths
 
 
+of_inputs(
+    {
+        "CastLike": lambda x, like: x.astype(like.dtype),
+        "Range": lambda start, limit, delta: pt.arange(start, limit, delta, dtype=start.dtype),
+        "Size": lambda x: pt.as_tensor(product(sizes(x)), dtype="int64"),
+    }
+)
+of_node(
+    {
+        "Cast": lambda node, x: x.astype(node.onnx_dtype(node.attribute("to"))),
+        "GatherElements": lambda node, x, indices: x[_elements(node, x, indices)],
+        "GatherND": lambda node, x, indices: x[_points(node, x, indices)],
+        "ScatterND": lambda node, x, at, new: _scatter(node, x[_points(node, x, at)], new),
+        "Shape": lambda node, x: vector(sizes(x)[node.attribute("start") : node.attribute("end")]),
+        "Tile": lambda node, x, repeats: pt.tile(x, target_shape(node, repeats)),
+        "Transpose": lambda node, x: x.transpose(
+            node.attribute("perm") or tuple(range(x.ndim))[::-1]
+        ),
+        **dict.fromkeys(
+            ("Scatter", "ScatterElements"),
+            lambda node, x, at, new: _scatter(node, x[_elements(node, x, at)], new),
+        ),
+    }
+)
+
+
 # --- making ---------------------------------------------------------------------------------------
 
 
@@ -77,21 +107,6 @@ def _constant_of_shape(node, shape):
     return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
 
 
-@translates("Shape")
-def _shape(node, x):
-    return vector(sizes(x)[node.attribute("start") : node.attribute("end")])
-
-
-@translates("Size")
-def _size(node, x):
-    return pt.as_tensor(product(sizes(x)), dtype="int64")
-
-
-@translates("Range")
-def _range(node, start, limit, delta):
-    return pt.arange(start, limit, delta, dtype=start.dtype)
-
-
 @translates("EyeLike")
 def _eye_like(node, x):
     code = node.attribute("dtype")
@@ -105,19 +120,9 @@ def _one_hot(node, indices, depth, values):
     axis = node.attribute("axis")
     axis += indices.ndim + 1 if axis < 0 else 0
     indices = pt.expand_dims(indices.astype("int64"), axis)
-    index = pt.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim)])
+    index = counted(depth, axis, indices.ndim)
     hit = pt.eq(indices, index) | pt.eq(indices + depth, index)
     return select(hit, values[1], values[0])
-
-
-@translates("Cast")
-def _cast(node, x):
-    return x.astype(node.onnx_dtype(node.attribute("to")))
-
-
-@translates("CastLike")
-def _cast_like(node, x, like):
-    return x.astype(like.dtype)
 
 
 @translates("Dropout")
@@ -152,27 +157,20 @@ def _flatten(node, x):
     return x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
 
 
-@translates("Transpose")
-def _transpose(node, x):
-    return x.transpose(node.attribute("perm") or tuple(range(x.ndim))[::-1])
-
-
 @translates("DepthToSpace")
 def _depth_to_space(node, x):
     k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
     depth_first = node.attribute("mode") != "CRD"
     parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
     order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
-    return (
-        x.reshape((n, *parts, h, w)).transpose(order).reshape((n, channels // k**2, h * k, w * k))
-    )
+    blocks = x.reshape((n, *parts, h, w)).transpose(order)
+    return blocks.reshape((n, channels // k**2, h * k, w * k))
 
 
 @translates("SpaceToDepth")
 def _space_to_depth(node, x):
     k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
-    depth_first = node.attribute("mode") != "CRD"
-    order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode") != "CRD" else (0, 1, 3, 5, 2, 4)
     blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
     return blocks.reshape((n, channels * k**2, h // k, w // k))
 
@@ -212,11 +210,6 @@ def _broadcast(present, wanted):
     if isinstance(present, int) or (isinstance(wanted, int) and wanted == 1):
         return present
     return wanted if isinstance(wanted, int) else pt.switch(pt.eq(wanted, 1), present, wanted)
-
-
-@translates("Tile")
-def _tile(node, x, repeats):
-    return pt.tile(x, target_shape(node, repeats))
 
 
 @translates("Pad")
@@ -300,18 +293,12 @@ def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
     for axis, start, end, step in zip(axes, starts, ends, steps.tolist(), strict=True):
         n = x.type.shape[axis]
         if n is not None and isinstance(start, int) and isinstance(end, int):
-            start, end, step = _within(n, start, end, step)
-        elif isinstance(end, int) and abs(end) >= 2**31 - 1:  # the usual "to the end"
-            end = None
-        index[axis] = slice(start, end, step)
+            index[axis] = as_slice(start, end, step, n)
+            continue
+        far = isinstance(end, int) and abs(end) >= 2**31 - 1  # the usual "to the end"
+        index[axis] = slice(start, None if far else end, step)
     lengths = entries(x) if x.ndim == 1 else None
     return x[tuple(index)] if lengths is None else vector(lengths[index[0]])
-
-
-def _within(n: int, start: int, end: int, step: int):
-    """The same slice without the far-off bounds that exporters write."""
-    start, end, step = slice(start, end, step).indices(n)
-    return start, None if end < 0 else end, step
 
 
 @translates("ReverseSequence")
@@ -335,32 +322,11 @@ def _gather(node, x, indices):
     return x[(slice(None),) * axis + (indices,)]
 
 
-@translates("GatherElements")
-def _gather_elements(node, x, indices):
-    return x[_elements(node, x, indices)]
-
-
-@translates("ScatterElements", "Scatter")
-def _scatter_elements(node, x, indices, updates):
-    return _scatter(node, x[_elements(node, x, indices)], updates)
-
-
-@translates("GatherND")
-def _gather_nd(node, x, indices):
-    return x[_points(node, x, indices)]
-
-
-@translates("ScatterND")
-def _scatter_nd(node, x, indices, updates):
-    return _scatter(node, x[_points(node, x, indices)], updates)
-
-
 def _elements(node, x, indices) -> tuple:
     """Index that picks along one axis; along the others each entry stays where it is."""
     axis = node.attribute("axis") % x.ndim
-    own = [pt.arange(size(indices, i)) for i in range(x.ndim)]
-    shaped = [k.reshape([-1 if j == i else 1 for j in range(x.ndim)]) for i, k in enumerate(own)]
-    return (*shaped[:axis], indices, *shaped[axis + 1 :])
+    own = [counted(size(indices, i), i, x.ndim) for i in range(x.ndim)]
+    return (*own[:axis], indices, *own[axis + 1 :])
 
 
 def _points(node, x, indices) -> tuple:
@@ -369,11 +335,7 @@ def _points(node, x, indices) -> tuple:
     if depth is None:
         raise node.refuse("the length of the last axis of the indices is not known")
     batch = node.attribute("batch_dims") or 0
-    ndim = indices.ndim - 1
-    own = [
-        pt.arange(size(indices, i)).reshape([-1 if j == i else 1 for j in range(ndim)])
-        for i in range(batch)
-    ]
+    own = [counted(size(indices, i), i, indices.ndim - 1) for i in range(batch)]
     return (*own, *(indices[..., i] for i in range(depth)))
 
 

@@ -8,19 +8,20 @@ matrix that a convolution multiplies, and pooling reduces over them.
 
 from __future__ import annotations
 
-import string
 from itertools import product as positions
 from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
+from helpers.onnx_grad.lengths import parsed_equation
 from helpers.onnx_grad.rules.conv import kernel_of, transposed_windows, windows
 from helpers.onnx_grad.rules.resize import interpolations
 from helpers.onnx_grad.translation.node import (
     known,
     larger,
     number,
+    of_inputs,
     product,
     select,
     size,
@@ -29,10 +30,13 @@ from helpers.onnx_grad.translation.node import (
 )
 from helpers.onnx_grad.translation.reductions import extremum
 
-
-@translates("MatMul")
-def _matmul(node, x, y):
-    return pt.matmul(x, y)
+of_inputs(
+    {
+        "MatMul": pt.matmul,
+        "GlobalAveragePool": lambda x: pt.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+        "GlobalMaxPool": lambda x: extremum(pt.max, x, tuple(range(2, x.ndim)), keepdims=True),
+    }
+)
 
 
 @translates("Gemm")
@@ -48,24 +52,8 @@ def _gemm(node, a, b, c=None):
 
 @translates("Einsum")
 def _einsum(node, *operands):
-    equation = node.attribute("equation").replace(" ", "")
-    terms, arrow, result = equation.partition("->")
-    if not arrow:  # what occurs once, in alphabetical order, after the ellipsis
-        single = sorted(k for k in set(terms) - set(",.") if terms.count(k) == 1)
-        result = ("..." if "..." in terms else "") + "".join(single)
-    if "..." in equation:
-        spare = [k for k in string.ascii_letters if k not in equation]
-        counts = [
-            x.ndim - len(term.replace("...", ""))
-            for term, x in zip(terms.split(","), operands, strict=True)
-            if "..." in term
-        ]
-        if len(set(counts)) > 1:
-            raise node.refuse(f"the ellipsis in {equation!r} stands for {counts} axes")
-        terms, result = (
-            side.replace("...", "".join(spare[: counts[0]])) for side in (terms, result)
-        )
-    return pt.einsum(f"{terms}->{result}", *operands)
+    terms, result = parsed_equation(node.attribute("equation"), [x.ndim for x in operands])
+    return pt.einsum(f"{','.join(terms)}->{result}", *operands)
 
 
 # --- windows --------------------------------------------------------------------------------------
@@ -223,16 +211,6 @@ def _lp_pool(node, x):
     window, p = _window(node, x, node.attribute("kernel_shape")), node.attribute("p")
     power = pt.sum(pt.abs(pt.stack(_slices(x, window))) ** number(x, p), axis=0)
     return power ** number(x, 1 / p)
-
-
-@translates("GlobalAveragePool")
-def _global_average_pool(node, x):
-    return pt.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
-
-
-@translates("GlobalMaxPool")
-def _global_max_pool(node, x):
-    return extremum(pt.max, x, tuple(range(2, x.ndim)), keepdims=True)
 
 
 @translates("LRN")
