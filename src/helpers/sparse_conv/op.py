@@ -123,7 +123,7 @@ def _ndim(letters: str) -> int:
 class BuildQ(RulebookOp):
     """(values, ground_state) -> Q (a_out, f^d*n_in)."""
 
-    inputs, outputs = ("a n", "n"), ("o kn",)
+    inputs, outputs, rules = ("a n", "n"), ("o kn",), ("o k", "a j")  # j: it looks at src alone
     kernel, reference = map(staticmethod, (kernels.build_q, conv.build_q))
 
     def transpose(self, rules, values, ground_state, dQ):
@@ -162,7 +162,7 @@ def _conv_pairs(values, W, src, dst):
 class ConvGradValues(RulebookOp):
     """(dY, W) -> dM (a_in, n_in)."""
 
-    inputs, outputs = ("o m", "kn m"), ("a n",)
+    inputs, outputs, rules = ("o m", "kn m"), ("a n",), ("o j", "a k")
     kernel, reference = map(staticmethod, (kernels.conv_grad_values, pairs.pairs_grad_values))
 
     def transpose(self, rules, dY, W, dM_bar):
@@ -172,7 +172,7 @@ class ConvGradValues(RulebookOp):
 class ConvGradWeights(RulebookOp):
     """(values, dY) -> dW (f^d*n_in, n_out), pairs alone."""
 
-    inputs, outputs = ("a n", "o m"), ("kn m",)
+    inputs, outputs, rules = ("a n", "o m"), ("kn m",), ("o j", "a k")
     kernel, reference = map(staticmethod, (kernels.conv_grad_weights, pairs.pairs_grad_weights))
 
     def transpose(self, rules, values, dY, dW_bar):
@@ -203,7 +203,7 @@ class SpreadGround(RulebookOp):
 class SumGround(RulebookOp):
     """dY (a_out, n_out) -> D (f^d, n_out)."""
 
-    inputs, outputs = ("o m",), ("k m",)
+    inputs, outputs, rules = ("o m",), ("k m",), ("o k", "a j")
     kernel, reference = map(staticmethod, (kernels.sum_ground, pairs.sum_ground))
 
     def transpose(self, rules, dY, D_bar):
