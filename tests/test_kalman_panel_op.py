@@ -167,19 +167,6 @@ def test_only_the_value():
     assert not l[1].any()
 
 
-def test_shapes_are_inferred_without_a_pass():
-    _, model = make("gaps")
-    symbols = symbolic(model)
-    l = kalman_loglike_panel(*symbols)
-    shapes = pytensor.function(
-        symbols,
-        [l.shape, *(G.shape for G in pt.grad(l.sum(), symbols))],
-        mode=PYTHON,
-        on_unused_input="ignore",
-    )
-    assert not panel_nodes(shapes)[0]
-
-
 def test_vague_start():
     arrays = random_model(5, 2, 2, rng=7) | {"P0": 1e8 * np.eye(5)}
     y, _ = simulate(12, 7, **arrays)
@@ -191,16 +178,6 @@ def test_vague_start():
     _, _, each = loop(Y, model)
     for x, G in zip(model.asdict(), found, strict=True):
         assert relative_error(G, sum(getattr(gradients, x) for gradients in each)) < 1e-10, x
-
-
-def test_float32_stays_float32():
-    y, model = make("two shocks")
-    symbols = [pt.tensor(dtype="float32", shape=(None,) * X.ndim) for X in symbolic(model)]
-    l = kalman_loglike_panel(*symbols)
-    evaluate = pytensor.function(symbols, [l, *pt.grad(l.sum(), symbols)], mode=PYTHON)
-    values = [X.astype("float32") for X in (series(y, 3), *model.asdict().values())]
-    for X in evaluate(*values):
-        assert X.dtype == np.float32 and np.isfinite(X[~np.isnan(X)]).all()
 
 
 @pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), MODES[1]])

@@ -15,10 +15,9 @@ import flint
 import numpy as np
 import pandas as pd
 import pytest
-from kalman_oracle import exact, loglike_in_any_arithmetic, rounded
+from kalman_oracle import exact, law_of_data, loglike_in_any_arithmetic, rounded
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import minimize_scalar
-from test_kalman_information import stacked
 
 from benchmarks.statsmodels_fits import Autoregression, random_model
 from helpers.checks import complex_step, relative_error
@@ -376,7 +375,7 @@ def dense_information(mod, params, steps):
         y, model, _ = whole_model(mod, params)
         X = {x: model.over_time(x, len(y))[:steps] for x in NAMES[2:]}
         X |= {"H": scale * X["H"], "Q": scale * X["Q"]}
-        mean, S = stacked(steps, model.a0, scale * model.P0, **X)
+        mean, S = law_of_data(steps, model.a0, scale * model.P0, **X)
         o = ~np.isnan(y[:steps]).ravel()
         return np.column_stack([mean[o], S[np.ix_(o, o)]])
 
