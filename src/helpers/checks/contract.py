@@ -50,6 +50,7 @@ BACKENDS = {"numba": ("Numba", "NUMBA"), "jax": ("JAX", "JAX"), "c": ("C", IN_C)
 DIFFERENCES = 1e-5  # what central differences can be trusted to
 SINGLE = 1e-3  # float32, after a short computation
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
+SINGLE_STEPS = np.logspace(0, -3, 13)  # that they take
 MANY = 200  # entries of an array, of which each is moved alone
 OUTSIDE = 8  # entries on each side of an input that must not matter
 
@@ -297,7 +298,8 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
     def agrees():
         if backend != "c" and find_spec(backend) is None:
             raise Found(f"{name} is not installed", "skipped")
-        if backend == "c" and not _has_c(at.of):
+        nodes = applys_between(at.of.xs, at.of.ys)
+        if backend == "c" and not (pytensor.config.cxx and any(map(_brings_c, nodes))):
             raise Found("no C code, or no compiler", "skipped")
         try:
             f, g, in_objects = in_mode(at.of, mode)
@@ -353,30 +355,29 @@ class Graph:
         self.is_op = isinstance(op, Op)
         self.owned = _is_brought(type(op) if self.is_op else op)
         # What is wrong is a note if it cannot be mended here: in PyTensor's own, in what a function
-        # inherits from its Ops, or where all Ops of the graph are PyTensor's own.
-        ops = [type(_scalar(node.op)) for node in applys_between(xs, ys)]
+        # inherits from its Ops, or where all Ops of the graph (what an Elemwise or a Blockwise
+        # applies to each entry) are PyTensor's own.
+        ops = [node.op for node in applys_between(xs, ys)]
+        ops = [type(getattr(op, "scalar_op", getattr(op, "core_op", op))) for op in ops]
         self.mendable = "FAULT" if self.owned else "note"
         self.severity = "FAULT" if self.is_op and self.owned else "note"
         self.inherited = "FAULT" if any(map(_is_brought, ops)) else "note"
         self.y_bars = [ys[j].type(f"cotangent {j}") for j in self.smooth]
-        found = _outcome(self.gradients, self.y_bars, self.smooth)
+        # One scalar cost: pullback(list) takes the cotangent of each entry for its total.
+        cost = _along(self.y_bars, [ys[j] for j in self.smooth])
+        found = _outcome(self.gradients, cost, self.moving)
         self.no_pull = found if isinstance(found, Exception) else None
         self.x_bars, self.nulls = ({}, {}) if self.no_pull else found
         # The real inputs that have a gradient.
         self.free = self.moving if self.no_pull else list(self.x_bars)
 
-    def gradients(self, y_bars, which) -> tuple[dict, dict]:
-        """The cotangents of the real inputs from those of these outputs: see :func:`grads`."""
-        # One scalar cost: pullback(list) takes the cotangent of each entry for its total.
-        return self.grads(_along(y_bars, [self.ys[j] for j in which]), self.moving)
-
-    def grads(self, cost, which) -> tuple[dict, dict]:
+    def gradients(self, cost, which) -> tuple[dict, dict]:
         """The gradients for inputs, and why those of others are declared missing."""
-        grads = pytensor.grad(
+        xs = pytensor.grad(
             cost, [self.xs[k] for k in which], disconnected_inputs="ignore",
             return_disconnected="zero", null_gradients="return",
         )  # fmt: skip
-        found = dict(zip(which, grads, strict=True))
+        found = dict(zip(which, xs, strict=True))
         nulls = {k: x.type for k, x in found.items() if isinstance(x.type, NullType)}
         free = {k: x for k, x in found.items() if k not in nulls}
         return free, {k: _first_line(null.why_null) for k, null in nulls.items()}
@@ -687,7 +688,7 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
 
 def single(at: Point, mode=AS_WRITTEN) -> None:
     """float32 is answered in float32, as near as it can be."""
-    of, arrays = at.of, at.nearby(_to_single)
+    of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
     if not of.moving:
         raise Found("no input is real", "skipped")
     with _told("refused: {}", "note"):
@@ -768,10 +769,8 @@ def slope(at: Point, k: int) -> Slope:
 
 def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
     """Central differences entry by entry; NaN where f has no values on both sides."""
-    x, cost, steps, rtol = at.arrays[k], at.cost(k, f), None, DIFFERENCES
-    if at.of.is_single:
-        steps = np.logspace(0, -3, 13) * max(1, np.max(np.abs(x), initial=0))
-        rtol = SINGLE_DIFFERENCES
+    x, cost, is_single = at.arrays[k], at.cost(k, f), at.of.is_single
+    steps = SINGLE_STEPS * max(1, np.max(np.abs(x), initial=0)) if is_single else None
 
     def by_differences(E):
         try:
@@ -780,6 +779,7 @@ def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
             return np.nan
 
     found = entry_by_entry(by_differences, x, symmetric, MANY)
+    rtol = SINGLE_DIFFERENCES if is_single else DIFFERENCES
     return Slope(found, "central differences", rtol, symmetric)
 
 
@@ -866,7 +866,7 @@ def pullback(at: Point) -> str:
 
 
 def pull_linear(at: Point) -> None:
-    """Twice the cotangent gives twice the answer."""
+    """Minus twice the cotangent gives minus twice the answer."""
     doubled = at.of.pull(*at.arrays, *(-2 * b for b in at.y_bars))
     for (k, once), x_bar in zip(at.pulled.items(), doubled, strict=True):
         if says := _difference(x_bar, -2 * once, at.of.tolerance):
@@ -885,7 +885,7 @@ def pull_partly(at: Point) -> None:
             f"{alone} pullback fails ({{}}): a cotangent may be of DisconnectedType, which has no "
             "arithmetic"
         ):
-            x_bars, _ = of.gradients([y_bar], [j])
+            x_bars, _ = of.gradients((y_bar * of.ys[j]).sum(), of.moving)
             found = compiled([*of.xs, y_bar], [*x_bars.values()])(*at.arrays, at.y_bars[n])
         zeros = [b if i == n else 0 * b for i, b in enumerate(at.y_bars)]
         full = dict(zip(of.free, of.pull(*at.arrays, *zeros), strict=True))
@@ -911,7 +911,7 @@ def pull_empty(at: Point) -> None:
 
 def pull_single(at: Point) -> None:
     """The gradient of float32 is the same, and of float32."""
-    of, arrays = at.of, at.nearby(_to_single)
+    of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
     with _told("float32 is refused", "skipped"):
         xs, ys = built(of.op, of.labels, arrays, [x.type.shape for x in of.xs])
     narrow = Graph(of.op, of.labels, xs, ys, None, of.rtol, of.seed)
@@ -932,7 +932,7 @@ def second(at: Point) -> str | None:
     of, rng = at.of, np.random.default_rng(at.of.seed + 2)
     us = [of.xs[k].type(f"u {k}") for k in of.free]
     try:
-        bends, nulls = of.grads(_along(us, of.x_bars.values()), of.free)
+        bends, nulls = of.gradients(_along(us, of.x_bars.values()), of.free)
     except NotImplementedError as error:
         raise Found(
             f"none, and no default pushforward: the pullback has no pullback ({_brief(error)})",
@@ -942,7 +942,7 @@ def second(at: Point) -> str | None:
         raise Found(f"it cannot be built: {_brief(error)}", of.severity) from None
     weights = [_normal(rng, at.arrays[k].shape, at.arrays[k].dtype) for k in of.free]
     f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
-    steps = np.logspace(0, -3, 13) if of.is_single else None
+    steps = SINGLE_STEPS if of.is_single else None
     rtol = 5 * SINGLE_DIFFERENCES if of.is_single else DIFFERENCES
     for k, bend in zip(bends, f(*at.arrays, *at.y_bars, *weights), strict=True):
         x, v = at.arrays[k], at.x_dots[k]
@@ -1052,10 +1052,9 @@ def _kink_along(at: Point, forwards: float) -> bool:
 
 
 def push_linear(at: Point) -> None:
-    """Twice the tangent gives twice the answer."""
-    dots = at.x_dots.values()
-    once = at.of.push(*at.arrays, *dots)
-    for y_dot, y in zip(at.of.push(*at.arrays, *(-2 * d for d in dots)), once, strict=True):
+    """Minus twice the tangents gives minus twice the answer."""
+    once, doubled = (at.of.push(*at.arrays, *(n * d for d in at.x_dots.values())) for n in (1, -2))
+    for y, y_dot in zip(once, doubled, strict=True):
         if says := _difference(y_dot, -2 * np.asarray(y), at.of.tolerance):
             raise Found(f"-2 times the tangents do not give -2 times the answer ({says})")
 
@@ -1238,17 +1237,8 @@ def _is_brought(kind) -> bool:
     return kind is OpFromGraph or module.split(".")[0] != "pytensor"
 
 
-def _scalar(op):
-    """What an Elemwise or a Blockwise applies to each entry; any other Op itself."""
-    return getattr(op, "scalar_op", getattr(op, "core_op", op))
-
-
-def _has_c(of: Graph) -> bool:
-    """Whether there is a compiler, and an Op in the graph has C code."""
-    return bool(pytensor.config.cxx) and any(map(_brings_c, applys_between(of.xs, of.ys)))
-
-
 def _brings_c(node) -> bool:
+    """Whether an Op has C code."""
     op = getattr(node.op, "scalar_op", node.op)
     if op is node.op:
         return isinstance(op, COp) and type(op).c_code is not COp.c_code
@@ -1391,10 +1381,6 @@ def _is_for_symmetric(x_bar: np.ndarray) -> bool:
     """Whether a gradient is symmetric or triangular, as those of symmetric matrices are."""
     close = np.max(np.abs(x_bar - np.swapaxes(x_bar, -1, -2))) <= 1e-9 * np.max(np.abs(x_bar))
     return close or not np.any(np.tril(x_bar, -1)) or not np.any(np.triu(x_bar, 1))
-
-
-def _to_single(x: np.ndarray) -> np.ndarray:
-    return x.astype("float32")
 
 
 def _whole_numbers(x: np.ndarray):

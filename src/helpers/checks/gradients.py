@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -499,20 +500,11 @@ def verify(
 
 def _publish(check: Check) -> None:
     """Print the line; in a notebook, with the error beside it as metadata of the output."""
-    try:
-        from IPython import get_ipython
-        from IPython.display import publish_display_data
-
-        in_notebook = getattr(get_ipython(), "kernel", None) is not None
-    except ImportError:
-        in_notebook = False
-    if not in_notebook:
+    ipython = sys.modules.get("IPython")  # which a notebook has imported
+    if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         print(check)
         return
-    facts = {
-        "label": check.label,
-        "against": check.against,
-        "rtol": check.rtol,
-        "error_power": check.error_power,
-    }
+    from IPython.display import publish_display_data
+
+    facts = {name: getattr(check, name) for name in ("label", "against", "rtol", "error_power")}
     publish_display_data({"text/plain": str(check)}, metadata={"verify": facts})
