@@ -259,6 +259,14 @@ def test_blocks_of_threads_do_not_meet(threads):
         ({"T": np.full((4, 3, 3), np.inf)}, ValueError, "T is not finite for series 0"),
         ({"P0": np.tile(np.triu(np.ones((3, 3))), (4, 1, 1))}, ValueError, "P0 is not symmetric"),
         ({"T": np.zeros((4, 3, 3)), "threads": 0}, ValueError, "threads is 0, expected a positive"),
+        (
+            {"a0": np.zeros(3)},
+            ValueError,
+            r"a0 has shape \(3,\), expected one for each series, \(J, m",
+        ),
+        ({"c": np.zeros((4, 5, 3))}, ValueError, r"c has .* or \(J, n, m\) = \(4, 20, 3\)"),
+        ({"d": np.full((4, 2), np.nan)}, ValueError, "d is not finite for series 0"),
+        ({"d": [["a", "b"]] * 4}, ValueError, "d is not an array of numbers"),
     ],
 )
 def test_own_arrays_that_are_refused(own, error, message):
@@ -266,6 +274,9 @@ def test_own_arrays_that_are_refused(own, error, message):
     for function in (loglike, loglike_and_grad):
         with pytest.raises(error, match=message):
             function(series(y, 4), model, **own)
+    if own.keys() <= {"a0", "c", "d"}:
+        with pytest.raises(ValueError, match="part of their own models"):
+            loglike_and_grad(series(y, 4), [model] * 4, **own)
 
 
 def test_more_series_than_memory():
@@ -400,23 +411,6 @@ def test_what_is_refused(what, method):
     for function in (loglike, loglike_and_grad):
         with pytest.raises(ValueError, match=message):
             function(*arguments(series(y, 4), model), method)
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"a0": np.zeros(3)}, r"a0 has shape \(3,\), expected one for each series, \(J, m\)"),
-        ({"c": np.zeros((4, 5, 3))}, r"c has shape .* or \(J, n, m\) = \(4, 20, 3\)"),
-        ({"d": np.full((4, 2), np.nan)}, "d is not finite for series 0"),
-        ({"d": [["a", "b"]] * 4}, "d is not an array of numbers"),
-    ],
-)
-def test_own_means_that_are_refused(own, message):
-    y, model = make("gaps")
-    with pytest.raises(ValueError, match=message):
-        loglike_and_grad(series(y, 4), model, **own)
-    with pytest.raises(ValueError, match="part of their own models"):
-        loglike_and_grad(series(y, 4), [model] * 4, **own)
 
 
 def test_method_and_tolerance_are_refused():
