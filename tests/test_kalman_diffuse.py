@@ -482,7 +482,7 @@ def test_columns_that_differ_in_number_are_refused_by_the_op(mode):
     """One regressor entered all three numbers where the shape of A is not known beforehand."""
     y, model, _ = several()
     mode = {"py": PLAIN, "py, rewritten": PYTHON}.get(mode, mode)
-    A, arrays = pt.matrix("A"), model.asdict().values()  # noqa: N806
+    A, arrays = pt.matrix("A"), model.asdict().values()
     for more in ({"X": np.ones((2, 1))}, {"B": np.ones((4, 1))}):
         value = kalman_diffuse_loglike(y, *arrays, A=A, **more)
         evaluate = pytensor.function([A], value, mode=mode)

@@ -606,7 +606,7 @@ def parts(f, t, v):
     def along(v):
         return jax.jvp(gradient, (t,), (v,))[1]
 
-    def of_sum(T):  # noqa: N803
+    def of_sum(T):
         return (jax.grad(lambda X: jax.vmap(f)(X).sum())(T) * v).sum()
 
     return {
@@ -656,7 +656,7 @@ def test_second_derivatives_in_every_way_are_those_of_the_pass(loss, monkeypatch
 @pytest.mark.thorough
 def test_third_derivatives_are_those_of_the_scans():
     y, model = make("gaps")
-    T, Z = (jnp.asarray(X) for X in (model.T, model.Z))  # noqa: N806
+    T, Z = (jnp.asarray(X) for X in (model.T, model.Z))
 
     def third(method):
         def f(t):
@@ -697,7 +697,7 @@ def test_tangents_of_a_batch_of_models(dtype):
     slopes, found = tangents(by_the_pass(names), inputs)
     bound = 1e-10 if dtype == jnp.float64 else 1e-3
     for i in range(2):
-        y, *arrays, W = (np.asarray(X[i], float) for X in inputs.values())  # noqa: N806
+        y, *arrays, W = (np.asarray(X[i], float) for X in inputs.values())
         model = StateSpace(*arrays[:6], np.eye(len(W)), arrays[6], W)
         expected = hessian_vector(y, model, moves, "reference", l_bar)
         moved = {"y": expected[1], "Z": expected[2].Z, "W": expected[2].Q}
@@ -711,7 +711,7 @@ def test_tangents_of_the_pass_differentiated():
     inputs, _, _, names, tangents = tangents_of_two(jnp.float64)
 
     def along_Z(engine):  # noqa: N802
-        def of_Z(Z):  # noqa: N802, N803
+        def of_Z(Z):  # noqa: N802
             return tangents(engine, inputs | {"Z": Z})
 
         return jax.jvp(of_Z, (inputs["Z"],), (inputs["Z"],))

@@ -275,7 +275,7 @@ def test_forward_mode_of_the_gradient():
     """PyTensor pulls back twice for it, the second time in what the product is linear in."""
     y, model = make("two shocks")
     symbols = symbolic_model()
-    T, V = symbols["T"], pt.matrix("V")  # noqa: N806
+    T, V = symbols["T"], pt.matrix("V")
     gradient = pt.grad(kalman_loglike(*symbols.values()).sum(), T)
     pushed = pushforward(gradient, T, V)
     pulled = pt.grad((gradient * V).sum(), T)

@@ -901,7 +901,7 @@ def test_a_root_close_to_one_is_inside_and_one_that_is_one_is_not():
     near = Stationary((1 - 1e-12) * one, zero, one)
     assert near.converged and near.covariance[0, 0] == pytest.approx(0.5e12, rel=1e-3)
     for angle in np.linspace(0.1, 3.1, 200):  # of modulus one but for rounding
-        T = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])  # noqa: N806
+        T = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         assert not Stationary(T, np.zeros(2), np.eye(2)).converged
 
 

@@ -51,14 +51,7 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import hessian as hessians
-from helpers.kalman.recursions import (
-    LEAST,
-    LOG_2PI,
-    TOLERANCE,
-    at_step,
-    symmetric,
-    update_columns,
-)
+from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, at_step, symmetric, update_columns
 from helpers.statespace import (
     Gradients,
     StateSpace,
@@ -115,17 +108,9 @@ class Integrated(NamedTuple):
 
 
 def loglike(
-    y,
-    model: StateSpace,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    X=None,  # noqa: N803
-    B=None,  # noqa: N803
-    precision=None,
-    marginal: bool = False,
-    tol: float = TOLERANCE,
-):
+    y, model: StateSpace, A=None, method: str = "fused", *, X=None, B=None, precision=None,
+    marginal: bool = False, tol: float = TOLERANCE,
+):  # fmt: skip
     """Log-likelihood with delta integrated out.
 
     Parameters
@@ -177,17 +162,9 @@ def loglike(
 
 
 def loglike_and_grad(
-    y,
-    model: StateSpace,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    X=None,  # noqa: N803
-    B=None,  # noqa: N803
-    precision=None,
-    marginal: bool = False,
-    tol: float = TOLERANCE,
-) -> Integrated:
+    y, model: StateSpace, A=None, method: str = "fused", *, X=None, B=None, precision=None,
+    marginal: bool = False, tol: float = TOLERANCE,
+) -> Integrated:  # fmt: skip
     """Log-likelihood, and its gradient with respect to everything.
 
     Parameters
@@ -223,11 +200,7 @@ def loglike_and_grad(
 
 
 def hessian(
-    y,
-    model: StateSpace,
-    A,  # noqa: N803
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
+    y, model: StateSpace, A, directions: dict[str, np.ndarray], method: str = "fused"
 ) -> np.ndarray:
     r"""Second derivatives of the log-likelihood along pairs of directions.
 
@@ -263,7 +236,7 @@ def hessian(
     columns = _Columns(y, model, A, None, None, None)
     directions = reference.check_directions(y, model, directions)
     delta, covariance = columns.value_and_grad(method, TOLERANCE).estimate
-    q, A = columns.q, columns.A  # noqa: N806
+    q, A = columns.q, columns.A
     # P0 has room on the span of A, and delta is so much less uncertain.
     root = np.linalg.cholesky(covariance + np.diag(columns.room))
     k = len(next(iter(directions.values())))
@@ -288,7 +261,7 @@ def hessian(
 class _Columns:
     """The series and what delta adds to it, checked, as q + 1 series with the same gaps."""
 
-    def __init__(self, y, model: StateSpace, A, X, B, precision):  # noqa: N803
+    def __init__(self, y, model: StateSpace, A, X, B, precision):
         y = check_data(y, model)
         n, p, m = len(y), model.p, model.m
         self.y, self.model = y, model
@@ -484,8 +457,8 @@ def _forwards(y, starts, c, model: StateSpace):
     l, (steps, _), filtered = reference._filter_in_parts(np.where(missing, np.nan, 0.0), model)
     gains = [(step.C_inv, step.Kf) for step in steps]
     gains += zip(filtered.C_inv, filtered.Kf, strict=True) if filtered else []
-    T, Z = (model.over_time(x, len(l)) for x in "TZ")  # noqa: N806
-    Z = np.where(missing[:, :, np.newaxis], 0, Z)  # noqa: N806
+    T, Z = (model.over_time(x, len(l)) for x in "TZ")
+    Z = np.where(missing[:, :, np.newaxis], 0, Z)
     y, c, a, w = np.where(missing, 0, y), c.swapaxes(0, 1), starts.T, []
     for t, gain in enumerate(gains):
         w_t, a_filt = update_columns(y[:, t].T, a, 0, Z[t], *gain)
@@ -516,13 +489,13 @@ def without_mean(model: StateSpace, **more) -> StateSpace:
     return replace(model, **nothing | more)
 
 
-def _columns_first(M):  # noqa: N803
+def _columns_first(M):
     """X or B, (rows, q) or (n, rows, q), as (q, 1 or n, rows)."""
-    M = np.moveaxis(M, -1, 0)  # noqa: N806
+    M = np.moveaxis(M, -1, 0)
     return M if M.ndim == 3 else M[:, np.newaxis]
 
 
-def mean_variance(H, W, xp=np):  # noqa: N803
+def mean_variance(H, W, xp=np):
     """The mean of the variances in H (p, p) and W (m, m) that are positive, 1 if there is none."""
     variances = xp.concatenate([xp.diagonal(H), xp.diagonal(W)])
     positive = variances > 0
@@ -530,7 +503,7 @@ def mean_variance(H, W, xp=np):  # noqa: N803
     return xp.where(mean > 0, mean, 1.0)
 
 
-def room(A, Z, H, W, xp=np):  # noqa: N803
+def room(A, Z, H, W, xp=np):
     """A variance (q,) for each diffuse number, so that no F is singular even where H = 0.
 
     P0 may have any on the span of A. This one is of the size of the model's other variances, or of
@@ -544,7 +517,7 @@ def room(A, Z, H, W, xp=np):  # noqa: N803
     return 1 / xp.where(precise > 0, precise, 1.0)
 
 
-def first_room(A, model: StateSpace):  # noqa: N803
+def first_room(A, model: StateSpace):
     """:func:`room` of a model."""
     return room(A.real, *first_variances(model))
 
@@ -554,10 +527,10 @@ def first_variances(model: StateSpace):
     return tuple(model.in_time[x][0].real for x in "ZHW")
 
 
-def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
+def _checked(name: str, M, shapes, most: int) -> np.ndarray:
     """A, X or B: numbers, of one of the shapes (rows) or (n, rows), and q columns."""
-    M = _as_numbers(name, M)  # noqa: N806
-    M = M.astype(np.result_type(M, float))  # noqa: N806
+    M = _as_numbers(name, M)
+    M = M.astype(np.result_type(M, float))
     if M.shape[:-1] not in shapes or not 0 < M.shape[-1] <= most:
         letters = {"A": "(m, q)", "X": "(p, q) or (n, p, q)", "B": "(m, q) or (n, m, q)"}[name]
         expected = " or ".join(f"({', '.join(map(str, rows))}, q)" for rows in shapes)
@@ -583,7 +556,7 @@ def _checked_precision(precision, q: int) -> np.ndarray:
     return precision
 
 
-def _refuse_unidentified(S, told) -> None:  # noqa: N803
+def _refuse_unidentified(S, told) -> None:
     """S is singular exactly where the data say nothing about a direction of delta."""
     size = np.sqrt(np.diag(S))
     blind = np.flatnonzero(~(size > 0))

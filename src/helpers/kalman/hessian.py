@@ -30,13 +30,9 @@ __all__ = ["hessian", "hessian_vector"]
 
 
 def hessian_vector(
-    y,
-    model: StateSpace,
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
-    weights=None,
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None,
     tol: float = recursions.TOLERANCE,
-) -> tuple[np.ndarray, np.ndarray, Gradients]:
+) -> tuple[np.ndarray, np.ndarray, Gradients]:  # fmt: skip
     """The Hessian of the log-likelihood times several directions.
 
     Parameters
@@ -122,13 +118,9 @@ def _over_time(model: StateSpace, over_time: dict) -> dict:
 
 
 def hessian(
-    y,
-    model: StateSpace,
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
-    weights=None,
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None,
     tol: float = recursions.TOLERANCE,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The second derivatives of the log-likelihood along pairs of directions.
 
     Parameters

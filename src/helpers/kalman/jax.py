@@ -151,9 +151,7 @@ def filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
     return FilterOutputs(*jax_scans.outputs(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q)))
 
 
-def integrated(
-    y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=TOLERANCE
-):  # fmt: skip
+def integrated(y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=TOLERANCE):
     """The log-likelihood with delta integrated out, and delta's mean and covariance.
 
     Parameters

@@ -66,7 +66,7 @@ MEANS = {"a0", "c", "d"}  # own ones leave the covariances shared
 PIECES = 8  # for each thread: with fewer, one waits for another at the end
 
 
-def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
+def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):
     """Log-likelihood of each of many series.
 
     Parameters
@@ -87,13 +87,7 @@ def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=
 
 
 def loglike_and_grad(
-    Y,  # noqa: N803
-    model,
-    method: str = "fused",
-    tol: float = TOLERANCE,
-    *,
-    threads=None,
-    **own,
+    Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own
 ):
     """Log-likelihood of each of many series, and the gradient of their sum.
 
@@ -141,7 +135,7 @@ def loglike_and_grad(
     return _evaluate(Y, model, method, tol, threads, own, gradient=True)
 
 
-def _evaluate(Y, models, method, tol, threads, own, gradient: bool):  # noqa: N803
+def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
     """Log-likelihoods (J,) and, for a gradient, dY and Gradients."""
     own = _named(own)
     _check_threads(threads)
@@ -149,12 +143,12 @@ def _evaluate(Y, models, method, tol, threads, own, gradient: bool):  # noqa: N8
     given, template = _checked(Y, models, own)
     complex_ones = any(map(np.iscomplexobj, (given.y, *given.arrays.values())))
     if _takes_reference(given.y, template, method, tol) or complex_ones:
-        l, dY, bars = _by_loop(given, gradient)  # noqa: N806
+        l, dY, bars = _by_loop(given, gradient)
     else:
         if alone and own.keys() <= MEANS:
-            l, failed, dY, bars = _shared(given, tol, gradient)  # noqa: N806
+            l, failed, dY, bars = _shared(given, tol, gradient)
         else:
-            l, failed, dY, bars = _own(given, tol, gradient, threads)  # noqa: N806
+            l, failed, dY, bars = _own(given, tol, gradient, threads)
         for j in np.flatnonzero(failed >= 0)[:1]:
             raise np.linalg.LinAlgError(
                 f"series {j}: {reference._not_positive_definite(int(failed[j]))}"
@@ -213,7 +207,7 @@ def _named(own: dict) -> dict:
     return {name: X for name, X in own.items() if X is not None}
 
 
-def _checked(Y, models, own: dict) -> tuple[_Given, StateSpace]:  # noqa: N803
+def _checked(Y, models, own: dict) -> tuple[_Given, StateSpace]:
     """What the engines take, and a model, or an error in the words of the caller."""
     alone = isinstance(models, StateSpace)
     if not alone:
@@ -236,11 +230,11 @@ def _checked(Y, models, own: dict) -> tuple[_Given, StateSpace]:  # noqa: N803
     return _Given(y, _ends(observed), arrays, varying, lengths), template
 
 
-def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # noqa: N803
+def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:
     """Y (J, n, p), filled with NaN after the end of series that are shorter; and their lengths."""
     p = model.p
     if isinstance(Y, np.ndarray) and Y.dtype != object:
-        Y = _as_numbers("Y", Y, "; NaN marks a gap")  # noqa: N806
+        Y = _as_numbers("Y", Y, "; NaN marks a gap")
         if Y.ndim != 3 or Y.shape[2] != p:
             hint = "; use Y[:, :, np.newaxis]" if Y.ndim == 2 and p == 1 else ""
             raise ValueError(
@@ -288,7 +282,7 @@ def _refuse(y, observed) -> None:
         raise ValueError(f"series {blank.argmax()} has no observation at all: leave it out")
 
 
-def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:  # noqa: N803
+def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:
     """The series' own array, (J, *shape) or, but for a0 and P0, (J, n, *shape)."""
     X = _as_numbers(name, X)
     per_step = None if name in STATIC else (J, n, *shape)
@@ -309,7 +303,7 @@ def _ends(observed) -> np.ndarray:
     return observed.shape[1] - observed.any(axis=2)[:, ::-1].argmax(axis=1)
 
 
-def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:  # noqa: N803
+def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:
     """The nine arrays, the series' own among them, and which vary over time."""
     arrays, varying = {}, []
     sizes = {"m": model.m, "p": model.p, "r": model.r}
@@ -336,7 +330,7 @@ def _by_loop(given: _Given, gradient: bool):
         return np.array([reference.loglike(*part) for part in parts]), None, None
     each = [reference.loglike_and_grad(*part) for part in parts]
     l = np.array([value for value, _, _ in each])
-    dY = np.zeros(y.shape, l.dtype)  # noqa: N806
+    dY = np.zeros(y.shape, l.dtype)
     bars = {x: np.zeros((len(y), *X.shape[1:]), l.dtype) for x, X in given.arrays.items()}
     for j, (_, dy, gradients) in enumerate(each):
         dY[j, : ends[j]] = dy
@@ -356,7 +350,7 @@ def _shared(given: _Given, tol, gradient: bool):
     # Copies: machine code is kept for arrays of one type.
     arrays = [X["a0"].copy(), X["P0"][0].copy(), X["c"].copy(), *(X[x][0].copy() for x in "TZHW")]
     fused, weights = _fused(), np.ones((len(y), 1))
-    l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806
+    l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
         y, *arrays, weights, *[gradient] * 5, float(tol)
     )
     failed = np.full(len(y), -1)
@@ -389,7 +383,7 @@ def _own(given: _Given, tol, gradient: bool, threads=None):
     _refuse_size(y.size + sum(map(np.prod, shapes)), J, "series with their gradients")
     out = Arrays(*map(np.zeros, shapes))
     y = np.require(y, float, "CW")
-    l, failed, dY = np.zeros(J), np.full(J, -1), np.zeros(y.shape)  # noqa: N806
+    l, failed, dY = np.zeros(J), np.full(J, -1), np.zeros(y.shape)
     fixed = given.ends, y, model, gradient, float(tol), l, failed, dY, out
     _in_pieces(threads or config.NUMBA_NUM_THREADS, J, lambda *cut: code.passes(*cut, *fixed))
     if not gradient:
@@ -414,7 +408,7 @@ def _in_pieces(threads: int, count: int, work) -> None:
             pass  # errors are raised here
 
 
-def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803
+def _refuse_size(numbers, J: int, what: str) -> None:
     """MemoryError where so many doubles are more than the machine has."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

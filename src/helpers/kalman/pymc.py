@@ -40,12 +40,7 @@ from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 from helpers.kalman.ops.diffuse import OneStepTerms, posterior, predictions
 from helpers.kalman.ops.draws import NormalMarginals, draw_from_W, smooth_from_W
-from helpers.kalman.ops.likelihood import (
-    filter_outputs_from_W,
-    loglike_from_W,
-    product,
-    sandwich,
-)
+from helpers.kalman.ops.likelihood import filter_outputs_from_W, loglike_from_W, product, sandwich
 
 SUPPORTED = "0.15"
 
@@ -327,7 +322,7 @@ class DiffusePredictions(distributions.SequenceMvNormal):
         return _marginals(DiffuseRV, mus, covs, logp, rng)
 
 
-def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):  # noqa: N803
+def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
     """`PyMCStateSpace.make_likelihood`, with the first state's unknown numbers integrated out."""
     within = pm.modelcontext(None)
     known = {within[name]: pt.zeros(within[name].type.shape) for name in names}

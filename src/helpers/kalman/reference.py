@@ -553,7 +553,7 @@ def moves_in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[st
     return dot
 
 
-def with_time(model: StateSpace, name: str, dX):  # noqa: N803
+def with_time(model: StateSpace, name: str, dX):
     """Directions of an array, with a time axis of length 1 where it does not vary."""
     return dX if name in ("y", *STATIC, *model.time_varying) else dX[:, np.newaxis]
 

@@ -104,7 +104,7 @@ def posterior(
     q = next(iter(given.values())).shape[-1]
     m = a0.shape[0]
     # A column for each number, first.
-    A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")  # noqa: N806
+    A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")
     starts = pt.concatenate([a0[None], pt.zeros((q, m)) if A is None else A])
     series = less(y, d if d.ndim == 2 else d[None])[None]
     c = c[None] if c.ndim == 2 else c[None, None]
@@ -115,7 +115,7 @@ def posterior(
             columns -= X if X.ndim == 3 else X[:, None, :]
         series = pt.concatenate([series, columns])
         series = pt.switch(pt.isnan(y)[None], np.nan, series)
-        B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]  # noqa: N806
+        B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]
         steps = pt.maximum(c.shape[1], B.shape[1])
         c = pt.concatenate([pt.broadcast_to(M, (M.shape[0], steps, m)) for M in (c, B)])
     flat = pt.ones((q,), dtype="bool")

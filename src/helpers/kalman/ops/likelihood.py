@@ -28,11 +28,7 @@ from pytensor.tensor.blockwise import Blockwise
 
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.numba_backend import numba_njit
-from helpers.kalman.ops.declared import (
-    Declared,
-    asked,
-    of_one_float_type,
-)
+from helpers.kalman.ops.declared import Declared, asked, of_one_float_type
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W

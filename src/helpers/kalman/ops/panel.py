@@ -25,7 +25,7 @@ from helpers.kalman.shapes import PANEL
 from helpers.statespace import DIMENSIONS
 
 
-def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa: N803
+def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     r"""Log-likelihood of each step of many series that share a model, symbolically.
 
     Parameters
@@ -75,7 +75,7 @@ def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa
     >>> kalman_loglike_panel(Y, zero, one, zero, zero, one, one, one, one, one).type.shape
     (3, 2)
     """
-    Y, a0, c, d = (pt.as_tensor_variable(X) for X in (Y, a0, c, d))  # noqa: N806
+    Y, a0, c, d = (pt.as_tensor_variable(X) for X in (Y, a0, c, d))
     if Y.ndim != 3:
         raise ValueError(f"Y has {Y.ndim} dimensions, expected 3: (J, n, p)")
     own = {"a0": a0.ndim == 2, "c": c.ndim == 3, "d": d.ndim == 3}

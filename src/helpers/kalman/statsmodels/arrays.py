@@ -243,7 +243,7 @@ def _names(mod: MLEModel) -> list[str]:
     return list(names[mod._free_params_index] if mod._has_fixed_params else names)
 
 
-def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:  # noqa: N803
+def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:
     """The rows and columns of the free parameters, and of what comes after all of them."""
     if not mod._has_fixed_params:
         return X

@@ -263,7 +263,7 @@ def _information(point: _Point, of_arrays, with_scale: bool = False) -> np.ndarr
     return found
 
 
-def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
+def _without_last(X: np.ndarray) -> np.ndarray:
     """Second derivatives where the last parameter is at its best for each value of the others."""
     return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]
 
@@ -273,7 +273,7 @@ def _check_kind(kind: str) -> None:
         raise ValueError(f"kind is {kind!r}, expected 'observed', 'expected', 'opg' or 'sandwich'")
 
 
-def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:  # noqa: N803
+def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:
     """The inverse of an information matrix, or a sentence that says what it leaves open."""
     size = np.sqrt(np.maximum(np.diag(X), 0))
     upwards = f"the {what} is not positive definite: the likelihood curves upwards along"

@@ -158,7 +158,7 @@ def _pulled(mod: MLEModel, params: np.ndarray, point: _Point) -> np.ndarray:
     return found
 
 
-def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
+def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:
     """An orthonormal basis (q, r) of the diffuse numbers that reach an observation, r if known.
 
     Others reach none, or cancel: the level and the first state of an ARMA model that are both
@@ -166,14 +166,14 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
     of the rest.
     """
     model, rows, X = _finite(arrays), [], A
-    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))  # noqa: N806
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))
     for t, gone in enumerate(np.isnan(y)):
         rows.append(Z[t][~gone] @ X)
-        X = T[t] @ X  # noqa: N806
+        X = T[t] @ X
         size = np.abs(X).max()
         if not 0 < size < np.inf:
             break
-        X = X / size  # noqa: N806
+        X = X / size
     units = np.sqrt(diffuse.first_room(A, model))
     values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
     r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
@@ -286,7 +286,7 @@ class _Point:
 
     def _columns(self) -> np.ndarray:
         """A for the diffuse numbers that reach an observation at most parameters."""
-        known, A = _known(self.mod), self.start.A  # noqa: N806
+        known, A = _known(self.mod), self.start.A
         key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
         if known.diffuse != key:
             try:
