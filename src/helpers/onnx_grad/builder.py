@@ -231,6 +231,19 @@ class Graph:
             return self.ints(*(x.shape[a] for a in axes))
         return self.op("Gather", self.op("Shape", x), axes)
 
+    def length(self, x: Tensor, axis: int) -> Tensor | int:
+        """A dimension: a number where it is static, else a scalar that is known at run time."""
+        if x.shape is not None and isinstance(x.shape[axis], int):
+            return x.shape[axis]
+        return self.op("Reshape", self.dims_of(x, [axis]), self.ints())
+
+    def joined(self, *parts: Tensor | int) -> Tensor:
+        """Numbers and int64 vectors one after the other: a constant where all are known."""
+        parts = [self.ints(p) if isinstance(p, int) else p for p in parts]
+        if all(p.value is not None for p in parts):
+            return self.constant(np.concatenate([p.value for p in parts]))
+        return self.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+
     def size_of(self, x: Tensor, dtype: int) -> Tensor:
         """The number of entries, as a scalar of the element type."""
         if is_static(x.shape):
@@ -243,8 +256,8 @@ class Graph:
         From opset 14 a zero in the shape is a zero, which empty batches need; before, it copies
         the dimension of the input, which is the same wherever the two shapes line up.
         """
-        zero = isinstance(shape, Tensor) and (shape.value is None or 0 in shape.value)
-        zero = zero or (not isinstance(shape, Tensor) and 0 in shape and -1 not in shape)
+        known = shape.value if isinstance(shape, Tensor) else shape
+        zero = known is None or (0 in known and -1 not in known)
         return self.op("Reshape", t, shape, allowzero=1 if zero and self.opset >= 14 else None)
 
     def reshape_like(self, t: Tensor, x: Tensor) -> Tensor:

@@ -14,10 +14,14 @@ import numpy as np
 from onnx import ModelProto, NodeProto, defs
 from onnx.inliner import inline_selected_functions
 
-from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
-from helpers.onnx_grad.simplify import captured_names, drop_identities, tensor_infos
+from helpers.onnx_grad.simplify import (
+    captured_names,
+    drop_identities,
+    take_constant_branches,
+    tensor_infos,
+)
 from helpers.onnx_grad.storage import as_initializers, is_finite
 from helpers.onnx_grad.tensor import REAL, Info, canonical
 

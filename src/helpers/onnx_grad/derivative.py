@@ -23,10 +23,11 @@ from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
 from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
 from helpers.onnx_grad.simplify import (
-    captured_names,
+    all_names,
     drop_dead,
     drop_identities,
     fold_shapes,
+    free_name,
     in_order,
     live_nodes,
     rename,
@@ -138,12 +139,10 @@ class _Sweep:
         weights = set(interface.weights)
         constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
-        names = {*self.infos, *interface.promised, *(t.name for t in graph.initializer)}
-        for node in graph.node:
-            names |= {node.name, *node.input, *node.output, *captured_names(node)}
+        names = {*self.infos, *interface.promised} | all_names(graph)
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
-        self.dependent = dependents(self.g, graph.node, interface.targets)
+        self.dependent = dependents(self.infos, graph.node, interface.targets)
         self.terms: dict[str, list[Tensor]] = {}
 
     def _infer_the_rest(self) -> None:
@@ -163,22 +162,14 @@ class _Sweep:
     def _free_promised_names(self) -> None:
         """A tensor inside the model that has a promised name gets another one."""
         graph, interface = self.model.graph, self.interface
-        self.infos, names = dict(interface.infos), {}
+        self.infos = dict(interface.infos)
         inner = [y for node in graph.node for y in node.output if y]
         inner += [t.name for t in graph.initializer if t.name not in interface.weights]
         inner = [name for name in inner if name not in interface.visible]
         wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
         taken = {*inner, *interface.infos, *wanted}
-        for name in inner:
-            if name in wanted:
-                new = f"{name}_inner"
-                while new in taken:
-                    new += "_"
-                taken.add(new)
-                names[name] = new
-        self.renamed = names
-        if not names:
-            return
+        renamed = [name for name in dict.fromkeys(inner) if name in wanted]
+        self.renamed = names = {name: free_name(f"{name}_inner", taken) for name in renamed}
         rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)

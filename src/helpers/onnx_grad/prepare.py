@@ -8,15 +8,13 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
 
-from helpers.onnx_grad.branches import take_constant_branches
+from helpers.onnx_grad.attributes import NEWEST, OLDEST
 from helpers.onnx_grad.constants import inlined, set_apart
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
-from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
+from helpers.onnx_grad.simplify import fold_all_shapes, take_constant_branches, tensor_infos
 from helpers.onnx_grad.storage import loaded_model
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical, compatible
-
-OLDEST, NEWEST = 13, 26
 
 
 def prepared(

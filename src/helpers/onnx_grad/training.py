@@ -30,7 +30,7 @@ from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
-from helpers.onnx_grad.simplify import captured_names, free_name, tensor_infos, tensor_names
+from helpers.onnx_grad.simplify import all_names, free_name, tensor_infos
 from helpers.onnx_grad.storage import (
     as_initializers,
     checked_model,
@@ -108,7 +108,7 @@ def add_loss(
         if found not in known:
             raise ValueError(f"{what} {found!r} is unknown; there are {', '.join(known)}")
     declare_outputs(made)
-    graph, taken = made.graph, _names(made)
+    graph, taken = made.graph, all_names(made.graph)
     real = {v.name: v for v in graph.output if v.type.tensor_type.elem_type in REAL}
     if output not in real and (output is not None or len(real) != 1):
         given = "several real outputs" if output is None else f"output {output!r} is no real output"
@@ -310,7 +310,8 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
         listed = ", ".join(map(repr, known)) or "none"
         raise ValueError(f"weights is {weights!r}; the inputs that have a gradient are {listed}")
     states, scalars = _arguments(step)
-    g = Graph({canonical(o.domain): o.version for o in made.opset_import}, infos, {}, _names(made))
+    opsets = {canonical(o.domain): o.version for o in made.opset_import}
+    g = Graph(opsets, infos, {}, all_names(graph))
     g.prefix, new = "step", {}
     added = {name: Info(TensorProto.DOUBLE, ()) for name in scalars if name not in inputs}
     for w in weights:
@@ -338,7 +339,7 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
                     "and shape of the weight, and scalars a cast: rate.cast(w.dtype)"
                 )
             new[f"{name}_new"] = result
-    clash = sorted({*added, *new} & _names(made))
+    clash = sorted({*added, *new} & all_names(graph))
     if clash:
         raise ValueError(f"the name {clash[0]!r} is taken in the graph; rename what has it")
     g.name_results(new)
@@ -396,9 +397,3 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
         else np.zeros(info.shape, helper.tensor_dtype_to_np_dtype(info.dtype))
         for name, info in moving.items()
     }
-
-
-def _names(model: ModelProto) -> set[str]:
-    graph = model.graph
-    inner = (captured_names(node) for node in graph.node)
-    return tensor_names(graph).union({node.name for node in graph.node}, *inner)

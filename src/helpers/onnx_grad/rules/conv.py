@@ -94,26 +94,27 @@ def kernel_of(attr, refuse, shape) -> tuple[int, ...]:
 
 def scatter_windows(g, node, dy, kernel, x, w: Windows, group: int):
     """The adjoint of sliding windows over x: each entry of dY spreads over its window."""
-    out = node.y[0].shape
-    spatial = range(len(w.kernel))
-    sizes = [(x.shape[2 + i], out[2 + i]) for i in spatial]
     common = {"strides": w.strides, "dilations": w.dilations, "group": group}
     common["kernel_shape"] = w.kernel
-    if all(isinstance(n, int) and isinstance(m, int) for n, m in sizes):
+    spare = _spare(x, node.y[0], w)
+    if spare is not None:
         # What the windows cover, from the start of the padding, is cropped or filled up to x.
-        spare = [
-            (m - 1) * s + e - b - n
-            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
-        ]
-        pads = [*w.before, *(max(r, 0) for r in spare)]
-        fill = [max(-r, 0) for r in spare]
+        pads, fill = [*w.before, *(max(r, 0) for r in spare)], [max(-r, 0) for r in spare]
         return g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
     # The image's size is known at run time only: fill up generously, and cut.
     fill = [max(s - 1, 0) for s in w.strides]
     pads = [*w.before, *[0] * len(w.kernel)]
     wide = g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
-    axes = [2 + i for i in spatial]
+    axes = list(range(2, x.rank))
     return g.op("Slice", wide, [0] * len(axes), g.dims_of(x, axes), axes)
+
+
+def _spare(x, y, w: Windows) -> list[int] | None:
+    """How far the last windows reach beyond the image; None where a length is open."""
+    if y.shape is None or not is_static((*x.shape[2:], *y.shape[2:])):
+        return None
+    rows = zip(x.shape[2:], y.shape[2:], w.strides, w.extents, w.before, strict=True)
+    return [(m - 1) * s + e - b - n for n, m, s, e, b in rows]
 
 
 @register_gradient("Conv", ranked=[0], limits={**AUTO_PAD, **GROUPS, **KERNEL})
@@ -125,16 +126,17 @@ def conv(g, node, dy):
     """
     x, weight = node.x[0], node.x[1]
     kernel = kernel_of(node.attr, node.refuse, weight.shape)
-    group = node.attr("group")
-    w = windows(node.attr, node.refuse, x.shape[2:], kernel)
+    w, group = windows(node.attr, node.refuse, x.shape[2:], kernel), node.attr("group")
     dx = _image_gradient(g, node, dy, x, weight, w, group) if node.needs(0) else None
     dw = _weight_gradient(g, node, dy, x, w, group) if node.needs(1) else None
     if dw is not None:
         g.refine(dw.name, weight.shape)
-    db = None
+    return dx, dw, _bias_gradient(g, node, dy)
+
+
+def _bias_gradient(g, node, dy):
     if node.input(2) is not None:
-        db = g.sum(dy, [0, *range(2, x.rank)], keepdims=False)
-    return dx, dw, db
+        return g.sum(dy, [0, *range(2, node.x[0].rank)], keepdims=False)
 
 
 @register_gradient(
@@ -157,16 +159,13 @@ def conv_transpose(g, node, dy):
     dx = g.op("Conv", dy, weight, **common)
     dw = None
     if node.needs(1):
-        g.refine(dy.name, (dy.shape or (None,) * x.rank)[:1] + _channels(weight, group, dy, x))
+        images, _, *lengths = dy.shape or (None,) * x.rank
+        filters = weight.shape[1]
+        channels = filters * group if isinstance(filters, int) else None
+        g.refine(dy.name, (images, channels, *lengths))
         dw = _weight_gradient(g, node, x, dy, w, group)
         g.refine(dw.name, weight.shape)
-    bias = node.input(2) is not None
-    return dx, dw, g.sum(dy, [0, *range(2, x.rank)], keepdims=False) if bias else None
-
-
-def _channels(weight, group, dy, x):
-    channels = weight.shape[1] * group if isinstance(weight.shape[1], int) else None
-    return (channels, *(dy.shape or (None,) * x.rank)[2:])
+    return dx, dw, _bias_gradient(g, node, dy)
 
 
 def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
@@ -188,16 +187,10 @@ def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
 def _weight_gradient(g, node, dy, x, w: Windows, group: int):
     spatial = list(range(2, x.rank))
     swap = [1, 0, *spatial]
-    sizes = [(x.shape[a], dy.shape[a] if dy.shape else None) for a in spatial]
-    fits = all(isinstance(n, int) and isinstance(m, int) for n, m in sizes)
-    if fits:
-        # Pad at the end just as far as the windows go, and no weights beyond the kernel come out.
-        after = [
-            (m - 1) * s + e - b - n
-            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
-        ]
-        fits = all(a >= 0 for a in after)
-        w = w._replace(after=after) if fits else w
+    # Pad at the end just as far as the windows go, and no weights beyond the kernel come out.
+    spare = _spare(x, dy, w)
+    fits = spare is not None and min(spare, default=0) >= 0
+    w = w._replace(after=spare) if fits else w
     if not isinstance(x.shape[0], int) and (any([*w.before, *w.after]) or max(w.dilations) > 1):
         # The batch becomes the channels, and onnxruntime never returns from a padded or strided
         # convolution of none: the padding is done beforehand, and one image of zeros added.
@@ -225,15 +218,9 @@ def _group_images(g, node, x, group, spatial):
         raise node.refuse("groups need a static number of channels")
     dims = g.dims_of(x, spatial)
     c = channels // group
-    apart = g.reshape(x, _dims(g, [-1, group, c], dims))
+    apart = g.reshape(x, g.joined(-1, group, c, dims))
     turned = g.transpose(apart, [2, 1, 0, *[s + 1 for s in spatial]])
-    return g.reshape(turned, _dims(g, [c, -1], dims))
-
-
-def _dims(g, head, dims):
-    if dims.value is not None:
-        return [*head, *map(int, dims.value)]
-    return g.op("Concat", g.ints(*head), dims, axis=0)
+    return g.reshape(turned, g.joined(c, -1, dims))
 
 
 @register_gradient("Col2Im", limits={"block_shape": "a constant"})
@@ -246,5 +233,5 @@ def col2im(g, node, dy):
     kernel, size = block.value.tolist(), prod(block.value.tolist())
     pick = g.constant(np.eye(size).reshape(size, 1, *kernel), x.dtype)
     settings = {name: node.attr(name) for name in ("strides", "dilations", "pads")}
-    image = g.op("Concat", g.ints(-1, 1), node.x[1], axis=0)
+    image = g.joined(-1, 1, node.x[1])
     return g.reshape_like(g.op("Conv", g.op("Reshape", dy, image), pick, **settings), x)

@@ -52,7 +52,7 @@ def _identity(g, x, axis):
     if isinstance(n, int):
         return g.constant(np.eye(n), x.dtype)
     length = g.dims_of(x, [axis])
-    like = g.op("ConstantOfShape", g.op("Concat", length, length, axis=0))
+    like = g.op("ConstantOfShape", g.joined(length, length))
     return g.op("EyeLike", like).cast(x.dtype)
 
 

@@ -1,4 +1,5 @@
-r"""Elementwise operators: :math:`\bar X = \bar Y \odot f'(X)`, summed over the broadcast axes."""
+r"""Elementwise operators and activations: :math:`\bar X = \bar Y \odot f'(X)`, summed over the
+broadcast axes."""
 
 import functools
 import math
@@ -8,7 +9,8 @@ import numpy as np
 from helpers.onnx_grad.rules.table import no_gradient, register_gradient
 from helpers.onnx_grad.tensor import REAL
 
-for name in ("Floor", "Ceil", "Round", "Sign", "EyeLike", "RandomNormalLike", "RandomUniformLike"):
+CONSTANT = "Floor Ceil Round Sign Hardmax EyeLike RandomNormalLike RandomUniformLike"
+for name in CONSTANT.split():
     register_gradient(name, no_gradient)
 
 
@@ -117,13 +119,6 @@ def cast(g, node, dy):
     return dy.cast(x.dtype) if x.dtype in REAL else dy
 
 
-@register_gradient("Add")
-def add(g, node, dy):
-    """dA = dB = dY, each un-broadcast."""
-    a, b = node.x
-    return g.reduce_to(dy, a), g.reduce_to(dy, b)
-
-
 @register_gradient("Sub")
 def sub(g, node, dy):
     """dA = dY, dB = -dY, each un-broadcast."""
@@ -182,15 +177,12 @@ def power(g, node, dy):
 
 
 def _power_derivative(g, x, p: float):
-    if p == 0:
-        return 0.0
-    if p == 1:
-        return 1.0
-    if p == 2:
-        return x + x
-    return g.op("Pow", x, p - 1.0) * p
+    if p in (0, 1):
+        return p
+    return x + x if p == 2 else g.op("Pow", x, p - 1.0) * p
 
 
+@register_gradient("Add")
 @register_gradient("Sum")
 def sum_(g, node, dy):
     """dX_i = dY, un-broadcast."""
@@ -247,3 +239,63 @@ def clip(g, node, dy):
         dx = g.where(above, 0.0, dx)
         dhigh = g.reduce_to(g.where(above, dy, 0.0), high)
     return dx, dlow, dhigh
+
+
+@register_gradient("PRelu")
+def prelu(g, node, dy):
+    """dX = dY where X > 0, else s dY; ds = X dY where X < 0, un-broadcast."""
+    x, slope = node.x
+    dslope = g.where(x < 0.0, dy * x, 0.0)
+    return g.where(x > 0.0, dy, dy * slope), g.reduce_to(dslope, slope)
+
+
+@register_gradient("HardSwish")
+def hard_swish(g, node, dy):
+    """Y = X h, h = clip(X / 6 + 1/2, 0, 1): dX = dY (h + X / 6 where 0 < h < 1)."""
+    (x,) = node.x
+    h = x * (1 / 6) + 0.5
+    inside = g.op("And", h > 0.0, h < 1.0)
+    return dy * g.where(inside, h + x * (1 / 6), (x > 0.0).cast(x.dtype))
+
+
+@register_gradient("Softsign")
+def softsign(g, node, dy):
+    """Y = X / (1 + abs X): dX = dY / (1 + abs X)^2."""
+    width = 1.0 + g.op("Abs", node.x[0])
+    return dy / (width * width)
+
+
+@register_gradient("Mish")
+def mish(g, node, dy):
+    """Y = X t, t = tanh(softplus(X)): dX = dY (t + X (1 - t^2) sigmoid(X))."""
+    (x,) = node.x
+    t = g.op("Tanh", g.op("Softplus", x))
+    return dy * (t + x * (1.0 - t * t) * g.op("Sigmoid", x))
+
+
+@register_gradient("Swish")
+def swish(g, node, dy):
+    """Y = X s, s = sigmoid(alpha X): dX = dY (s + alpha Y (1 - s))."""
+    (x,), (y,) = node.x, node.y
+    alpha = node.attr("alpha")
+    s = g.op("Sigmoid", x * alpha)
+    return dy * (s + y * (1.0 - s) * alpha)
+
+
+@register_gradient("Gelu")
+def gelu(g, node, dy):
+    """Y = X Phi(X): dX = dY (Phi(X) + X phi(X)).
+
+    With approximate="tanh", Phi = (1 + t) / 2, t = tanh(c (X + a X^3)), c = sqrt(2 / pi):
+    Phi' = (1 - t^2) c (1 + 3 a X^2) / 2.
+    """
+    (x,) = node.x
+    if node.attr("approximate") == "tanh":
+        c, a = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        t = g.op("Tanh", x * (square * (c * a) + c))
+        slope = (1.0 - t * t) * (square * (1.5 * c * a) + 0.5 * c)
+        return dy * ((t * 0.5 + 0.5) + x * slope)
+    cumulative = g.op("Erf", x * math.sqrt(0.5)) * 0.5 + 0.5
+    density = g.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return dy * (cumulative + x * density)

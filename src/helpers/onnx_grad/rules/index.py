@@ -88,12 +88,7 @@ def gather(g, node, dy):
     elif indices.rank > 1:
         around = [range(axis), range(axis + 1, x.rank)]
         before, after = ([g.dims_of(x, axes)] if axes else [] for axes in around)
-        parts = [*before, _count(g, indices), *after]
-        if all(p.value is not None for p in parts):
-            dims = g.constant(np.concatenate([p.value for p in parts]))
-        else:
-            dims = g.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
-        dy = g.reshape(dy, dims)
+        dy = g.reshape(dy, g.joined(*before, _count(g, indices), *after))
     flat = indices if indices.rank == 1 else g.op("Reshape", indices, [-1])
     if g.opset < 16:
         return _scatter_by_product(g, x, axis, flat, dy)
@@ -104,9 +99,8 @@ def gather(g, node, dy):
 
 def _scatter_by_product(g, x, axis, indices, dy):
     """Before opset 16 nothing adds up where indices repeat, but a product with a one-hot matrix."""
-    n = x.shape[axis]
-    length = _scalar(n) if isinstance(n, int) else g.op("Reshape", g.dims_of(x, [axis]), g.ints())
-    numbers = g.range_of(n if isinstance(n, int) else length)
+    length = g.length(x, axis)
+    numbers = g.range_of(length)
     indices = indices.cast(7)
     indices = g.where(indices < 0, indices + length, indices)
     hits = g.unsqueeze(numbers, [1]).equals(g.unsqueeze(indices, [0])).cast(dy.dtype)  # (n, K)
@@ -159,11 +153,9 @@ def gather_nd(g, node, dy):
     rows = g.op("Reshape", rows, [-1, 1])
     tail = range(depth, x.rank)
     width = g.op("ReduceProd", g.dims_of(x, tail), keepdims=1) if len(tail) else g.ints(1)
-    wide = g.op("Concat", g.op("Shape", rows, end=1), width, axis=0)
+    wide = g.joined(g.op("Shape", rows, end=1), width)
     flat = g.reshape(dy, wide)
-    zeros = g.reshape(
-        g.zeros_like(x), g.op("Concat", g.op("ReduceProd", dims, keepdims=1), width, axis=0)
-    )
+    zeros = g.reshape(g.zeros_like(x), g.joined(g.op("ReduceProd", dims, keepdims=1), width))
     rows = g.op("Expand", rows, wide)
     return g.reshape_like(g.scatter_add(zeros, rows, flat, 0), x)
 
@@ -177,13 +169,12 @@ def _with_batch(g, node, indices, batch: int):
     """Indices that say the batch dimensions too, as ScatterND needs them."""
     last = indices.rank - 1
     one = [1] * indices.rank
-    whole = g.op("Concat", g.dims_of(indices, range(last)), g.ints(1), axis=0)
+    whole = g.joined(g.dims_of(indices, range(last)), 1)
     coordinates = []
     for axis in range(batch):
-        n = indices.shape[axis]
-        n = n if isinstance(n, int) else g.op("Reshape", g.dims_of(indices, [axis]), g.ints())
         shape = [*one[:axis], -1, *one[axis + 1 :]]
-        coordinates.append(g.op("Expand", g.reshape(g.range_of(n), shape), whole))
+        numbers = g.reshape(g.range_of(g.length(indices, axis)), shape)
+        coordinates.append(g.op("Expand", numbers, whole))
     return g.op("Concat", *coordinates, indices, axis=last)
 
 

@@ -28,6 +28,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.storage import loaded_model
+from helpers.onnx_grad.tensor import Info
 
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
@@ -140,10 +141,8 @@ def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:
 
 
 def _static_shape(x: ValueInfoProto) -> tuple[int | None, ...] | None:
-    tensor = x.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(d.dim_value or None for d in tensor.shape.dim)
+    shape = Info.of(x.type).shape
+    return shape and tuple(n if n and isinstance(n, int) else None for n in shape)
 
 
 def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node):
@@ -157,7 +156,6 @@ def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node
         return result
     if len(shape) != result.ndim:
         raise node.refuse(f"the result has {result.ndim} axes, by ONNX's rules {len(shape)}")
-    known_to_onnx_alone = any(
-        n is not None and m is None for n, m in zip(shape, result.type.shape, strict=True)
-    )
+    pairs = zip(shape, result.type.shape, strict=True)
+    known_to_onnx_alone = any(n is not None and m is None for n, m in pairs)
     return pt.specify_shape(result, shape) if known_to_onnx_alone else result

@@ -189,14 +189,6 @@ def counted(length, axis: int, ndim: int) -> TensorVariable:
     return pt.arange(length).reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
-def product(lengths):
-    """Product of ints and symbols."""
-    total = 1
-    for length in lengths:
-        total = total * length
-    return total
-
-
 def larger(n, m):
     """The larger of two lengths, ints or symbols."""
     return max(n, m) if isinstance(n, int) and isinstance(m, int) else pt.maximum(n, m)

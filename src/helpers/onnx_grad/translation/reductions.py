@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
@@ -11,7 +12,6 @@ from pytensor.gradient import disconnected_grad
 from helpers.onnx_grad.translation.node import (
     counted,
     number,
-    product,
     select,
     size,
     sizes,
@@ -42,16 +42,8 @@ def extremum(function, x, axis, keepdims: bool):
     # Where x is the extremum the difference is 0 and only its derivative counts; infinities and NaN
     # stand outside of it.
     change = select(at & ~pt.isinf(x), x - disconnected_grad(x), number(x, 0))
-    return _of(best, keepdims, axis) + pt.sum(
-        share.astype(x.dtype) * change, axis=axis, keepdims=keepdims
-    )
-
-
-def _of(kept, keepdims: bool, axis):
-    if keepdims:
-        return kept
-    axes = range(kept.ndim) if axis is None else {a % kept.ndim for a in axis}
-    return kept.reshape([n for i, n in enumerate(sizes(kept)) if i not in axes])
+    added = pt.sum(share.astype(x.dtype) * change, axis=axis, keepdims=keepdims)
+    return disconnected_grad(function(x, axis=axis, keepdims=keepdims)) + added
 
 
 REDUCTIONS = {
@@ -129,7 +121,7 @@ def _softmax_of_node(node, x):
     if node.version >= 13:
         return function(x, axis=axis)
     # Before: over all axes from this one on.
-    flat = x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
+    flat = x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
     return function(flat, axis=-1).reshape(sizes(x), ndim=x.ndim)
 
 

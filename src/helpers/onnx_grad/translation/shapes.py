@@ -7,6 +7,7 @@ vector of lengths apart into the ones that are numbers and the ones that are sym
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
@@ -20,7 +21,6 @@ from helpers.onnx_grad.translation.node import (
     number,
     of_inputs,
     of_node,
-    product,
     select,
     size,
     sizes,
@@ -66,7 +66,7 @@ of_inputs(
     {
         "CastLike": lambda x, like: x.astype(like.dtype),
         "Range": lambda start, limit, delta: pt.arange(start, limit, delta, dtype=start.dtype),
-        "Size": lambda x: pt.as_tensor(product(sizes(x)), dtype="int64"),
+        "Size": lambda x: pt.as_tensor(prod(sizes(x)), dtype="int64"),
     }
 )
 of_node(
@@ -154,7 +154,7 @@ def _copied(length, x, axis: int):
 def _flatten(node, x):
     axis = node.attribute("axis")
     axis += x.ndim if axis < 0 else 0
-    return x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
+    return x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
 
 
 @translates("DepthToSpace")

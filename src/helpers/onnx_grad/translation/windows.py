@@ -9,6 +9,7 @@ matrix that a convolution multiplies, and pooling reduces over them.
 from __future__ import annotations
 
 from itertools import product as positions
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from helpers.onnx_grad.translation.node import (
     larger,
     number,
     of_inputs,
-    product,
     select,
     size,
     sizes,
@@ -137,7 +137,7 @@ def _conv(node, x, w, b=None):
     n, channels = size(x, 0), size(x, 1)
     met = pt.stack(_slices(x, window), axis=2)  # (N, C, K, *out)
     columns = channels // groups * int(np.prod(kernel))
-    met = met.reshape((n, groups, columns, product(window.out)))
+    met = met.reshape((n, groups, columns, prod(window.out)))
     rows = w.reshape((groups, size(w, 0) // groups, columns))
     y = pt.matmul(rows, met).reshape((n, size(w, 0), *window.out))
     return y if b is None else y + b.reshape((1, -1, *(1,) * len(kernel)))
@@ -157,7 +157,7 @@ def _conv_transpose(node, x, w, b=None):
         out = [n + e - sum(p) for n, e, *p in zip(whole, extra, *met[3:], strict=True)]
     n, channels, per_group = size(x, 0), size(x, 1), size(w, 1)
     rows = w.reshape((groups, channels // groups, per_group, *kernel))
-    flat = x.reshape((n, groups, channels // groups, product(lengths)))
+    flat = x.reshape((n, groups, channels // groups, prod(lengths)))
     room = [larger(a, p + o) for a, p, o in zip(whole, before, out, strict=True)]
     y = pt.zeros((n, groups * per_group, *room), dtype=x.dtype)
     for p in window.positions:
@@ -176,7 +176,7 @@ def _conv_transpose(node, x, w, b=None):
 def _max_pool(node, x):
     window = _window(node, x, node.attribute("kernel_shape"))
     lowest = -np.inf if x.dtype.startswith("float") else np.iinfo(x.dtype).min
-    places = pt.arange(product(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
+    places = pt.arange(prod(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
     pairs = list(zip(_slices(x, window, lowest), _slices(places, window, -1), strict=True))
     while len(pairs) > 1:  # a tournament: a graph as deep as a window is large is too deep
         winners = [_first_maximum(*two) for two in zip(pairs[::2], pairs[1::2], strict=False)]
