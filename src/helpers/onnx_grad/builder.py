@@ -204,20 +204,6 @@ class Graph:
                 return self.op(op_type, *tensors, shape=t.shape)
         return self.op(op_type, *tensors)
 
-    def name_results(self, results: dict[str, Tensor], fixed: Iterable[str] = ()) -> None:
-        """Give results their names, by renaming where a node of this graph makes them and nothing
-        else, nor one of the names that are fixed, has them; else by a copy."""
-        made = {y for node in self.nodes for y in node.output}.difference(fixed)
-        names, copies = {}, []
-        for name, result in results.items():
-            if result.name in made and result.name not in names:
-                names[result.name] = name
-            else:
-                label = self.fresh(f"{name}_copy")
-                copies.append(helper.make_node("Identity", [result.name], [name], label))
-        self.nodes += copies
-        rename(self.nodes, names)
-
     # Shapes
 
     def shape_of(self, x: Tensor) -> Tensor:
@@ -412,3 +398,18 @@ class Graph:
         axes = self.op("Concat", self.range_of(lead), ones + lead, axis=0)
         summed = self.op("ReduceSum", dy, axes, keepdims=1, noop_with_empty_axes=1)
         return self._shaped(self.reshape(summed, shape), x)
+
+
+def name_results(g: Graph, results: dict[str, Tensor], fixed: Iterable[str] = ()) -> None:
+    """Give results their names: by renaming where a node of this graph makes one, and neither
+    another result nor a name that is fixed has it; else by a copy."""
+    made = {y for node in g.nodes for y in node.output}.difference(fixed)
+    names, copies = {}, []
+    for name, result in results.items():
+        if result.name in made and result.name not in names:
+            names[result.name] = name
+        else:
+            label = g.fresh(f"{name}_copy")
+            copies.append(helper.make_node("Identity", [result.name], [name], label))
+    g.nodes += copies
+    rename(g.nodes, names)

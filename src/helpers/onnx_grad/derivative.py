@@ -17,7 +17,7 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, helper
 from onnx.shape_inference import InferenceError
 
-from helpers.onnx_grad.builder import Graph
+from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
@@ -235,7 +235,7 @@ class _Sweep:
         for target in self.interface.targets:
             dx = cotangent(g, self.terms, target)
             found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
-        g.name_results(found, [f"{y}_grad" for y in self.interface.real_outputs])
+        name_results(g, found, [f"{y}_grad" for y in self.interface.real_outputs])
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface

@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from helpers.onnx_grad.builder import Graph
+from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
@@ -342,7 +342,7 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
     clash = sorted({*added, *new} & all_names(graph))
     if clash:
         raise ValueError(f"the name {clash[0]!r} is taken in the graph; rename what has it")
-    g.name_results(new)
+    name_results(g, new)
     graph.node.extend(g.nodes)
     graph.initializer.extend(g.initializers)
     graph.input.extend(helper.make_tensor_value_info(name, *infos[name]) for name in added)
