@@ -25,10 +25,11 @@ from onnx.shape_inference import infer_shapes
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
+from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.storage import loaded_model
-from helpers.onnx_grad.tensor import Info
+from helpers.onnx_grad.tensor import Info, canonical
 
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
@@ -93,7 +94,8 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     check_known(loaded_model(model))
     if model.functions:
         model = inline_local_functions(model)
-    graph, versions = model.graph, {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    graph, opsets = model.graph, {canonical(o.domain): o.version for o in model.opset_import}
+    g = Graph({"": 0} | opsets, {}, {}, ())
     if graph.sparse_initializer:
         names = ", ".join(repr(x.values.name) for x in graph.sparse_initializer)
         raise NotImplementedError(f"sparse initializers are not translated: {names}")
@@ -114,7 +116,7 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     inferred = infer_shapes(stated, data_prop=True).graph
     infos = {x.name: x for x in (*inferred.value_info, *inferred.output)}
     for proto in graph.node:
-        node = Node.read(proto, versions.get(proto.domain or "ai.onnx", 0), dtype)
+        node = Node(proto, g, dtype)
         results = translated(node, [symbols[name] for name in proto.input])
         for name, result in zip(proto.output, results, strict=False):
             if name:

@@ -59,12 +59,12 @@ OF_ATTRIBUTES = {
 
 @translates(*OF_ATTRIBUTES)
 def _of_attributes(node: Node, x):
-    return OF_ATTRIBUTES[node.operator](x, lambda name: number(x, node.attribute(name)))
+    return OF_ATTRIBUTES[node.op_type](x, lambda name: number(x, node.attr(name)))
 
 
 @translates(*COMPARISONS)
 def _compare(node: Node, x, y):
-    return disconnected_grad(COMPARISONS[node.operator](x, y))  # see `select`
+    return disconnected_grad(COMPARISONS[node.op_type](x, y))  # see `select`
 
 
 @translates("Div")
@@ -77,7 +77,7 @@ def _div(node, x, y):
 
 @translates("Mod")
 def _mod(node, x, y):
-    if not node.attribute("fmod"):
+    if not node.attr("fmod"):
         return pt.mod(x, y)
     towards_zero = pt.abs(x) - pt.abs(y) * pt.floor(pt.abs(x) / pt.abs(y))
     return (pt.sign(x) * towards_zero).astype(x.dtype)
@@ -85,7 +85,7 @@ def _mod(node, x, y):
 
 @translates("IsInf")
 def _isinf(node, x):
-    positive, negative = node.attribute("detect_positive"), node.attribute("detect_negative")
+    positive, negative = node.attr("detect_positive"), node.attr("detect_negative")
     if positive and negative:
         return pt.isinf(x)
     infinity = number(x, np.inf if positive else -np.inf)
@@ -96,7 +96,7 @@ def _isinf(node, x):
 def _extremum(node, *inputs):
     def larger(one, other):
         (x, n), (y, m) = one, other  # values, and how many arguments have them
-        first, second = (x > y, y > x) if node.operator == "Max" else (x < y, y < x)
+        first, second = (x > y, y > x) if node.op_type == "Max" else (x < y, y < x)
         both = x
         if x.dtype.startswith("float"):
             # Equal arguments, and a NaN, fall through to the mean, which shares the derivative.
@@ -110,10 +110,10 @@ def _extremum(node, *inputs):
 
 @translates("Clip")
 def _clip(node, x, low=None, high=None):
-    if low is None and node.attribute("min") is not None:  # attributes before operator set 11
-        low = number(x, node.attribute("min"))
-    if high is None and node.attribute("max") is not None:
-        high = number(x, node.attribute("max"))
+    if low is None and node.attr("min") is not None:  # attributes before operator set 11
+        low = number(x, node.attr("min"))
+    if high is None and node.attr("max") is not None:
+        high = number(x, node.attr("max"))
     return clip(x, low, high)
 
 
@@ -134,7 +134,7 @@ def _hard_sigmoid(x, alpha, beta):
 @translates("Gelu")
 def _gelu(node, x):
     half, one = number(x, 0.5), number(x, 1)
-    if node.attribute("approximate") == "tanh":
+    if node.attr("approximate") == "tanh":
         inner = number(x, np.sqrt(2 / np.pi)) * (x + number(x, 0.044715) * x**3)
         return half * x * (one + pt.tanh(inner))
     return half * x * (one + pt.erf(x * number(x, np.sqrt(0.5))))

@@ -7,19 +7,18 @@ the end, for an optional one that is left out); it returns the symbol of the out
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from onnx import NodeProto, TensorProto, defs
-from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
-from onnx.numpy_helper import to_array
+from onnx import NodeProto, TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 from pytensor.compile.mode import Mode
 from pytensor.gradient import disconnected_grad
 from pytensor.tensor import TensorConstant, TensorVariable
 
-from helpers.onnx_grad.attributes import default_of, known_attributes, unsupported
-from helpers.onnx_grad.tensor import canonical
+from helpers.onnx_grad import tensor
+from helpers.onnx_grad.attributes import known_attributes, unsupported
+from helpers.onnx_grad.builder import Graph
 
 TRANSLATIONS: dict[tuple[str, str], Callable] = {}  # (domain, operator) -> translation
 PLAIN = Mode(linker="py", optimizer=None)  # for constants: nothing to compile
@@ -47,41 +46,21 @@ def of_inputs(functions: Mapping[str, Callable]) -> None:
     of_node({name: lambda node, *inputs, f=f: f(*inputs) for name, f in functions.items()})
 
 
-class Node(NamedTuple):
-    """One node of an ONNX graph, its attributes as Python and NumPy values.
+class Node(tensor.Node):
+    """One node of a model, and what real numbers are computed in; None: as the model says."""
 
-    What it does not say of them the standard does; they are None where that has no default either.
-    """
-
-    proto: NodeProto
-    version: int  # of the operator set, which decides what the operator means
-    attributes: Mapping[str, Any]
-    dtype: np.dtype | None  # what real numbers are computed in; None: as the model says
-
-    @classmethod
-    def read(cls, proto: NodeProto, version: int, dtype: np.dtype | None) -> Node:
-        domain, attributes = canonical(proto.domain), {}
-        if defs.has(proto.op_type, version, domain):
-            schema = defs.get_schema(proto.op_type, version, domain)
-            defaults = {name: default_of(a) for name, a in schema.attributes.items()}
-            attributes = {name: value for name, value in defaults.items() if value is not None}
-        attributes |= {a.name: _value(get_attribute_value(a)) for a in proto.attribute}
-        return cls(proto, version, attributes, dtype)
+    def __init__(self, proto: NodeProto, graph: Graph, dtype: np.dtype | None):
+        super().__init__(proto, graph, 0, lambda name: True)
+        self.dtype = dtype
 
     @property
-    def operator(self) -> str:
-        return self.proto.op_type
-
-    @property
-    def domain(self) -> str:
-        return canonical(self.proto.domain)
+    def version(self) -> int:
+        """Of the operator set, which decides what the operator means."""
+        return self.graph.opsets.get(self.domain, 0)
 
     def __str__(self) -> str:
         name = self.proto.name or next((f"-> {o}" for o in self.proto.output if o), "")
-        return f"{self.operator} (domain '{self.domain or 'ai.onnx'}', node '{name}')"
-
-    def attribute(self, name: str):
-        return self.attributes.get(name)
+        return f"{self.op_type} (domain '{self.domain or 'ai.onnx'}', node '{name}')"
 
     def refuse(self, why: str) -> NotImplementedError:
         return NotImplementedError(f"{self}: {why}")
@@ -92,7 +71,7 @@ class Node(NamedTuple):
         Its value as an array: what an input computes is not known when the graph is built.
         """
         if given is None:
-            value = self.attribute(name)
+            value = self.attr(name)
             return None if value is None else np.asarray(value)
         value = known(given)
         if value is None:
@@ -113,14 +92,6 @@ class Node(NamedTuple):
         return self.real(numpy_dtype(code, str(self)))
 
 
-def _value(value):
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, list):
-        return [_value(v) for v in value]
-    return to_array(value) if isinstance(value, TensorProto) else value
-
-
 def numpy_dtype(code: int, what: str) -> np.dtype:
     """NumPy's type for one of ONNX; ValueError for those that NumPy and PyTensor do not have."""
     dtype = np.dtype(tensor_dtype_to_np_dtype(code)) if code else np.dtype(object)
@@ -138,15 +109,15 @@ def known(x: TensorVariable | None) -> np.ndarray | None:
 
 def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
     """The symbols of a node's outputs; constants if its inputs are."""
-    if node.operator in SUBGRAPHS and node.domain == "":
+    if node.op_type in SUBGRAPHS and node.domain == "":
         raise node.refuse("operators with subgraphs are not translated")
-    if (node.domain, node.operator) not in TRANSLATIONS:
+    if (node.domain, node.op_type) not in TRANSLATIONS:
         raise node.refuse("there is no translation to PyTensor")
-    attributes = known_attributes(node.domain, node.operator)
+    attributes = known_attributes(node.domain, node.op_type)
     why = unsupported(node.proto, node.version, attributes)
     if why is not None:
         raise node.refuse(why)
-    results = TRANSLATIONS[node.domain, node.operator](node, *inputs)
+    results = TRANSLATIONS[node.domain, node.op_type](node, *inputs)
     results = results if isinstance(results, tuple) else (results,)
     made = node.proto.output
     if len([name for name in made if name]) > len(results):

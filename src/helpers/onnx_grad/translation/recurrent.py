@@ -6,9 +6,9 @@ import pytensor.tensor as pt
 from onnx import helper
 from onnx.numpy_helper import to_array
 
-from helpers.onnx_grad import tensor
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.rules.recurrent import gru, lstm, rnn
+from helpers.onnx_grad.tensor import Info
 from helpers.onnx_grad.translation.node import Node, translated, translates
 
 LAYERS = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
@@ -18,17 +18,15 @@ LAYERS = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
 def _layer(node: Node, *inputs):
     names = dict(zip(node.proto.input, inputs, strict=True))
     infos = {
-        name: tensor.Info(helper.np_dtype_to_tensor_dtype(x.type.numpy_dtype), x.type.shape)
+        name: Info(helper.np_dtype_to_tensor_dtype(x.type.numpy_dtype), x.type.shape)
         for name, x in names.items()
         if name
     }
     g = Graph({"": node.version}, infos, {}, names)
-    layer = tensor.Node(node.proto, g, 0, lambda name: True)
-    layer.refuse = node.refuse
-    ys, protos = g.recorded(LAYERS[node.operator].__wrapped__, layer)
+    layer = Node(node.proto, g, node.dtype)
+    ys, protos = g.recorded(LAYERS[node.op_type].__wrapped__, layer)
     symbols = names | {t.name: pt.constant(to_array(t)) for t in g.initializers}
     for proto in protos:
-        read = Node.read(proto, node.version, node.dtype)
-        made = translated(read, [symbols.get(name) for name in proto.input])
-        symbols |= zip(proto.output, made, strict=False)
+        given = [symbols.get(name) for name in proto.input]
+        symbols |= zip(proto.output, translated(Node(proto, g, node.dtype), given), strict=False)
     return tuple(symbols[y.name] for y in ys)

@@ -63,36 +63,36 @@ REDUCTIONS = {
 @translates(*REDUCTIONS)
 def _reduce(node, x, axes=None):
     axis = node.axes(axes)
-    if axis is None and node.attribute("noop_with_empty_axes"):
+    if axis is None and node.attr("noop_with_empty_axes"):
         axis = ()  # each entry by itself: a sum is the entry, a sum of squares its square
-    return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims")))
+    return REDUCTIONS[node.op_type](x, axis=axis, keepdims=bool(node.attr("keepdims")))
 
 
 @translates("CumSum")
 def _cumsum(node, x, axis):
     axis = int(node.parameter("axis", axis)) % x.ndim
     backwards = (slice(None),) * axis + (slice(None, None, -1),)
-    x = x[backwards] if node.attribute("reverse") else x
+    x = x[backwards] if node.attr("reverse") else x
     total = pt.cumsum(x if x.dtype.startswith("float") else x.astype("int64"), axis=axis)
-    total = total - x if node.attribute("exclusive") else total
-    return (total[backwards] if node.attribute("reverse") else total).astype(x.dtype)
+    total = total - x if node.attr("exclusive") else total
+    return (total[backwards] if node.attr("reverse") else total).astype(x.dtype)
 
 
 @translates("ArgMax", "ArgMin")
 def _arg_extremum(node, x):
-    axis = node.attribute("axis") % x.ndim
-    function = pt.argmax if node.operator == "ArgMax" else pt.argmin
-    last = node.attribute("select_last_index")
+    axis = node.attr("axis") % x.ndim
+    function = pt.argmax if node.op_type == "ArgMax" else pt.argmin
+    last = node.attr("select_last_index")
     x = x[(slice(None),) * axis + (slice(None, None, -1),)] if last else x
-    index = function(x, axis=axis, keepdims=bool(node.attribute("keepdims")))
+    index = function(x, axis=axis, keepdims=bool(node.attr("keepdims")))
     return size(x, axis) - 1 - index if last else index
 
 
 @translates("TopK")
 def _top_k(node, x, k=None):
-    axis = node.attribute("axis") % x.ndim
-    k = node.attribute("k") if k is None else k.reshape(())
-    largest = node.attribute("largest") != 0  # all were before operator set 11
+    axis = node.attr("axis") % x.ndim
+    k = node.attr("k") if k is None else k.reshape(())
+    largest = node.attr("largest") != 0  # all were before operator set 11
     order = pt.argsort(-x if largest else x, axis=axis, kind="stable")
     order = order[(slice(None),) * axis + (slice(None, k),)]
     return pt.take_along_axis(x, order, axis=axis), order
@@ -116,8 +116,8 @@ def _log_softmax(x, axis: int):
 
 @translates("Softmax", "LogSoftmax")
 def _softmax_of_node(node, x):
-    function = softmax if node.operator == "Softmax" else _log_softmax
-    axis = node.attribute("axis") % x.ndim
+    function = softmax if node.op_type == "Softmax" else _log_softmax
+    axis = node.attr("axis") % x.ndim
     if node.version >= 13:
         return function(x, axis=axis)
     # Before: over all axes from this one on.
@@ -127,7 +127,7 @@ def _softmax_of_node(node, x):
 
 @translates("NegativeLogLikelihoodLoss")
 def _negative_log_likelihood(node, log_prob, labels, weight=None):
-    ignored = node.attribute("ignore_index")
+    ignored = node.attr("ignore_index")
     heeded = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
     label = pt.expand_dims(select(heeded, labels, 0), 1)
     hit = pt.eq(label, counted(size(log_prob, 1), 1, log_prob.ndim))
@@ -135,7 +135,7 @@ def _negative_log_likelihood(node, log_prob, labels, weight=None):
     w = heeded.astype(log_prob.dtype)
     w = w if weight is None else w * weight[label[:, 0]]
     loss = select(heeded, loss * w, number(log_prob, 0))
-    reduction = node.attribute("reduction")
+    reduction = node.attr("reduction")
     if reduction == "none":
         return loss
     return pt.sum(loss) if reduction == "sum" else pt.sum(loss) / pt.sum(w)
@@ -167,31 +167,31 @@ def _along(parameter, axis: int, ndim: int):
 
 @translates("LayerNormalization")
 def _layer_normalization(node, x, scale, bias=None):
-    axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
-    normal, mean, inverse = _standardized(x, axes, node.attribute("epsilon"))
+    axes = tuple(range(node.attr("axis") % x.ndim, x.ndim))
+    normal, mean, inverse = _standardized(x, axes, node.attr("epsilon"))
     y = normal * scale
     return y if bias is None else y + bias, mean, inverse
 
 
 @translates("RMSNormalization")
 def _rms_normalization(node, x, scale):
-    axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
+    axes = tuple(range(node.attr("axis") % x.ndim, x.ndim))
     square = pt.mean(x * x, axis=axes, keepdims=True)
-    return x / pt.sqrt(square + number(x, node.attribute("epsilon"))) * scale
+    return x / pt.sqrt(square + number(x, node.attr("epsilon"))) * scale
 
 
 @translates("InstanceNormalization")
 def _instance_normalization(node, x, scale, bias):
     axes = tuple(range(2, x.ndim))
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon"))
+    normal, _, _ = _standardized(x, axes, node.attr("epsilon"))
     return normal * _along(scale, 1, x.ndim) + _along(bias, 1, x.ndim)
 
 
 @translates("GroupNormalization")
 def _group_normalization(node, x, scale, bias):
-    groups, channels = node.attribute("num_groups"), size(x, 1)
+    groups, channels = node.attr("num_groups"), size(x, 1)
     grouped = x.reshape((size(x, 0), groups, -1))
-    normal, _, _ = _standardized(grouped, (2,), node.attribute("epsilon"))
+    normal, _, _ = _standardized(grouped, (2,), node.attr("epsilon"))
     if node.version >= 21:  # scale and bias of each channel, before that of each group
         normal = normal.reshape((size(x, 0), channels, -1))
     y = normal * _along(scale, 1, 3) + _along(bias, 1, 3)
@@ -201,12 +201,12 @@ def _group_normalization(node, x, scale, bias):
 @translates("BatchNormalization")
 def _batch_normalization(node, x, scale, bias, mean, variance):
     scale, bias = _along(scale, 1, x.ndim), _along(bias, 1, x.ndim)
-    if not node.attribute("training_mode"):
-        deviation = pt.sqrt(_along(variance, 1, x.ndim) + number(x, node.attribute("epsilon")))
+    if not node.attr("training_mode"):
+        deviation = pt.sqrt(_along(variance, 1, x.ndim) + number(x, node.attr("epsilon")))
         return (x - _along(mean, 1, x.ndim)) / deviation * scale + bias
     axes = tuple(i for i in range(x.ndim) if i != 1)
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon"))
-    keep = number(x, node.attribute("momentum"))
+    normal, _, _ = _standardized(x, axes, node.attr("epsilon"))
+    keep = number(x, node.attr("momentum"))
     rest = number(x, 1) - keep
     return (
         normal * scale + bias,
@@ -217,7 +217,7 @@ def _batch_normalization(node, x, scale, bias, mean, variance):
 
 @translates("MeanVarianceNormalization")
 def _mean_variance_normalization(node, x):
-    axes = tuple(node.attribute("axes"))
+    axes = tuple(node.attr("axes"))
     centred = x - pt.mean(x, axis=axes, keepdims=True)
     deviation = _nonzero_sqrt(pt.mean(centred * centred, axis=axes, keepdims=True))
     return centred / (deviation + number(x, 1e-9))  # the number is the standard's
@@ -225,7 +225,7 @@ def _mean_variance_normalization(node, x):
 
 @translates("LpNormalization")
 def _lp_normalization(node, x):
-    return over_norm(x, node.attribute("p"), node.attribute("axis"))
+    return over_norm(x, node.attr("p"), node.attr("axis"))
 
 
 def over_norm(x, p: int, axis: int):
@@ -237,6 +237,6 @@ def over_norm(x, p: int, axis: int):
 
 @translates("Hardmax")
 def _hardmax(node, x):
-    axis = node.attribute("axis") % x.ndim
+    axis = node.attr("axis") % x.ndim
     where = pt.argmax(x, axis=axis, keepdims=True)
     return pt.eq(where, counted(size(x, axis), axis, x.ndim)).astype(np.dtype(x.dtype))

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
+from onnx.numpy_helper import to_array
 from pytensor.tensor.basic import MakeVector
 
 from helpers.onnx_grad.rules.index import as_slice
@@ -71,15 +72,13 @@ of_inputs(
 )
 of_node(
     {
-        "Cast": lambda node, x: x.astype(node.onnx_dtype(node.attribute("to"))),
+        "Cast": lambda node, x: x.astype(node.onnx_dtype(node.attr("to"))),
         "GatherElements": lambda node, x, indices: x[_elements(node, x, indices)],
         "GatherND": lambda node, x, indices: x[_points(node, x, indices)],
         "ScatterND": lambda node, x, at, new: _scatter(node, x[_points(node, x, at)], new),
-        "Shape": lambda node, x: vector(sizes(x)[node.attribute("start") : node.attribute("end")]),
+        "Shape": lambda node, x: vector(sizes(x)[node.attr("start") : node.attr("end")]),
         "Tile": lambda node, x, repeats: pt.tile(x, target_shape(node, repeats)),
-        "Transpose": lambda node, x: x.transpose(
-            node.attribute("perm") or tuple(range(x.ndim))[::-1]
-        ),
+        "Transpose": lambda node, x: x.transpose(node.attr("perm") or tuple(range(x.ndim))[::-1]),
         **dict.fromkeys(
             ("Scatter", "ScatterElements"),
             lambda node, x, at, new: _scatter(node, x[_elements(node, x, at)], new),
@@ -93,7 +92,8 @@ of_node(
 
 @translates("Constant")
 def _constant(node):
-    ((name, value),) = node.attributes.items()
+    (a,) = node.proto.attribute
+    name, value = a.name, to_array(a.t) if a.name == "value" else node.attr(a.name)
     kinds = {"value_float": "float32", "value_floats": "float32"}
     kinds |= {"value_int": "int64", "value_ints": "int64"}
     value = np.asarray(value, kinds.get(name))
@@ -102,22 +102,22 @@ def _constant(node):
 
 @translates("ConstantOfShape")
 def _constant_of_shape(node, shape):
-    value = node.attribute("value")
-    value = np.zeros(1, "float32") if value is None else value.ravel()
+    value = node.attr("value")
+    value = np.zeros(1, "float32") if value is None else to_array(value).ravel()
     return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
 
 
 @translates("EyeLike")
 def _eye_like(node, x):
-    code = node.attribute("dtype")
+    code = node.attr("dtype")
     dtype = x.dtype if code is None else node.onnx_dtype(code)
-    return pt.eye(*sizes(x), node.attribute("k"), dtype=dtype)
+    return pt.eye(*sizes(x), node.attr("k"), dtype=dtype)
 
 
 @translates("OneHot")
 def _one_hot(node, indices, depth, values):
     depth = depth.reshape(()).astype("int64")
-    axis = node.attribute("axis")
+    axis = node.attr("axis")
     axis += indices.ndim + 1 if axis < 0 else 0
     indices = pt.expand_dims(indices.astype("int64"), axis)
     index = counted(depth, axis, indices.ndim)
@@ -139,7 +139,7 @@ def _dropout(node, x, ratio=None, training=None):
 @translates("Reshape")
 def _reshape(node, x, shape):
     lengths = target_shape(node, shape)
-    if not node.attribute("allowzero"):  # 0 copies the length
+    if not node.attr("allowzero"):  # 0 copies the length
         lengths = [_copied(n, x, axis) for axis, n in enumerate(lengths)]
     return x.reshape(lengths, ndim=len(lengths))
 
@@ -152,15 +152,15 @@ def _copied(length, x, axis: int):
 
 @translates("Flatten")
 def _flatten(node, x):
-    axis = node.attribute("axis")
+    axis = node.attr("axis")
     axis += x.ndim if axis < 0 else 0
     return x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
 
 
 @translates("DepthToSpace")
 def _depth_to_space(node, x):
-    k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
-    depth_first = node.attribute("mode") != "CRD"
+    k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
+    depth_first = node.attr("mode") != "CRD"
     parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
     order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
     blocks = x.reshape((n, *parts, h, w)).transpose(order)
@@ -169,8 +169,8 @@ def _depth_to_space(node, x):
 
 @translates("SpaceToDepth")
 def _space_to_depth(node, x):
-    k, (n, channels, h, w) = node.attribute("blocksize"), sizes(x)
-    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode") != "CRD" else (0, 1, 3, 5, 2, 4)
+    k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
+    order = (0, 3, 5, 1, 2, 4) if node.attr("mode") != "CRD" else (0, 1, 3, 5, 2, 4)
     blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
     return blocks.reshape((n, channels * k**2, h // k, w // k))
 
@@ -219,8 +219,8 @@ def _pad(node, x, pads=None, value=None, axes=None):
     before, after = [0] * x.ndim, [0] * x.ndim
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    fill = number(x, node.attribute("value") or 0) if value is None else value.reshape(())
-    mode = node.attribute("mode")
+    fill = number(x, node.attr("value") or 0) if value is None else value.reshape(())
+    mode = node.attr("mode")
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if all(isinstance(k, int) and k == 0 for k in (low, high)):
             continue
@@ -252,15 +252,15 @@ def _concat(node, *parts):
     taken = [entries(part) if part.ndim == 1 and part.dtype == "int64" else None for part in parts]
     if all(lengths is not None for lengths in taken):
         return vector(sum(taken, []))
-    return pt.join(node.attribute("axis") % parts[0].ndim, *parts)
+    return pt.join(node.attr("axis") % parts[0].ndim, *parts)
 
 
 @translates("Split")
 def _split(node, x, lengths=None):
-    axis = node.attribute("axis") % x.ndim
+    axis = node.attr("axis") % x.ndim
     lengths = node.parameter("split", lengths)
     if lengths is None:
-        n, parts = x.type.shape[axis], node.attribute("num_outputs") or len(node.proto.output)
+        n, parts = x.type.shape[axis], node.attr("num_outputs") or len(node.proto.output)
         if n is None:
             raise node.refuse(f"the length of axis {axis}, to be split evenly, is not known")
         each = -(-n // parts)
@@ -275,7 +275,7 @@ def _split(node, x, lengths=None):
 def _trilu(node, x, k=None):
     k = 0 if k is None else k.reshape(())
     rows, columns = pt.arange(size(x, -2)).dimshuffle(0, "x"), pt.arange(size(x, -1))
-    kept = columns - rows >= k if node.attribute("upper") else columns - rows <= k
+    kept = columns - rows >= k if node.attr("upper") else columns - rows <= k
     return select(kept, x, number(x, 0))
 
 
@@ -285,7 +285,7 @@ def _trilu(node, x, k=None):
 @translates("Slice")
 def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
     if starts is None:  # attributes before operator set 10
-        starts, ends = (pt.constant(np.array(node.attribute(k))) for k in ("starts", "ends"))
+        starts, ends = (pt.constant(np.array(node.attr(k))) for k in ("starts", "ends"))
     starts, ends = target_shape(node, starts), target_shape(node, ends)
     axes = node.axes(axes) or range(len(starts))
     steps = np.ones(len(starts), int) if steps is None else node.parameter("steps", steps)
@@ -303,7 +303,7 @@ def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
 
 @translates("ReverseSequence")
 def _reverse_sequence(node, x, lengths):
-    time, batch = node.attribute("time_axis"), node.attribute("batch_axis")
+    time, batch = node.attr("time_axis"), node.attr("batch_axis")
     order = [time, batch, *(axis for axis in range(x.ndim) if axis not in (time, batch))]
     t = pt.arange(size(x, time)).dimshuffle(0, "x")
     source = pt.switch(t < lengths, lengths - 1 - t, t)
@@ -313,7 +313,7 @@ def _reverse_sequence(node, x, lengths):
 
 @translates("Gather")
 def _gather(node, x, indices):
-    axis = node.attribute("axis") % x.ndim
+    axis = node.attr("axis") % x.ndim
     lengths = entries(x) if x.ndim == 1 else None
     where = known(indices)
     if lengths is not None and where is not None and where.ndim <= 1:
@@ -324,7 +324,7 @@ def _gather(node, x, indices):
 
 def _elements(node, x, indices) -> tuple:
     """Index that picks along one axis; along the others each entry stays where it is."""
-    axis = node.attribute("axis") % x.ndim
+    axis = node.attr("axis") % x.ndim
     own = [counted(size(indices, i), i, x.ndim) for i in range(x.ndim)]
     return (*own[:axis], indices, *own[axis + 1 :])
 
@@ -334,13 +334,13 @@ def _points(node, x, indices) -> tuple:
     depth = indices.type.shape[-1]
     if depth is None:
         raise node.refuse("the length of the last axis of the indices is not known")
-    batch = node.attribute("batch_dims") or 0
+    batch = node.attr("batch_dims") or 0
     own = [counted(size(indices, i), i, indices.ndim - 1) for i in range(batch)]
     return (*own, *(indices[..., i] for i in range(depth)))
 
 
 def _scatter(node, place, updates):
-    reduction = node.attribute("reduction")
+    reduction = node.attr("reduction")
     if reduction not in (None, "none", "add"):
         raise node.refuse(f"reduction {reduction!r} is not translated, only 'none' and 'add'")
     return (pt.inc_subtensor if reduction == "add" else pt.set_subtensor)(place, updates)

@@ -41,9 +41,9 @@ of_inputs(
 
 @translates("Gemm")
 def _gemm(node, a, b, c=None):
-    a = a.T if node.attribute("transA") else a
-    b = b.T if node.attribute("transB") else b
-    alpha, beta = node.attribute("alpha"), node.attribute("beta")
+    a = a.T if node.attr("transA") else a
+    b = b.T if node.attr("transB") else b
+    alpha, beta = node.attr("alpha"), node.attr("beta")
     y = a @ b if alpha == 1 else number(a, alpha) * (a @ b)
     if c is None:
         return y
@@ -52,7 +52,7 @@ def _gemm(node, a, b, c=None):
 
 @translates("Einsum")
 def _einsum(node, *operands):
-    terms, result = parsed_equation(node.attribute("equation"), [x.ndim for x in operands])
+    terms, result = parsed_equation(node.attr("equation"), [x.ndim for x in operands])
     return pt.einsum(f"{','.join(terms)}->{result}", *operands)
 
 
@@ -90,12 +90,12 @@ def _window(node, x, kernel) -> Window:
     if len(kernel) != x.ndim - 2:
         raise node.refuse(f"a window of shape {kernel} on an input of {x.ndim - 2} spatial axes")
     lengths, out = sizes(x)[2:], []
-    w = windows(node.attribute, node.refuse, lengths, kernel, node.operator != "Conv")
+    w = windows(node.attr, node.refuse, lengths, kernel, node.op_type != "Conv")
     of_axes = zip(lengths, w.extents, w.strides, w.before, w.after, strict=True)
     for n, extent, stride, *pad in of_axes:
         room = n + sum(pad) - extent
         count = room // stride + 1
-        if node.attribute("ceil_mode"):
+        if node.attr("ceil_mode"):
             # One more, if it begins within the array or the padding before it.
             begins = (count * stride < n + pad[0]) & (room % stride > 0)
             count = count + (int(begins) if isinstance(begins, bool) else begins)
@@ -132,8 +132,8 @@ def _overhangs(x, window: Window) -> bool:
 
 @translates("Conv")
 def _conv(node, x, w, b=None):
-    kernel = kernel_of(node.attribute, node.refuse, w.type.shape)
-    window, groups = _window(node, x, kernel), node.attribute("group")
+    kernel = kernel_of(node.attr, node.refuse, w.type.shape)
+    window, groups = _window(node, x, kernel), node.attr("group")
     n, channels = size(x, 0), size(x, 1)
     met = pt.stack(_slices(x, window), axis=2)  # (N, C, K, *out)
     columns = channels // groups * int(np.prod(kernel))
@@ -145,15 +145,15 @@ def _conv(node, x, w, b=None):
 
 @translates("ConvTranspose")
 def _conv_transpose(node, x, w, b=None):
-    groups, n_axes, lengths = node.attribute("group"), x.ndim - 2, sizes(x)[2:]
-    kernel = kernel_of(node.attribute, node.refuse, w.type.shape)
-    met = transposed_windows(node.attribute, node.refuse, lengths, kernel)
+    groups, n_axes, lengths = node.attr("group"), x.ndim - 2, sizes(x)[2:]
+    kernel = kernel_of(node.attr, node.refuse, w.type.shape)
+    met = transposed_windows(node.attr, node.refuse, lengths, kernel)
     window = Window(*met[:3], [0] * n_axes, [0] * n_axes, lengths)
-    whole, before, out = window.ends, met.before, node.attribute("output_shape")
-    if node.attribute("auto_pad").startswith("SAME") and not out:
+    whole, before, out = window.ends, met.before, node.attr("output_shape")
+    if node.attr("auto_pad").startswith("SAME") and not out:
         out = [n * s for n, s in zip(lengths, met.strides, strict=True)]
     elif not out:
-        extra = node.attribute("output_padding") or [0] * n_axes
+        extra = node.attr("output_padding") or [0] * n_axes
         out = [n + e - sum(p) for n, e, *p in zip(whole, extra, *met[3:], strict=True)]
     n, channels, per_group = size(x, 0), size(x, 1), size(w, 1)
     rows = w.reshape((groups, channels // groups, per_group, *kernel))
@@ -174,7 +174,7 @@ def _conv_transpose(node, x, w, b=None):
 
 @translates("MaxPool")
 def _max_pool(node, x):
-    window = _window(node, x, node.attribute("kernel_shape"))
+    window = _window(node, x, node.attr("kernel_shape"))
     lowest = -np.inf if x.dtype.startswith("float") else np.iinfo(x.dtype).min
     places = pt.arange(prod(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
     pairs = list(zip(_slices(x, window, lowest), _slices(places, window, -1), strict=True))
@@ -192,10 +192,10 @@ def _first_maximum(first: tuple, second: tuple) -> tuple:
 
 @translates("AveragePool")
 def _average_pool(node, x):
-    window = _window(node, x, node.attribute("kernel_shape"))
+    window = _window(node, x, node.attr("kernel_shape"))
     total = pt.sum(pt.stack(_slices(x, window)), axis=0)
     ones = pt.ones((1, 1, *sizes(x)[2:]), dtype=x.dtype)
-    if node.attribute("count_include_pad"):
+    if node.attr("count_include_pad"):
         # The padding that was asked for counts, what ceil_mode adds does not.
         ones = pt.ones(
             (1, 1, *(sum(n) for n in zip(window.before, sizes(x)[2:], window.after, strict=True))),
@@ -208,20 +208,20 @@ def _average_pool(node, x):
 
 @translates("LpPool")
 def _lp_pool(node, x):
-    window, p = _window(node, x, node.attribute("kernel_shape")), node.attribute("p")
+    window, p = _window(node, x, node.attr("kernel_shape")), node.attr("p")
     power = pt.sum(pt.abs(pt.stack(_slices(x, window))) ** number(x, p), axis=0)
     return power ** number(x, 1 / p)
 
 
 @translates("LRN")
 def _local_response_normalization(node, x):
-    span, n = node.attribute("size"), size(x, 1)
+    span, n = node.attr("size"), size(x, 1)
     before, after = (span - 1) // 2, span // 2  # neighbours among the channels
     empty = pt.zeros([size(x, 0), n + before + after, *sizes(x)[2:]], dtype=x.dtype)
     squares = pt.set_subtensor(empty[:, before : before + n], x * x)
     total = pt.sum(pt.stack([squares[:, i : i + n] for i in range(span)]), axis=0)
-    alpha, beta = node.attribute("alpha"), node.attribute("beta")
-    divisor = number(x, node.attribute("bias")) + number(x, alpha / span) * total
+    alpha, beta = node.attr("alpha"), node.attr("beta")
+    divisor = number(x, node.attr("bias")) + number(x, alpha / span) * total
     return x / divisor ** number(x, beta)
 
 
@@ -229,11 +229,11 @@ def _local_response_normalization(node, x):
 def _resize(node, x, roi=None, scales=None, lengths=None):
     if node.version < 11:
         raise node.refuse(f"opset 11 or newer expected, the model has {node.version}")
-    if x.dtype.startswith(("int", "uint")) and node.attribute("mode") != "nearest":
-        raise node.refuse(f"mode={node.attribute('mode')!r} of integers is not translated")
+    if x.dtype.startswith(("int", "uint")) and node.attr("mode") != "nearest":
+        raise node.refuse(f"mode={node.attr('mode')!r} of integers is not translated")
 
     for axis, A in interpolations(
-        node.attribute, node.refuse, x.type.shape, known(scales), known(lengths)
+        node.attr, node.refuse, x.type.shape, known(scales), known(lengths)
     ):
         moved = pt.moveaxis(x, axis, -1)
         x = pt.moveaxis(pt.matmul(moved, pt.constant(A.T.astype(x.dtype))), -1, axis)
