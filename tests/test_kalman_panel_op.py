@@ -199,7 +199,7 @@ def test_what_is_refused():
     Y, X = series(y, 4), model.asdict()
     with pytest.raises(ValueError, match="Y has 2 dimensions"):
         kalman_loglike_panel(y, *X.values())
-    with pytest.raises(ValueError, match="a0 is that of 3 series, expected 4"):
+    with pytest.raises(ValueError, match=r"a0 has shape \(3, 3\), expected \(J, m\) = \(4, m\)"):
         kalman_loglike_panel(Y, *(X | {"a0": np.zeros((3, 3))}).values())
     with pytest.raises(ValueError, match="Z has shape"):
         kalman_loglike_panel(Y, *(X | {"Z": np.zeros((3, 3))}).values())

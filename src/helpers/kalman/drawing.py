@@ -216,17 +216,8 @@ def _newly_compiled() -> dict:
     code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
     @overload(panel_pass, jit_options=PART)
-    def _panel_pass(
-        Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,
-    ):  # fmt: skip
-        def call(
-            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,
-        ):  # fmt: skip
-            return code(
-                (Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
-            )
-
-        return call
+    def _panel_pass(*arguments):
+        return lambda *arguments: code(arguments)
 
     for function in TEXT:
         jitable(function)

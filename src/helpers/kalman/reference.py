@@ -180,17 +180,7 @@ def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
 
 
 def loglike(y, model: StateSpace) -> float:
-    """Log-likelihood of a series.
-
-    Parameters
-    ----------
-    y : array (n, p)
-        NaN marks a gap.
-    model : StateSpace
-
-    Returns
-    -------
-    float
+    """Log-likelihood of a series: :func:`helpers.kalman.loglike` with ``method="reference"``.
 
     Raises
     ------
@@ -213,12 +203,8 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
 
     Returns
     -------
-    value : float
-    dy : array (n, p)
-        Zero in the gaps.
-    gradients : Gradients
-        One array for each of the model's, of the same shape: per step where the model's array
-        varies with time.  Those of P0, H and Q are symmetric.
+    value, dy, gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Raises
     ------

@@ -93,12 +93,8 @@ def loglike_and_grad(
 
     Returns
     -------
-    value : float
-    dy : array (n, p)
-        Zero in the gaps.
-    gradients : Gradients
-        One array for each of the model's, of the same shape: per step where the model's array
-        varies with time. Those of P0, H and Q are symmetric.
+    value, dy, gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Raises
     ------
