@@ -184,7 +184,11 @@ class _Sweep:
         tell = (lambda node: print(f"onnx_derivative: {node}")) if self.verbose > 1 else None
         sweep(g, list(graph.node), self.dependent, self.terms, tell)
         g.prefix = "grad"
-        self._name_gradients()
+        found = {}
+        for target in self.interface.targets:
+            dx = cotangent(g, self.terms, target)
+            found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
+        name_results(g, found, [f"{y}_grad" for y in self.interface.real_outputs])
         return self._assembled()
 
     def _start(self) -> None:
@@ -228,14 +232,6 @@ class _Sweep:
         g.nodes.append(helper.make_node("ConstantOfShape", [shape.name], [name], label, value=one))
         g.infos[name] = g.info(y)
         return Tensor(name, g)
-
-    def _name_gradients(self) -> None:
-        """Each gradient gets its promised name."""
-        g, found = self.g, {}
-        for target in self.interface.targets:
-            dx = cotangent(g, self.terms, target)
-            found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
-        name_results(g, found, [f"{y}_grad" for y in self.interface.real_outputs])
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface

@@ -134,7 +134,8 @@ def pad(g, node, dy):
     dx = dy
     if pads.value is None or (axes is not None and axes.value is None):
         axes = g.ints(*range(x.rank)) if axes is None else axes.cast(7)
-        before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **_halves(g))
+        halves = {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
+        before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **halves)
         lengths = g.op("Gather", g.op("Shape", dy), axes)
         dx = g.op("Slice", dx, before, lengths - after, axes)
         given = [axes] if node.input(3) is not None else []
@@ -148,10 +149,6 @@ def pad(g, node, dy):
         dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
         dvalue = g.reshape_like(dvalue, value)
     return dx, None, dvalue
-
-
-def _halves(g) -> dict:
-    return {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
 
 
 def _cropped(g, x, dy, pads, axes):

@@ -123,12 +123,9 @@ def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
     if len([name for name in made if name]) > len(results):
         raise node.refuse(f"only {len(results)} of its {len(made)} outputs are translated")
     if all(x is None or known(x) is not None for x in inputs):
-        results = tuple(_evaluated(x) for x in results)
+        values = [x if known(x) is not None else x.eval(mode=PLAIN) for x in results]
+        results = tuple(map(pt.as_tensor, values))
     return results
-
-
-def _evaluated(x: TensorVariable) -> TensorConstant:
-    return x if known(x) is not None else pt.constant(x.eval(mode=PLAIN))
 
 
 def number(x: TensorVariable, value) -> TensorConstant:

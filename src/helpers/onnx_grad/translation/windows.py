@@ -117,14 +117,12 @@ def _padded(x, window: Window, fill):
 def _slices(x, window: Window, fill=0) -> list:
     """For each position of the window: what it meets, (N, C, *out)."""
     unpadded = all(isinstance(p, int) and p == 0 for p in (*window.before, *window.after))
-    x = x if unpadded and not _overhangs(x, window) else _padded(x, window, fill)
+    pairs = list(zip(window.ends, sizes(x)[2:], strict=True))
+    # With ceil_mode the last window can end outside of x.
+    inside = all(isinstance(k, int) for pair in pairs for k in pair)
+    inside = inside and all(end <= n for end, n in pairs)
+    x = x if unpadded and inside else _padded(x, window, fill)
     return [x[(slice(None), slice(None), *window.slices(p))] for p in window.positions]
-
-
-def _overhangs(x, window: Window) -> bool:
-    """Whether the last window ends outside of x: with ceil_mode it can."""
-    pairs = zip(window.ends, sizes(x)[2:], strict=True)
-    return any(not (isinstance(end, int) and isinstance(n, int)) or end > n for end, n in pairs)
 
 
 # --- convolution ----------------------------------------------------------------------------------
