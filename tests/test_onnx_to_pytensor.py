@@ -284,6 +284,16 @@ def test_what_no_node_test_has(node, kind):
     np.testing.assert_allclose(run(model, feed)["Y"], expected, rtol=1e-6, strict=True)
 
 
+def test_a_slice_backwards_from_before_the_beginning():
+    """ONNX clamps its start to the first entry, where Python's slice is empty."""
+    constants = "<int64[1] low = {-9}, int64[1] lower = {-20}, int64[1] a = {0}, int64[1] s = {-1}>"
+    text = f"g (float[4] X) => (float[N] Y) {constants} {{ Y = Slice(X, low, lower, a, s) }}"
+    model, feed = parsed(text), {"X": np.arange(1, 5, dtype="float32")}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    assert expected.tolist() == [1]
+    np.testing.assert_array_equal(run(model, feed)["Y"], expected)
+
+
 def test_an_index_that_occurs_twice():
     body = "{ Y = Gather(X, i) }"
     np.testing.assert_array_equal(
