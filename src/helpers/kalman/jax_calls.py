@@ -21,6 +21,7 @@ from helpers.kalman import jax_scans
 from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.jax_scans import INPUTS
+from helpers.kalman.jax_second import moved_gradient
 from helpers.kalman.recursions import outer
 from helpers.kalman.shapes import FIXED, INTEGRATED, PANEL
 from helpers.statespace import DIMENSIONS
@@ -90,8 +91,6 @@ def gradient(names, tol, inputs, l_bar, ready):
 
 @partial(gradient.defjvp, symbolic_zeros=True)
 def _(names, tol, primals, dots):
-    from helpers.kalman.jax_second import moved_gradient
-
     inputs, l_bar, ready = primals
     moves = {
         x: dX[jnp.newaxis]
@@ -100,7 +99,7 @@ def _(names, tol, primals, dots):
     }
     # What is ready is a function of the inputs, whose tangents are all here already.
     g = None if isinstance(dots[1], SymbolicZero) else dots[1][jnp.newaxis]
-    slopes, found = moved_gradient(names, tol, inputs, l_bar, moves, g)
+    slopes, found = moved_gradient((gradient, tangents), names, tol, inputs, l_bar, moves, g)
     arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
     moved = _only((), arrays) | {x: X[0] for x, X in found.items()}
     l_moved = slopes[0] if ready is None else slopes[0, :0]

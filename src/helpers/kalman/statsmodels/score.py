@@ -27,16 +27,13 @@ from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
-
 # A variance of an exact diffuse state given the data, in its own units, relative to the least such
 # variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
 UNSEEN = 1e20
 
-
 # One that the data tell exactly, as a random walk without noise does its level, has a variance of
 # zero, which rounding leaves on either side of it: others are compared with this at least.
 EXACTLY_SEEN = 1e-4
-
 
 # A singular value, relative to the largest, of what diffuse numbers do to all observations, that
 # is the rounding of one that does nothing: sin(pi) makes 1e-16, some hundred steps of it more.
