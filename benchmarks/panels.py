@@ -76,7 +76,7 @@ def told(options, label: str, found: dict, ours: str) -> None:
 def measure_shared(options) -> dict:
     J, model = (100 if options.quick else 1000), StateSpace(**seasonal_arrays())
     Y = drawn(model, J, 200, np.random.default_rng(12))  # noqa: N806
-    # The readable engine: NumPy, one covariance recursion, held to complex steps by the tests.
+    # The readable engine: NumPy, one series after the other, held to complex steps by the tests.
     l, _, bars = panel.loglike_and_grad(Y, model, "reference")
     expected = {"value": l.sum()} | {f"bar {x}": G for x, G in bars.asdict().items()}
     names = ["panel", "panel: loop", "panel: loop, kernel", "panel: dynamax", "panel: JAX"]

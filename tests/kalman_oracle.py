@@ -1,4 +1,5 @@
-"""The gradient of the log-likelihood in as many digits as one likes, from a filter of its own.
+"""What is independent of the package: the joint law of states and observations, by no filter, and
+the gradient of the log-likelihood in as many digits as one likes, from a filter of its own.
 
 Nothing of the package is in it: missing entries are deleted, F is eliminated by Gauss and Jordan,
 and each derivative is a complex step in the arithmetic of FLINT, whose numbers are balls: each
@@ -11,6 +12,40 @@ import numpy as np
 from helpers.kalman import StateSpace
 
 SYMMETRIC = ("P0", "H", "Q")
+
+
+def joint(n, a0, P0, c, d, T, Z, R, H, Q):
+    """The law of n states and observations, stacked, from arrays over time, complex ones too.
+
+    Mean and covariance of the states; what the first one adds to them; and Z, d and H of all steps
+    in blocks. Covariances count by their symmetric part.
+    """
+    m, p, kind = len(a0), d.shape[-1], np.result_type(a0, P0, c, d, T, Z, R, H, Q)
+    W = R @ ((Q + np.swapaxes(Q, 1, 2)) / 2) @ np.swapaxes(R, 1, 2)
+    G, add = np.eye(n * m, dtype=kind), np.zeros(n * m, kind)
+    noise, Z_all, H_all = (np.zeros(shape, kind) for shape in
+                           ((n * m, n * m), (n * p, n * m), (n * p, n * p)))  # fmt: skip
+    noise[:m, :m], add[:m] = (P0 + P0.T) / 2, a0
+    for t in range(n):
+        here, seen = slice(t * m, (t + 1) * m), slice(t * p, (t + 1) * p)
+        Z_all[seen, here], H_all[seen, seen] = Z[t], (H[t] + H[t].T) / 2
+        if t < n - 1:
+            after = slice((t + 1) * m, (t + 2) * m)
+            G[after] = T[t] @ G[here] + G[after]
+            noise[after, after], add[after] = W[t], c[t]
+    return G @ add, G @ noise @ G.T, G[:, :m], Z_all, d[:n].ravel(), H_all
+
+
+def joint_of(model: StateSpace, n: int):
+    """The same of a model."""
+    over_time = (model.over_time(x, n) for x in "cdTZRHQ")
+    return joint(n, model.a0, model.P0, *over_time)
+
+
+def law_of_data(*arguments, **named):
+    """Mean and covariance of the observations alone."""
+    mean, V, _, Z, d, H = joint(*arguments, **named)
+    return Z @ mean + d, Z @ V @ Z.T + H
 
 
 def exact(X, number=flint.arb):

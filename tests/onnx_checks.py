@@ -1,5 +1,7 @@
 """Models of one node, and their gradients held against finite differences."""
 
+from functools import lru_cache
+
 import numpy as np
 import onnxruntime
 from onnx import ModelProto, helper, numpy_helper
@@ -58,22 +60,30 @@ class CDist(OpRun):
         return ({"euclidean": np.sqrt, "sqeuclidean": np.positive}[metric](squares),)
 
 
+@lru_cache(maxsize=4)  # finite differences ask for the same one again and again
+def _reference(model: bytes) -> ReferenceEvaluator:
+    return ReferenceEvaluator(ModelProto.FromString(model), new_ops=[CDist])
+
+
+@lru_cache(maxsize=4)
+def _onnxruntime(model: bytes, optimise: bool) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if not optimise:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def run_reference(model, feeds) -> dict:
-    session = ReferenceEvaluator(model, new_ops=[CDist])
+    session = _reference(model.SerializeToString())
     with np.errstate(all="ignore"):
         return dict(zip(session.output_names, session.run(None, feeds), strict=True))
 
 
 def run_onnxruntime(model, feeds, optimise=False) -> dict:
     """In onnxruntime, by default without optimisations: they keep some scalars in float32."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if not optimise:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = _onnxruntime(model.SerializeToString(), optimise)
     names = [y.name for y in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 

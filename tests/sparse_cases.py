@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from scipy.signal import convolve
 
+from helpers.checks import complex_step
 from helpers.sparse_conv import SparseValue
 
 # The first example of a test may wait for a kernel to be compiled.
@@ -62,6 +63,17 @@ def dense_transposed(dense, W, b, f, stride=1, pad=0, dilation=1, output_pad=0):
         full[window] += np.tensordot(blocks, dense[cell], axes=([d], [0]))
     sides = zip(pad, full.shape[:-1], strict=True)
     return full[tuple(slice(p, size - p) for p, size in sides)] + b
+
+
+def is_gradient(gradient, f, at, rtol=1e-12, seed=11):
+    """Whether it agrees with complex steps of f at `at` along three directions of all entries."""
+    directions = np.random.default_rng(seed).standard_normal((3, *at.shape))
+    terms = [gradient * v for v in directions]
+    steps = [complex_step(lambda s, v=v: f(at + s * v), 0.0) for v in directions]
+    return gradient.shape == at.shape and all(
+        abs(term.sum() - step) <= rtol * np.abs(term).sum()
+        for term, step in zip(terms, steps, strict=True)
+    )
 
 
 @st.composite

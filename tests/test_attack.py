@@ -124,9 +124,7 @@ def test_a_gradient_that_fails_for_an_empty_axis_is_told():
 
 
 def test_without_truth_central_differences_stand_in():
-    assert faults(Weigh()) == {}
-    report = attack(Weigh(), x, w, labels, backends=())
-    assert "central differences" in str(report)
+    assert "central differences" in str(attack(Weigh(), x, w, labels, backends=()))
 
 
 def test_a_function_that_builds_a_graph_is_attacked_too():

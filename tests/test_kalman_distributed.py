@@ -25,9 +25,9 @@ def local_level(theta):
     return {"H": variances[:, 0], "Q": variances[:, 1]}
 
 
-def series(J, n, p):  # noqa: N803
+def series(J, n, p):
     rng = np.random.default_rng(J)
-    Y = np.cumsum(rng.normal(size=(J, n, p)), axis=1) + rng.normal(size=(J, n, p))  # noqa: N806
+    Y = np.cumsum(rng.normal(size=(J, n, p)), axis=1) + rng.normal(size=(J, n, p))
     Y[::3, 2, 0] = np.nan
     return Y
 
@@ -53,12 +53,12 @@ def client():
 
 
 def test_a_panel_is_that_of_one_process(client):
-    Y = series(25, 12, 2)  # noqa: N806
+    Y = series(25, 12, 2)
     spread = Panel(Y, client, chunk=7)
     c = np.random.default_rng(0).normal(size=(25, 3))
-    Q = MODEL.Q * np.linspace(0.5, 2, 25)[:, None, None]  # noqa: N806
+    Q = MODEL.Q * np.linspace(0.5, 2, 25)[:, None, None]
     for own in ({}, {"c": c}, {"Q": Q}):
-        l, dY, gradients = panel.loglike_and_grad(Y, MODEL, **own)  # noqa: N806
+        l, dY, gradients = panel.loglike_and_grad(Y, MODEL, **own)
         found = spread.loglike_and_grad(MODEL, **own)
         assert relative_error(spread.loglike(MODEL, **own), l) < 1e-13
         assert relative_error(found[0], l) < 1e-13 and relative_error(found[1], dY) < 1e-12
@@ -70,14 +70,14 @@ def test_a_panel_is_that_of_one_process(client):
     ragged = [y[: 4 + 3 * (j == 20) + j % 3] for j, y in enumerate(Y)]
     varying = replace(MODEL, T=MODEL.T * np.linspace(0.5, 1, 9)[:, None, None])
     for model in (MODEL, varying):  # as long as the longest, which is in one piece alone
-        _, dY, _ = Panel(ragged, client, chunk=10).loglike_and_grad(model)  # noqa: N806
+        _, dY, _ = Panel(ragged, client, chunk=10).loglike_and_grad(model)
         expected = panel.loglike_and_grad(ragged, model)[1]
         assert all(relative_error(a, b) < 1e-12 for a, b in zip(dY, expected, strict=True))
 
 
 def test_a_worker_is_killed_and_nothing_is_lost(client):
     """kill -9 after the first piece: the pieces it held, and the one it was at, are made again."""
-    Y = series(600, 30, 1)  # noqa: N806
+    Y = series(600, 30, 1)
     Y[123] = np.nan
     alone = fit(Y, WALK, local_level, [0.0, 0.0])
     spread = Panel(Y, client, chunk=25)
@@ -87,7 +87,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(client):
     assert held  # it has pieces that nobody else has
     counts = []
 
-    def kill_once(done, J):  # noqa: N803
+    def kill_once(done, J):
         if not counts:
             os.kill(before[victim], signal.SIGKILL)
         counts.append(done)
@@ -102,7 +102,7 @@ def test_a_worker_is_killed_and_nothing_is_lost(client):
 
 
 def test_errors_name_the_series_among_all(client):
-    Y = series(9, 5, 2)  # noqa: N806
+    Y = series(9, 5, 2)
     Y[7] = np.nan
     with pytest.raises(ValueError, match="series 7 has no observation"):
         Panel(Y, client, chunk=2).loglike(MODEL)
@@ -118,7 +118,7 @@ def test_errors_name_the_series_among_all(client):
         spread.loglike(MODEL, c=c)
     with pytest.raises(ValueError, match=r"start has shape \(3, 2\), expected"):
         Panel(Y[:, :, :1], client, chunk=3).fit(WALK, local_level, np.zeros((3, 2)))
-    Y = [*series(9, 5, 1)]  # noqa: N806
+    Y = [*series(9, 5, 1)]
     Y[5] = np.zeros((5, 2))
     failed = Panel(Y, client, chunk=2).fit(WALK, local_level, [0.0, 0.0]).failed
     assert failed.keys() == {4, 5} and "series 5 has shape (5, 2)" in failed[4]
@@ -131,7 +131,7 @@ def test_errors_name_the_series_among_all(client):
 @pytest.mark.thorough
 def test_a_piece_that_no_worker_finishes_is_reported(client):
     """Of the others nothing is lost."""
-    Y = series(6, 8, 1)  # noqa: N806
+    Y = series(6, 8, 1)
 
     def arrays(theta):
         if (theta.real > 5).any():

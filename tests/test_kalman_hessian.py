@@ -507,7 +507,7 @@ def test_tangents_that_do_not_fit(kind, mode):
     if mode == "JAX":
         pytest.importorskip("jax")
     y, model = make("gaps")
-    *arrays, R, H, Q = model.asdict().values()  # noqa: N806
+    *arrays, R, H, Q = model.asdict().values()
     many = (2,) if kind is KalmanLoglikeTangents else ()
     moves = [pt.tensor(dtype="float64", shape=(None,) * (len(many) + k)) for k in (1, 2)]
     l_bar, op = pt.dvector("l_bar"), kind((), ("c", "T"), ("l", "H"))

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 from kalman_models import CASES, make
+from kalman_oracle import law_of_data
 from test_kalman_hessian import directions_for
 
 from helpers.checks import relative_error
@@ -23,22 +24,6 @@ STEP = 1e-40
 SHORT = [name for name in CASES if name != "long"]
 
 
-def stacked(n, a0, P0, c, d, T, Z, R, H, Q):
-    """Mean (n p,) and covariance (n p, n p) of the whole series, from arrays over time."""
-    p = d.shape[-1]
-    mean, S = [], np.zeros((n, p, n, p), complex)
-    a, P = a0, (P0 + P0.T) / 2
-    for s in range(n):
-        mean.append(Z[s] @ a + d[s])
-        cross = P
-        for t in range(s, n):
-            block = Z[t] @ cross @ Z[s].T + (H[s] + H[s].T) / 2 * (s == t)
-            S[t, :, s], S[s, :, t] = block, block.T
-            cross = T[t] @ cross
-        a, P = T[s] @ a + c[s], T[s] @ P @ T[s].T + R[s] @ (Q[s] + Q[s].T) / 2 @ R[s].T
-    return np.concatenate(mean), S.reshape(n * p, n * p)
-
-
 def dense(y, model, directions):
     n, o = len(y), ~np.isnan(y).ravel()
     k = len(next(iter(directions.values())))
@@ -50,7 +35,7 @@ def dense(y, model, directions):
         }
         moved = StateSpace(**arrays)
         over = {x: moved.over_time(x, n) for x in NAMES[2:]}
-        mean, S = stacked(n, moved.a0, moved.P0, **over)
+        mean, S = law_of_data(n, moved.a0, moved.P0, **over)
         return mean[o], S[np.ix_(o, o)]
 
     S, slopes = at(None)[1].real, []

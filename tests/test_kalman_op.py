@@ -18,7 +18,7 @@ from helpers.kalman.ops.draws import kalman_draw, kalman_smooth
 from helpers.kalman.ops.likelihood import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
 from helpers.kalman.ops.panel import kalman_loglike_panel
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
-from helpers.kalman.scan import filter_graph, symbolic_model
+from helpers.kalman.scan import symbolic_model
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
@@ -127,31 +127,6 @@ def test_weights_that_depend_on_the_value():
     expected = reverse(model, filtered, FilterOutputs(l=weights))[1]
     assert relative_error(T_bar, expected.T) < 1e-11
     assert relative_error(value, np.log1p(np.exp(-filtered.out.l)).sum()) < 1e-13
-
-
-def test_second_derivatives():
-    """A Hessian-vector product against complex step of the closed-form gradient."""
-    y, model = make("gaps")
-    symbols = symbolic_model()
-    total = kalman_loglike(*symbols.values()).sum()
-    (T_bar,) = pt.grad(total, [symbols["T"]])
-    direction = np.random.default_rng(0).standard_normal(model.T.shape)
-    product = pt.grad((T_bar * direction).sum(), [symbols["T"], symbols["Q"]])
-    evaluate = pytensor.function(list(symbols.values()), product, mode=PLAIN)
-    HT, HQ = evaluate(*values_of(y, model))
-
-    def along(T_part=0, Q_part=0):
-        arrays = model.asdict() | {"T": model.T + T_part, "Q": model.Q + Q_part}
-        shifted = type(model)(**arrays)
-        return smoother_form(shifted, kalman_filter(y, shifted))[1].T
-
-    h = 1e-30
-    expected = along(T_part=1j * h * direction).imag / h
-    assert relative_error(HT, expected) < 1e-9
-    E = np.zeros(model.Q.shape)
-    E[0, 0] = 1
-    expected = ((along(Q_part=1j * h * E).imag / h) * direction).sum()
-    assert abs(HQ[0, 0] - expected) < 1e-9 * max(abs(expected), 1)
 
 
 @pytest.mark.parametrize("mode", [thorough("NUMBA", id="numba"), MODES[1]])
@@ -300,33 +275,11 @@ def test_forward_mode_of_the_gradient():
     """PyTensor pulls back twice for it, the second time in what the product is linear in."""
     y, model = make("two shocks")
     symbols = symbolic_model()
-    T, V = symbols["T"], pt.matrix("V")  # noqa: N806
+    T, V = symbols["T"], pt.matrix("V")
     gradient = pt.grad(kalman_loglike(*symbols.values()).sum(), T)
     pushed = pushforward(gradient, T, V)
     pulled = pt.grad((gradient * V).sum(), T)
     evaluate = pytensor.function([*symbols.values(), V], [pushed, pulled], mode=PLAIN)
     direction = np.random.default_rng(0).standard_normal(model.T.shape)
     found, expected = evaluate(*values_of(y, model), direction)
-    assert relative_error(found, expected) < 1e-12
-
-
-def test_verify_grad_of_pytensor():
-    """PyTensor's own check, by finite differences in float64."""
-    y, model = make("two shocks")
-    arrays = model.asdict()
-
-    def of_both(T, Z):
-        return kalman_loglike(y, **(arrays | {"T": T, "Z": Z}))
-
-    rng = np.random.default_rng(0)
-    pytensor.gradient.verify_grad(of_both, [model.T, model.Z], rng=rng, mode=PYTHON)
-
-
-def test_the_scan_and_the_op_agree():
-    y, model = make("only Z varies")
-    symbols = list(symbolic_model(model.time_varying).values())
-    both = pytensor.function(
-        symbols, [kalman_loglike(*symbols), filter_graph(*symbols).l], mode=PLAIN
-    )
-    found, expected = both(*values_of(y, model))
     assert relative_error(found, expected) < 1e-12

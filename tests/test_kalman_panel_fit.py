@@ -26,10 +26,10 @@ def autoregression(theta):
     return {"T": root, "Q": np.exp(theta[:, 1])[:, None, None], "d": theta[:, 2:]}
 
 
-def levels(J, n=40, seed=0):  # noqa: N803
+def levels(J, n=40, seed=0):
     rng = np.random.default_rng(seed)
     sizes = rng.uniform(0.3, 2, (J, 1))
-    Y = np.cumsum(sizes * rng.normal(size=(J, n)), axis=1) + rng.normal(size=(J, n))  # noqa: N806
+    Y = np.cumsum(sizes * rng.normal(size=(J, n)), axis=1) + rng.normal(size=(J, n))
     Y[::3, 5:8] = np.nan
     return Y[:, :, np.newaxis]
 
@@ -49,7 +49,7 @@ def one_by_one(y, model, arrays, start):
 
 @pytest.mark.parametrize("arrays", [local_level, autoregression])
 def test_the_maxima_are_those_of_one_fit_after_the_other(arrays):
-    Y = levels(11)  # noqa: N806
+    Y = levels(11)
     start = [0.0, 0.0, 0.5][: 2 if arrays is local_level else 3]
     fits = fit(Y, WALK, arrays, start)
     assert fits.converged.all() and not fits.failed
@@ -62,7 +62,7 @@ def test_the_maxima_are_those_of_one_fit_after_the_other(arrays):
 
 def test_the_slope_is_the_complex_step_of_the_reference():
     """The chain through `arrays`, and a slope that does not belong to the series beside it."""
-    Y, theta = levels(5), np.random.default_rng(1).normal(size=(5, 3))  # noqa: N806
+    Y, theta = levels(5), np.random.default_rng(1).normal(size=(5, 3))
     f, g, _ = panel_fit._Likelihood(Y, WALK, autoregression, 0.0, 1)(theta, np.arange(5))
     for j in range(5):
 
@@ -75,7 +75,7 @@ def test_the_slope_is_the_complex_step_of_the_reference():
 
 
 def test_series_that_fail_are_reported_and_the_others_fitted():
-    Y = levels(9)  # noqa: N806
+    Y = levels(9)
     good = fit(Y, WALK, local_level, [0.0, 0.0])
     Y[2], Y[5, 3] = np.nan, np.inf
     start = np.zeros((9, 2))
@@ -91,7 +91,7 @@ def test_series_that_fail_are_reported_and_the_others_fitted():
 
 
 def test_lists_of_different_lengths():
-    Y = levels(6)  # noqa: N806
+    Y = levels(6)
     Y[1, 25:] = np.nan
     fits = fit([Y[0], Y[1, :25], *Y[2:]], WALK, local_level, [0.0, 0.0])
     assert np.array_equal(fits.value, fit(Y, WALK, local_level, [0.0, 0.0]).value)
@@ -167,7 +167,7 @@ def test_parameters_of_other_units():
 def test_a_start_that_overflows_stops_no_other_series():
     start = np.zeros((3, 2))
     start[1, 0] = 800
-    Y = levels(3)  # noqa: N806
+    Y = levels(3)
     fits = fit(Y, WALK, local_level, start)
     assert fits.failed.keys() == {1} and "at the start" in fits.failed[1]
     assert np.array_equal(fits.params[[0, 2]], fit(Y[[0, 2]], WALK, local_level, [0, 0]).params)
@@ -180,7 +180,7 @@ def test_no_series_that_could_be_fitted():
 
 def test_a_saddle_is_no_maximum():
     """Where a deviation is zero its slope is zero, and the likelihood may curve upwards."""
-    Y = levels(6)  # noqa: N806
+    Y = levels(6)
 
     def deviations(theta):
         return {"H": np.exp(theta[:, 0])[:, None, None], "Q": (theta[:, 1] ** 2)[:, None, None]}

@@ -126,12 +126,12 @@ def errors(y, model, dtype, method):
 
 
 def four_states(model="trend and cycle", kappa=10.0):
-    T, Z, Q = np.eye(4), [[1.0, 0.0, 1.0, 0.0]], [0.1, 0.001, 0.2, 0.2]  # noqa: N806
+    T, Z, Q = np.eye(4), [[1.0, 0.0, 1.0, 0.0]], [0.1, 0.001, 0.2, 0.2]
     T[0, 1] = 1
     T[2:, 2:] = 0.95 * np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
     if model == "hardly told apart":
-        T = 0.999 * np.eye(4)  # noqa: N806
-        T[0, 1], Z, Q = 1, [[1.0, 0.3, 0.2, 0.1]], [0.01, 0.0001, 0.02, 0.03]  # noqa: N806
+        T = 0.999 * np.eye(4)
+        T[0, 1], Z, Q = 1, [[1.0, 0.3, 0.2, 0.1]], [0.01, 0.0001, 0.02, 0.03]
     z, one = np.zeros(4), np.eye(4)
     model = StateSpace(z, kappa * one, z, [0.0], T=T, Z=Z, R=one, H=[[1.0]], Q=np.diag(Q))
     return simulate(400, 1, **(model.asdict() | {"P0": one}))[0], model
@@ -158,8 +158,8 @@ def test_float32_has_the_digits_of_a_scan_or_one_fewer():
 
 def singular(value):
     """A trend whose level has no shock of its own, seen without error, or with this variance."""
-    T, zero = np.array([[1.0, 1.0], [0.0, 1.0]]), np.zeros(2)  # noqa: N806
-    R, Z = np.array([[0.3], [0.1]]), np.array([[1.0, -3.0]])  # noqa: N806
+    T, zero = np.array([[1.0, 1.0], [0.0, 1.0]]), np.zeros(2)
+    R, Z = np.array([[0.3], [0.1]]), np.array([[1.0, -3.0]])
     return StateSpace(zero, np.eye(2), zero, [0.0], T=T, Z=Z, R=R, H=[[value]], Q=[[1.0]])
 
 

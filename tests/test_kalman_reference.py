@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kalman_models import NAMES_OF_CASES, VARYING, make
+from kalman_oracle import law_of_data
 from scipy.stats import multivariate_normal
 from tiers import thorough
 
@@ -135,22 +136,10 @@ def test_random_models(seed, m, p, r, n, varying, missing, singular):
 def test_likelihood_is_the_density_of_the_whole_series():
     """No filter: the mean and covariance of all observations at once, missing ones left out."""
     y, model = make("time-varying with gaps")
-    n, m = len(y), model.m
-    c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
-    mean, states = [model.a0], np.zeros((n, n, m, m))
-    states[0, 0] = model.P0
-    for t in range(n - 1):
-        mean.append(T[t] @ mean[t] + c[t])
-        for s in range(t + 1):
-            states[t + 1, s] = T[t] @ states[t, s]
-            states[s, t + 1] = states[t + 1, s].T
-        states[t + 1, t + 1] = T[t] @ states[t, t] @ T[t].T + R[t] @ Q[t] @ R[t].T
-    y_mean = np.concatenate([Z[t] @ mean[t] + d[t] for t in range(n)])
-    cov = np.block(
-        [[Z[t] @ states[t, s] @ Z[s].T + (t == s) * H[t] for s in range(n)] for t in range(n)]
-    )
     seen = ~np.isnan(y).ravel()
-    truth = multivariate_normal(y_mean[seen], cov[np.ix_(seen, seen)]).logpdf(y.ravel()[seen])
+    over_time = (model.over_time(name, len(y)) for name in NAMES[2:])
+    mean, cov = law_of_data(len(y), model.a0, model.P0, *over_time)
+    truth = multivariate_normal(mean[seen], cov[np.ix_(seen, seen)]).logpdf(y.ravel()[seen])
     assert loglike(y, model) == pytest.approx(truth, rel=1e-12)
 
 

@@ -15,10 +15,9 @@ import flint
 import numpy as np
 import pandas as pd
 import pytest
-from kalman_oracle import exact, loglike_in_any_arithmetic, rounded
+from kalman_oracle import exact, law_of_data, loglike_in_any_arithmetic, rounded
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import minimize_scalar
-from test_kalman_information import stacked
 
 from benchmarks.statsmodels_fits import Autoregression, random_model
 from helpers.checks import complex_step, relative_error
@@ -133,7 +132,7 @@ MODELS = {
 def build(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about starting values
-        mod = MODELS[name]()
+        mod = (MODELS | MORE)[name]()
         params = np.asarray(mod.start_params, float)
     mod.ssm.tolerance = 0  # its own steady state costs digits
     # Not at the start, where gradients of some parameters vanish.
@@ -198,21 +197,6 @@ def whole_likelihood(mod, params):
     return at(1.0) + (squares - k - k * np.log(squares / k)) / 2
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_likelihood_and_score(name):
-    mod, params = build(name)
-    value, found = ours.loglike(mod, params), ours.score(mod, params)
-    assert relative_error(value, mod.loglike(params)) < 1e-9
-    expected = np.array(
-        [
-            whole_likelihood(mod, params + 1j * STEP * unit).imag / STEP
-            for unit in np.eye(len(params))
-        ]
-    )
-    assert relative_error(found, expected) < 1e-8
-    assert relative_error(found, mod.score(params, approx_complex_step=True)) < 1e-6
-
-
 def two_frequencies():
     rng, months = np.random.default_rng(0), pd.period_range("1990-01", periods=48, freq="M")
     monthly = pd.DataFrame(rng.normal(size=(48, 3)), index=months, columns=list("abc"))
@@ -261,19 +245,14 @@ MORE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MORE)
-def test_coverage(name, monkeypatch):
-    monkeypatch.setitem(MODELS, name, MORE[name])
+@pytest.mark.parametrize("name", [*MODELS, *MORE])
+def test_likelihood_and_score(name):
     mod, params = build(name)
-    found = ours.score(mod, params)
+    value, found = ours.loglike(mod, params), ours.score(mod, params)
     assert not any(np.iscomplexobj(mod.ssm[x]) for x in ARRAYS.values())
-    expected = np.array(
-        [
-            whole_likelihood(mod, params + 1j * STEP * unit).imag / STEP
-            for unit in np.eye(len(params))
-        ]
-    )
-    assert relative_error(found, expected) < 1e-9
+    assert relative_error(value, mod.loglike(params)) < 1e-9
+    slopes = derivatives_of(lambda x: whole_likelihood(mod, x), params)
+    assert relative_error(found, np.array(slopes)) < (1e-9 if name in MORE else 1e-8)
     assert relative_error(found, mod.score(params, approx_complex_step=True)) < 1e-6
 
 
@@ -376,7 +355,7 @@ def dense_information(mod, params, steps):
         y, model, _ = whole_model(mod, params)
         X = {x: model.over_time(x, len(y))[:steps] for x in NAMES[2:]}
         X |= {"H": scale * X["H"], "Q": scale * X["Q"]}
-        mean, S = stacked(steps, model.a0, scale * model.P0, **X)
+        mean, S = law_of_data(steps, model.a0, scale * model.P0, **X)
         o = ~np.isnan(y[:steps]).ravel()
         return np.column_stack([mean[o], S[np.ix_(o, o)]])
 
@@ -876,26 +855,27 @@ def test_an_update_that_starts_to_move_other_entries_is_noticed():
         assert relative_error(found, mod.score(np.array(params))) < 1e-8
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"error_cov_type": "diagonal", "measurement_error": True}])
-def test_the_transformation_of_varmax(kwargs):
-    """With negative entries on the diagonal of the factor, which a Cholesky factor has not."""
-    mod = varmax.VARMAX(macro()[:, :2], order=(2, 1), trend="c", **kwargs)
-    rng = np.random.default_rng(3)
-    free = rng.normal(size=len(mod.param_names))
-    free[mod._params_state_cov] = rng.permutation(
-        [-0.7, 1.2, 0.4][: len(free[mod._params_state_cov])]
-    )
-    found = updates._transformation(mod, free)
-    assert isinstance(found, updates._VectorTransformation)
-    assert relative_error(found.dense(free), updates.jacobian(mod.transform_params, free)) < 1e-10
-
-
-@pytest.mark.parametrize(("k", "order"), [(1, 2), (2, 1)])
-def test_the_transformation_of_dynamic_factors(k, order):
-    mod = dynamic_factor.DynamicFactor(
+TRANSFORMED = {
+    "VARMAX": lambda: varmax.VARMAX(macro()[:, :2], order=(2, 1), trend="c"),
+    "VARMAX, diagonal": lambda: varmax.VARMAX(
+        macro()[:, :2], order=(2, 1), trend="c", error_cov_type="diagonal", measurement_error=True
+    ),
+} | {
+    f"{k} factors, order {order}": lambda k=k, order=order: dynamic_factor.DynamicFactor(
         macro(), k_factors=k, factor_order=order, error_order=2, error_cov_type="scalar"
     )
-    free = np.random.default_rng(3).normal(size=len(mod.param_names))
+    for k, order in ((1, 2), (2, 1))
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_the_transformation_of_vector_autoregressions(name):
+    """With negative entries on the diagonal of the factor, which a Cholesky factor has not."""
+    mod, rng = TRANSFORMED[name](), np.random.default_rng(3)
+    free = rng.normal(size=len(mod.param_names))
+    if "VARMAX" in name:
+        at = mod._params_state_cov
+        free[at] = rng.permutation([-0.7, 1.2, 0.4][: len(free[at])])
     found = updates._transformation(mod, free)
     assert isinstance(found, updates._VectorTransformation)
     assert relative_error(found.dense(free), updates.jacobian(mod.transform_params, free)) < 1e-10
@@ -921,7 +901,7 @@ def test_a_root_close_to_one_is_inside_and_one_that_is_one_is_not():
     near = Stationary((1 - 1e-12) * one, zero, one)
     assert near.converged and near.covariance[0, 0] == pytest.approx(0.5e12, rel=1e-3)
     for angle in np.linspace(0.1, 3.1, 200):  # of modulus one but for rounding
-        T = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])  # noqa: N806
+        T = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         assert not Stationary(T, np.zeros(2), np.eye(2)).converged
 
 
@@ -1161,19 +1141,6 @@ def test_second_derivatives_beside_a_pole():
         assert relative_error(found, ours.hessian(stationary, [phi, 1.0])) < bound
 
 
-def test_an_update_that_no_complex_step_differentiates():
-    class Sizes(_Plain):
-        def fill(self, params):
-            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = np.abs(params)
-
-    how = {"initialization": "approximate_diffuse", "loglikelihood_burn": 1}
-    mod, plain = Sizes(nile(), **how), sm.tsa.UnobservedComponents(nile(), "llevel")
-    x = np.array([1.4e4, 1.2e3])
-    assert relative_error(ours.score(mod, x), plain.score(x, approx_complex_step=True)) < 1e-6
-    found = ours.fit(mod, disp=False, cov_type="none")
-    assert found.llf > mod.loglike(mod.start_params) + 1
-
-
 HOW = {"initialization": "approximate_diffuse", "loglikelihood_burn": 1}
 
 
@@ -1204,28 +1171,25 @@ def test_an_absolute_value_beside_a_large_number():
     assert relative_error(ours.score(mod, x), expected) < 1e-4
 
 
-def test_a_complex_step_that_is_not_a_number_is_no_derivative():
-    class Branching(_Plain):
+@pytest.mark.parametrize(
+    "variances",
+    [
+        np.abs,  # which no complex step differentiates
+        lambda x: x if np.isrealobj(x) else x * [np.nan, 1],
+        lambda x: np.exp(np.logaddexp(np.log(x), -np.inf)),  # takes no complex numbers
+    ],
+)
+def test_an_update_that_is_no_analytic_function(variances):
+    class Written(_Plain):
         def fill(self, params):
-            h, q = params
-            self.ssm["obs_cov", 0, 0] = h if np.isrealobj(params) else h * np.nan
-            self.ssm["state_cov", 0, 0] = q
+            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = variances(params)
 
-    mod, plain = Branching(nile(), **HOW), sm.tsa.UnobservedComponents(nile(), "llevel")
+    mod, plain = Written(nile(), **HOW), sm.tsa.UnobservedComponents(nile(), "llevel")
     x = np.array([1.4e4, 1.2e3])
     assert relative_error(ours.score(mod, x), plain.score(x, approx_complex_step=True)) < 1e-6
-
-
-def test_an_update_that_takes_no_complex_numbers():
-    class OnlyReal(_Plain):
-        def fill(self, params):
-            variances = np.exp(np.logaddexp(params, -np.inf))
-            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = variances
-
-    mod, plain = OnlyReal(nile(), **HOW), sm.tsa.UnobservedComponents(nile(), "llevel")
-    x = np.log([1.4e4, 1.2e3])
-    expected = plain.score(np.exp(x), approx_complex_step=True) * np.exp(x)
-    assert relative_error(ours.score(mod, x), expected) < 1e-6
+    if variances is np.abs:
+        found = ours.fit(mod, disp=False, cov_type="none")
+        assert found.llf > mod.loglike(mod.start_params) + 1
 
 
 def test_an_update_that_takes_no_variance_below_zero():
@@ -1339,23 +1303,6 @@ def test_a_structurally_singular_covariance_is_no_variance_of_zero():
             self.ssm["state_cov"] = params[1] * np.outer(b, b)
 
     assert np.isfinite(ours.standard_errors(Rank1(), [1.0, 1.0], "expected")).all()
-
-
-def test_the_mean_of_an_approximate_start_may_be_a_parameter():
-    class Guess(_Plain):
-        param_names, start_params = ["start", "H"], np.array([10.0, 1.0])  # noqa: RUF012
-
-        def fill(self, params):
-            self.ssm["state_cov"], self.ssm["obs_cov", 0, 0] = [[0.1]], params[1]
-            self.ssm.initialization = Initialization(
-                1, "approximate_diffuse", constant=np.array([params[0]]),
-                approximate_diffuse_variance=4.0,
-            )  # fmt: skip
-
-    x = np.array([10.0, 1.0])
-    h, mod = 1e-4, Guess(nile() / 100)
-    slope = (mod.loglike(x + [h, 0]) - mod.loglike(x - [h, 0])) / (2 * h)
-    assert abs(ours.score(mod, x)[0] / slope - 1) < 1e-6
 
 
 def test_regressors_of_any_size():
@@ -1641,21 +1588,6 @@ def test_all_numbers_of_a_start_may_be_parameters(first, second):
     expected = [whole_likelihood(mod, x + STEP * 1j * e).imag / STEP for e in np.eye(4)]
     assert relative_error(ours.score(mod, x), np.array(expected)) < 1e-10
     assert relative_error(ours.loglike(mod, x), mod.loglike(x)) < 1e-12
-
-
-def test_the_variance_of_an_approximate_start_may_be_a_parameter():
-    class Vague(_Plain):
-        param_names, start_params = ["H", "Q", "P0"], np.array([1.5e4, 1.4e3, 1e4])  # noqa: RUF012
-
-        def fill(self, params):
-            self.ssm["obs_cov", 0, 0], self.ssm["state_cov", 0, 0] = params[:2]
-            self.ssm.initialize_approximate_diffuse(params[2])
-
-    mod, x = Vague(nile()), Vague.start_params
-    h = np.array([0, 0, 1.0])
-    slope = (mod.loglike(x + h) - mod.loglike(x - h)) / 2
-    assert ours.score(mod, x)[2] == pytest.approx(slope, rel=1e-5) and slope > 1e-6
-    assert ours.fit(mod, disp=False, cov_type="none").params[2] > 1e5
 
 
 def test_data_that_move_with_the_parameters_are_refused():

@@ -18,8 +18,7 @@ from helpers.onnx_grad.rules.coverage import coverage
 from helpers.onnx_grad.rules.quantize import straight_through
 from helpers.onnx_grad.rules.table import gradients
 from helpers.onnx_grad.tensor import Node, NoGradientError
-from helpers.onnx_grad.translation import _translate
-from helpers.onnx_grad.translation.node import TRANSLATIONS
+from helpers.onnx_grad.translation.node import TRANSLATIONS, translated
 from helpers.onnx_grad.translation.node import Node as TranslatedNode
 
 ML = "ai.onnx.ml"
@@ -185,9 +184,9 @@ def test_what_no_rule_knows_of_an_attribute_is_refused(key):
     with pytest.raises(NoGradientError, match=f"operator {operator} of .*{message}"):
         gradients(node, [None])
     if (domain, operator) in TRANSLATIONS:
-        read = TranslatedNode.read(proto, version, None)
+        read = TranslatedNode(proto, g, None)
         with pytest.raises(NotImplementedError, match=f"{operator} .*{message}"):
-            _translate(read, proto, [])
+            translated(read, [])
 
 
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
@@ -195,7 +194,7 @@ def test_broadcasting_along_an_axis_was_before_opset_7(operator):
     """It is no attribute of the forms that are translated, and would be left out of account."""
     proto = helper.make_node(operator, ["A", "B"], ["C"], broadcast=1, axis=0)
     with pytest.raises(NotImplementedError, match="axis=0 is not supported"):
-        _translate(TranslatedNode.read(proto, 6, None), proto, [])
+        translated(TranslatedNode(proto, Graph({"": 6}, {}, {}, []), None), [])
 
 
 def test_a_rule_of_the_user_decides_for_itself(monkeypatch):

@@ -14,7 +14,7 @@ from onnx_cases import load, node_cases, with_constants
 
 from helpers.checks import finite_difference, relative_error
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, random_feed, to_pytensor
-from helpers.onnx_grad.translation import TRANSLATIONS
+from helpers.onnx_grad.translation.node import TRANSLATIONS
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer=None)  # nothing is compiled
 
@@ -282,6 +282,16 @@ def test_what_no_node_test_has(node, kind):
     feed = {"X": np.array([[1, 2], [3, -4]], "float32")}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
     np.testing.assert_allclose(run(model, feed)["Y"], expected, rtol=1e-6, strict=True)
+
+
+def test_a_slice_backwards_from_before_the_beginning():
+    """ONNX clamps its start to the first entry, where Python's slice is empty."""
+    constants = "<int64[1] low = {-9}, int64[1] lower = {-20}, int64[1] a = {0}, int64[1] s = {-1}>"
+    text = f"g (float[4] X) => (float[N] Y) {constants} {{ Y = Slice(X, low, lower, a, s) }}"
+    model, feed = parsed(text), {"X": np.arange(1, 5, dtype="float32")}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    assert expected.tolist() == [1]
+    np.testing.assert_array_equal(run(model, feed)["Y"], expected)
 
 
 def test_an_index_that_occurs_twice():

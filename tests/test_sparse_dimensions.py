@@ -4,6 +4,7 @@ The references see the dense form alone: no site, no rulebook. Gradients are the
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytensor
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytensor.compile.mode import Mode
-from sparse_cases import dense_conv, dense_transposed, layers, random_layer
+from sparse_cases import dense_conv, dense_transposed, is_gradient, layers, random_layer
 
-from helpers.checks import complex_step, relative_error
+from helpers.checks import relative_error
 from helpers.sparse_conv import (
     SparseValue,
     build_q,
@@ -52,58 +53,40 @@ def each(function, dense, d):
     return np.stack([function(X) for X in dense]) if dense.ndim == d + 2 else function(dense)
 
 
-def strided(x):
-    return rulebook(x.sites, x.grid, 3, stride=2, pad=1, d=x.d)
+def strided(x, **more):
+    return rulebook(x.sites, x.grid, 3, d=x.d, **({"stride": 2, "pad": 1} | more))
 
 
-def dense_strided(X, t, W, b, x):
-    return each(lambda X: dense_conv(X, W, b, 3, 2, 1, t), X, x.d)
+def submanifold(x, **more):
+    return submanifold_rulebook(x.sites, x.grid, 3, d=x.d, **more)
 
 
-def submanifold(x):
-    return submanifold_rulebook(x.sites, x.grid, 3, d=x.d)
+def transposed(x, f=3, **more):
+    return transposed_rulebook(x.sites, x.grid, f, stride=2, pad=1, d=x.d, **more)
 
 
-def dense_submanifold(X, t, W, b, x):
-    same = each(lambda X: dense_conv(X, W, b, 3, 1, 1, t), X, x.d)
-    y = np.zeros_like(same) + (np.tile(t, 3**x.d) @ W + b)
-    y[tuple(x.sites.T)] = same[tuple(x.sites.T)]
-    return y
+def dense_strided(stride=2, pad=1, dilation=1):
+    def dense(X, t, W, b, x):
+        return each(lambda X: dense_conv(X, W, b, 3, stride, pad, t, dilation), X, x.d)
+
+    return dense
 
 
-def transposed(x):
-    return transposed_rulebook(x.sites, x.grid, 3, stride=2, pad=1, d=x.d)
+def dense_submanifold(dilation=1):
+    def dense(X, t, W, b, x):
+        same = dense_strided(1, dilation, dilation)(X, t, W, b, x)
+        y = np.zeros_like(same) + (np.tile(t, 3**x.d) @ W + b)
+        y[tuple(x.sites.T)] = same[tuple(x.sites.T)]
+        return y
+
+    return dense
 
 
-def dense_up(X, t, W, b, x):
-    return each(lambda X: dense_transposed(X - t, W, b, 3, 2, 1), X, x.d)
+def dense_up(f=3, dilation=1, more=0):
+    def dense(X, t, W, b, x):
+        return each(lambda X: dense_transposed(X - t, W, b, f, 2, 1, dilation, more), X, x.d)
 
-
-def dilated(x):
-    return rulebook(x.sites, x.grid, 3, stride=2, pad=2, dilation=2, d=x.d)
-
-
-def dense_dilated(X, t, W, b, x):
-    return each(lambda X: dense_conv(X, W, b, 3, 2, 2, t, 2), X, x.d)
-
-
-def dilated_submanifold(x):
-    return submanifold_rulebook(x.sites, x.grid, 3, dilation=2, d=x.d)
-
-
-def dense_dilated_submanifold(X, t, W, b, x):
-    same = each(lambda X: dense_conv(X, W, b, 3, 1, 2, t, 2), X, x.d)
-    y = np.zeros_like(same) + (np.tile(t, 3**x.d) @ W + b)
-    y[tuple(x.sites.T)] = same[tuple(x.sites.T)]
-    return y
-
-
-def dilated_transposed(x):
-    return transposed_rulebook(x.sites, x.grid, 2, stride=2, pad=1, dilation=3, output_pad=2, d=x.d)
-
-
-def dense_dilated_up(X, t, W, b, x):
-    return each(lambda X: dense_transposed(X - t, W, b, 2, 2, 1, 3, 2), X, x.d)
+    return dense
 
 
 def fine_sites(x):
@@ -132,15 +115,17 @@ def dense_inverse(X, t, W, b, x):
     return y
 
 
+# The rulebook of an image, its dense form, and the window.
 KINDS = {
-    "strided": (strided, dense_strided, 3),
-    "submanifold": (submanifold, dense_submanifold, 3),
-    "transposed": (transposed, dense_up, 3),
+    "strided": (strided, dense_strided(), 3),
+    "submanifold": (submanifold, dense_submanifold(), 3),
+    "transposed": (transposed, dense_up(), 3),
     "inverse": (inverse, dense_inverse, 2),
-    "dilated": (dilated, dense_dilated, 3),
-    "dilated submanifold": (dilated_submanifold, dense_dilated_submanifold, 3),
-    "dilated transposed, output padded": (dilated_transposed, dense_dilated_up, 2),
-}
+    "dilated": (partial(strided, pad=2, dilation=2), dense_strided(2, 2, 2), 3),
+    "dilated submanifold": (partial(submanifold, dilation=2), dense_submanifold(2), 3),
+    "dilated transposed, output padded": (
+        partial(transposed, f=2, dilation=3, output_pad=2), dense_up(2, 3, 2), 2),
+}  # fmt: skip
 EVERY = [(kind, d, images) for kind in KINDS for d, images in [(1, 2), (2, 0), (3, 0), (3, 2)]]
 
 
@@ -184,8 +169,8 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_form(kind, d, images):
     for gradient, expected in zip(grad_q(dY @ W.T, rules), zero, strict=False):
         assert relative_error(gradient, expected) < 1e-14
     for (name, at), gradient in zip(arrays.items(), found, strict=True):
-        step = complex_step(lambda X, name=name: (C * reference(**{name: X})).sum(), at)
-        assert relative_error(gradient, step) < 1e-13, name
+        loss = partial(lambda name, X: (C * reference(**{name: X})).sum(), name)
+        assert is_gradient(gradient, loss, at), name
 
 
 def layer_function(layer):
@@ -271,8 +256,7 @@ def in_groups(dense, W, b, groups, *args):
     return np.concatenate([dense_conv(*part, *args) for part in parts], axis=-1)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize(("groups", "n_out"), [(2, 6), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("d", "groups", "n_out"), [(3, 2, 6), (2, 4, 4), (1, 4, 8)])
 def test_groups_and_their_gradients(d, groups, n_out):
     """Of four channels: two groups, a depthwise convolution, and one with two outputs each."""
     x, *_ = image(d, 0 if d == 3 else 2, n_in=4)
@@ -292,14 +276,14 @@ def test_groups_and_their_gradients(d, groups, n_out):
     cotangents = at_sites(C, y.sites)
     dM, dt, dW, db = sparse_conv_grad(x, W, rules, *cotangents, groups=groups)
     for name, gradient in zip(at, (dM, dW, db), strict=True):
-        step = complex_step(lambda X, name=name: (C * reference(**{name: X})).sum(), at[name])
-        assert relative_error(gradient, step) < 1e-13, name
+        loss = partial(lambda name, X: (C * reference(**{name: X})).sum(), name)
+        assert is_gradient(gradient, loss, at[name]), name
 
     def in_ground_state(t):
         y = sparse_conv(replace(x, ground_state=t), W, b, rules, groups=groups)
         return (cotangents[0] * y.values).sum() + cotangents[1] @ y.ground_state
 
-    assert relative_error(dt, complex_step(in_ground_state, x.ground_state)) < 1e-13
+    assert is_gradient(dt, in_ground_state, x.ground_state)
 
     # The graph: the same, and the Hessian times a direction.
     z, W_, b_ = graph.symbolic_value(), pt.dmatrix(), pt.dvector()
@@ -372,14 +356,14 @@ def test_windows_of_another_length_along_each_axis():
         assert relative_error(y.to_dense(), expected) < 1e-14, kind
         C = rng.standard_normal(expected.shape)
         dM, dt, dW, _ = sparse_conv_grad(x, W_kind, rules[kind], *at_sites(C, y.sites))
+        dW = np.concatenate([dW, np.zeros((len(W) - len(dW), 3))])
 
         def loss(M=x.values, t=t, W=W, kind=kind, C=C):
             return (C * references(dense_form(M, t, x), t, W)[kind]).sum()
 
-        assert relative_error(dM, complex_step(lambda M: loss(M=M), x.values)) < 1e-12, kind
-        assert relative_error(dt, complex_step(lambda u: loss(t=u), t)) < 1e-12, kind
-        step = complex_step(lambda V: loss(W=V), W)[: len(W_kind)]
-        assert relative_error(dW, step) < 1e-12, kind
+        for name, gradient, at in (("M", dM, x.values), ("t", dt, t), ("W", dW, W)):
+            of_one = partial(lambda name, loss, X: loss(**{name: X}), name, loss)
+            assert is_gradient(gradient, of_one, at), (kind, name)
     back = inverse_rulebook(rules["strided"], x.sites, x.grid)
     np.testing.assert_array_equal(back.src, rules["strided"].dst)
 
@@ -489,7 +473,7 @@ def test_addition_normalisation_and_mean_pooling_against_the_dense_form():
         def loss(X, k=k):
             return (C * reference(*(X if j == k else v for j, v in enumerate(at))) ** 3).sum()
 
-        assert relative_error(found[1 + k], complex_step(loss, at[k])) < 1e-12, name
+        assert is_gradient(found[1 + k], loss, at[k]), name
 
     def ahead(h):
         moved = run([v + h * u for v, u in zip(at, directions, strict=True)])

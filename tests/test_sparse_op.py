@@ -111,17 +111,6 @@ def test_pullback_of_every_op(o):
         assert relative_error(gradient, complex_step(value, at[k])) < 1e-14
 
 
-@pytest.mark.parametrize("o", [op.grad_q, op.put_back], ids=name)
-def test_an_output_that_nothing_depends_on(o):
-    floats, integers, _ = OPS[o]
-    inputs = symbols(floats)
-    for out in o(*inputs, *integers):
-        (gradient,) = pytensor.function(inputs, pt.grad((out**2).sum(), inputs), mode=PY)(
-            *numbers(floats)
-        )
-        assert np.isfinite(gradient).all() and gradient.any()
-
-
 def test_integers_are_not_connected():
     src, dst = pt.imatrices("src", "dst")
     x, t = symbols((M, T))
@@ -536,18 +525,19 @@ def test_a_rulebook_of_as_many_other_sites_is_refused_by_the_graph():
 
 @pytest.mark.parametrize("function", ["kernel", "numpy"])
 def test_sums_over_all_sites_are_accumulated_in_float64(function):
-    """Three million terms of 0.1: a float32 sum was 3 % off."""
-    m, tenth = 3_000_000, np.float32(0.1)
+    """Half a million terms of 0.1: in float32 a loop's sum is 0.4 % off."""
+    m, tenth = 500_000, np.float32(0.1)
     none, site = np.full((m, 1), 1, np.int32), np.zeros((1, 1), np.int32)
     each = np.arange(m, dtype=np.int32)[:, None]
-    ones, dY = np.ones((m, 1), np.float32), np.full((m, 1), tenth)
+    # Of two columns: NumPy adds up one alone in pairs, which loses nothing.
+    ones, dY, winner = np.ones((m, 1), np.float32), np.full((m, 2), tenth), np.full((m, 2), 1)
     sums = [
         getattr(op.grad_q, function)(dY, none, site)[1],
         getattr(op.sum_ground, function)(dY, none, site),
-        getattr(op.put_back, function)(dY, none, site)[1],
+        getattr(op.put_back, function)(dY, winner.astype(np.int32), site)[1],
     ]
     if function == "kernel":  # NumPy's are one BLAS product
-        W = np.ones((1, 1), np.float32)
+        W = np.ones((1, 2), np.float32)
         sums.append(op.conv_grad_weights.kernel(ones, dY, each, each))
         sums.append(op.conv_grads.kernel(ones, W, dY, each, each)[1])
     for total in sums:
@@ -555,15 +545,15 @@ def test_sums_over_all_sites_are_accumulated_in_float64(function):
         assert np.ravel(total)[0] == pytest.approx(m * tenth, rel=1e-6)
 
 
-def test_biases_and_ground_states_of_three_million_sites():
-    m, tenth = 3_000_000, np.float32(0.1)
-    x = SparseValue(np.arange(m)[:, None], np.ones((m, 1), np.float32), (m, 1))
-    dY, W, none = np.full((m, 1), tenth), np.ones((1, 1), np.float32), np.zeros(1, np.float32)
+def test_biases_and_ground_states_of_half_a_million_sites():
+    m, tenth = 500_000, np.float32(0.1)
+    x = SparseValue(np.arange(m)[:, None], np.ones((m, 2), np.float32), (m, 2))
+    dY, W, none = np.full((m, 2), tenth), np.eye(2, dtype=np.float32), np.zeros(2, np.float32)
     one, up = rulebook(x.sites, x.grid, 1), transposed_rulebook(x.sites, x.grid, 1)
     b = pt.fvector()
     loss = (graph.conv(x, W, b, one).values * dY).sum()
     by_graph = pytensor.function([b], pt.grad(loss, b), mode=PY)(none)
     totals = [sparse_conv_grad(x, W, one, dY, none)[3], -sparse_conv_grad(x, W, up, dY, none)[1]]
-    totals += [max_pool_grad(dY, np.full((m, 1), 0), 1)[0], by_graph]
+    totals += [max_pool_grad(dY, np.full((m, 2), 0), 1)[0], by_graph]
     for total in totals:
         assert np.ravel(total)[0] == pytest.approx(m * tenth, rel=1e-6)

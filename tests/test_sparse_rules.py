@@ -90,16 +90,6 @@ def test_bad_sparse_values_are_refused(change, message):
         SparseValue(**(ONE | change))
 
 
-@given(layers())
-def test_output_sites_come_in_the_order_of_the_loops(layer):
-    x, f, *_ = layer
-    h, w, _ = x.shape
-    rules = rulebook(x.sites, x.shape, f)
-    expected = loop_output_sites(x.sites, h, w, f)
-    assert [tuple(site) for site in rules.sites.tolist()] == [(int(i), int(j)) for i, j in expected]
-    assert rules.grid == (h - f + 1, w - f + 1)
-
-
 @settings(deadline=None)
 @given(layers(images=True), st.integers(1, 3))
 def test_rulebook_says_what_each_window_sees(layer, stride):

@@ -108,7 +108,7 @@ def make(rows: Iterable[Coverage] | None = None) -> str:
 def _section(title: str, rows: list[Coverage]) -> str:
     patterns = {}
     for row in rows:
-        patterns.setdefault(row.test.replace(f"[{row.operator}", "[NAME"), []).append(row.operator)
+        patterns.setdefault(tested_by(row, "NAME"), []).append(row.operator)
     largest = max(patterns, key=lambda pattern: len(patterns[pattern]))
     tests = [f"Tested by `pytest {_quoted(largest)}`, NAME being that of the operator."]
     for pattern, names in patterns.items():
@@ -119,6 +119,15 @@ def _section(title: str, rows: list[Coverage]) -> str:
     shown = [_row(row) for row in rows if row not in bare]
     table = TABLE.format(rows="\n".join(shown)) if shown else ""
     return SECTION.format(title=title, tests="\n".join(tests), plain=plain, table=table)
+
+
+def tested_by(row: Coverage, name: str) -> str:
+    """What tests an operator: a file and a name that pytest's option -k selects by."""
+    if row.kind == "definition":
+        return f"tests/test_onnx_derivative.py -k test_defined_by_others[{name}"
+    if row.operator in ("GRU", "LSTM", "RNN"):
+        return f"tests/test_onnx_recurrent.py -k test_layer[{name}-"
+    return f"tests/test_onnx_rules.py -k test_rule[{name}-"
 
 
 def _quoted(test: str) -> str:

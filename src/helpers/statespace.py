@@ -168,9 +168,16 @@ class StateSpace:
         return len(getattr(self, varying[0])) if varying else None
 
     def over_time(self, name: str, n: int) -> np.ndarray:
-        """The array ``name`` with a time axis of length n: a read-only view if it has none."""
-        X = getattr(self, name)
-        return X if name in self.time_varying else np.broadcast_to(X, (n, *X.shape))
+        """The array ``name``, or "W", with a time axis of length n: a read-only view."""
+        X = self.in_time[name]
+        return np.broadcast_to(X, (n, *X.shape[1:]))
+
+    @cached_property
+    def in_time(self) -> dict[str, np.ndarray]:
+        """The arrays and W = R Q R', each but a0 and P0 with a time axis of length 1 or n."""
+        whole = (*STATIC, *self.time_varying)
+        X = {x: A if x in whole else A[np.newaxis] for x, A in self.asdict().items()}
+        return X | {"W": X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)}
 
     def asdict(self) -> dict[str, np.ndarray]:
         """The nine arrays by name, in order (not copied)."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -36,20 +37,20 @@ from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import get_scalar_type
 
-from helpers.checks.gradients import _directions, complex_step, step_sweep, symmetrize
+from helpers.checks.gradients import complex_step, entry_by_entry, step_sweep, symmetrize
 
 __all__ = ["Attack", "Report", "attack"]
 
 AS_WRITTEN = Mode(linker="py", optimizer=None)  # compiles nothing, and rewrites nothing
 SHAPES = Mode(linker="py", optimizer="fast_compile")  # asks infer_shape
 REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "BlasOpt")
-BACKENDS = {"numba": "Numba", "jax": "JAX", "c": "C"}
 # This linker runs C where there is any, and Python elsewhere.
 IN_C = Mode(VMLinker(use_cloop=True, c_thunks=True), "fast_compile")
-MODES = {"numba": "NUMBA", "jax": "JAX", "c": IN_C}
+BACKENDS = {"numba": ("Numba", "NUMBA"), "jax": ("JAX", "JAX"), "c": ("C", IN_C)}
 DIFFERENCES = 1e-5  # what central differences can be trusted to
 SINGLE = 1e-3  # float32, after a short computation
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
+SINGLE_STEPS = np.logspace(0, -3, 13)  # that they take
 MANY = 200  # entries of an array, of which each is moved alone
 OUTSIDE = 8  # entries on each side of an input that must not matter
 
@@ -178,20 +179,20 @@ def attack(
     """
     if unknown := set(backends) - set(BACKENDS):
         raise ValueError(f"unknown backends {sorted(unknown)}, expected {sorted(BACKENDS)}")
-    at, found = None, []
+    _examples(inputs)
+    at, cases, refused = None, dict(cases or {}), dict(refused or {})
 
     def example():
         nonlocal at
         at = point(op, *inputs, truth=truth, rtol=rtol, seed=seed)
-        return runs(at)
+        runs(at)
 
-    _examples(inputs)
-    found.append(_attempt("runs in Python", example))
-    if found[-1].status != "FAULT":
-        found += _in_python(at, dict(cases or {}), dict(refused or {}))
+    found = [_attempt("runs in Python", example)]
+    if found[0].status != "FAULT":
+        found += _in_python(at, cases, refused)
         for backend in backends:
-            found += _in_backend(at, backend, dict(cases or {}), dict(refused or {}))
-    report = Report(_name(op), found)
+            found += _in_backend(at, backend, cases, refused)
+    report = Report(str(op) if isinstance(op, Op) else getattr(op, "__name__", str(op)), found)
     if raises and report.faults:
         raise AssertionError(str(report))
     return report
@@ -205,16 +206,27 @@ class Found(Exception):  # noqa: N818 (it ends an attack and is not an error)
         self.says, self.status = says, status
 
 
-def _attempt(name: str, what: Callable[[], str | None]) -> Attack:
+def _attempt(name: str, what: Callable[..., str | None], *args) -> Attack:
     """Run one attack and record how it ended."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return Attack(name, "ok", what() or "")
+            return Attack(name, "ok", what(*args) or "")
     except Found as found:
         return Attack(name, found.status, found.says)
     except Exception as error:
         return Attack(name, "FAULT", f"unexpected {_brief(error)}")
+
+
+@contextmanager
+def _told(says: str, status: str = "FAULT"):
+    """An error inside ends the attack with this sentence, where {} stands for the error."""
+    try:
+        yield
+    except Found:
+        raise
+    except Exception as error:
+        raise Found(says.replace("{}", _brief(error)), status) from None
 
 
 # --- the order of the attacks ---------------------------------------------------------------------
@@ -232,16 +244,11 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
         "empty": cut,
         "not contiguous": strided,
     }
-    found = [_attempt(name, lambda check=check: check(at)) for name, check in checks.items()]
+    found = [_attempt(name, check, at) for name, check in checks.items()]
     found += _derivatives(at)
-    found += [
-        _attempt("rewritten", lambda: rewritten(at)),
-        _attempt("batched", lambda: batched(at)),
-    ]
-    found += [_case(f"case: {name}", at, case) for name, case in cases.items()]
-    for name, case in refused.items():
-        found.append(_attempt(f"refused: {name}", lambda case=case: refuses(at, case)))
-    return found
+    found += [_attempt("rewritten", rewritten, at), _attempt("batched", batched, at)]
+    found += [_attempt(f"case: {name}", _case, at, case) for name, case in cases.items()]
+    return found + [_attempt(f"refused: {x}", refuses, at, case) for x, case in refused.items()]
 
 
 def _derivatives(at: Point) -> list[Attack]:
@@ -249,111 +256,131 @@ def _derivatives(at: Point) -> list[Attack]:
     of = at.of
     if not of.moving or not of.smooth:
         return [Attack("derivatives", "skipped", "no real input or no real output")]
-    if not all(np.all(np.isfinite(at.values[j])) for j in of.smooth):
+    if not at.is_finite:
         return [Attack("derivatives", "skipped", "the answer is not finite")]
-    found = [_attempt("pullback", lambda: pullback(at))]
-    right, exists = found[0].status != "FAULT" and of.has_pull, of.has_pull
-    if exists:
-        for k, why in of.nulls.items():
-            found.append(Attack(f"gradient for {of.labels[k]}", "skipped", f"declared: {why}"))
-    if right and not of.free:
-        right = exists = False
-    checks = {"pullback is linear": pull_linear} if exists and at.has_shapes else {}
+    found = [_attempt("pullback", pullback, at)]
+    found += [
+        Attack(f"gradient for {of.labels[k]}", "skipped", f"declared: {why}")
+        for k, why in of.nulls.items()
+    ]
+    right = bool(of.x_bars) and found[0].status != "FAULT"
+    checks = {"pullback is linear": pull_linear} if at.has_shapes else {}
     if right:
         checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
-        checks |= {"empty gradient": pull_empty, "pullback in float32": pull_single,
-                   "second order": second}  # fmt: skip
+        checks |= {"empty gradient": pull_empty, "pullback in float32": pull_single}
+        checks |= {"second order": second}
     if any(x.dtype.kind in "iu" for x in at.arrays):
         checks["gradient for integers"] = for_integers
-    found += [_attempt(name, lambda check=check: check(at)) for name, check in checks.items()]
-    found.append(_attempt("pushforward", lambda: pushforward(at)))
-    if of.has_push and found[-1].says != NO_TANGENT:
+    checks["pushforward"] = pushforward
+    found += [_attempt(name, check, at) for name, check in checks.items()]
+    if not isinstance(of.push, Exception):
         good = found[-1].status != "FAULT"
-        found.append(_attempt("pushforward is linear", lambda: push_linear(at)))
+        found.append(_attempt("pushforward is linear", push_linear, at))
         if good and len(of.moving) > 1:
-            found.append(_attempt("disconnected tangents", lambda: push_partly(at)))
-    if right:
-        found.append(_attempt("pushforward by two pulls", lambda: default_push(at)))
-    return found
+            found.append(_attempt("disconnected tangents", push_partly, at))
+    return [*found, _attempt("pushforward by two pulls", default_push, at)] if right else found
 
 
-def _case(name: str, at: Point, case: Sequence) -> Attack:
+def _case(at: Point, case: Sequence) -> None:
     """Values, shapes and derivatives at further inputs, as one line."""
-
-    def what():
-        there = at.moved(case)
-        runs(there)
-        found = [_attempt("value", lambda: value(there))] if at.of.truth else []
-        found += [_attempt("shape alone", lambda: shape_alone(there)), *_derivatives(there)]
-        if faults := [f"{a.name}: {a.says}" for a in found if a.status == "FAULT"]:
-            raise Found("; ".join(faults))
-
-    return _attempt(name, what)
+    there = at.moved(case)
+    runs(there)
+    found = [_attempt("value", value, there)] if at.of.truth else []
+    found += [_attempt("shape alone", shape_alone, there), *_derivatives(there)]
+    if faults := [f"{a.name}: {a.says}" for a in found if a.status == "FAULT"]:
+        raise Found("; ".join(faults))
 
 
 def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Attack]:
-    name, mode = BACKENDS[backend], MODES[backend]
-    compiled = {}
+    name, mode = BACKENDS[backend]
+    functions = []
 
     def agrees():
         if backend != "c" and find_spec(backend) is None:
             raise Found(f"{name} is not installed", "skipped")
-        if backend == "c" and not _has_c(at.of):
+        nodes = applys_between(at.of.xs, at.of.ys)
+        if backend == "c" and not (pytensor.config.cxx and any(map(_brings_c, nodes))):
             raise Found("no C code, or no compiler", "skipped")
         try:
             f, g, in_objects = in_mode(at.of, mode)
         except NotImplementedError as error:
             raise Found(f"not registered ({_brief(error)})", "skipped") from None
-        compiled.update(f=f, g=g)
+        functions.extend([f, g])
         same_answers(at, f, g, name)
         if in_objects:
             raise Found("no kernel: compiled code calls perform in object mode", "note")
 
     found = [_attempt(name, agrees)]
-    if not compiled or found[0].status in ("FAULT", "skipped"):
+    if not functions or found[0].status == "FAULT":
         return found
-    f, g = compiled["f"], compiled["g"]
+    f, g = functions
 
     def case_agrees(case):
         there = at.moved(case)
         says = alike(there, f)
-        if says or not all(np.all(np.isfinite(there.values[j])) for j in at.of.smooth):
+        if says or not there.is_finite:
             return says
         same_answers(there, f, g, name)
         if backend == "jax":
             jax_rule(there)
+        return None
 
-    for case_name, case in cases.items():
-        found.append(_attempt(f"{name}: {case_name}", lambda case=case: case_agrees(case)))
+    found += [_attempt(f"{name}: {x}", case_agrees, case) for x, case in cases.items()]
     if backend == "jax":  # its arrays are copies, and traced code cannot refuse a value
-        return [*found, _attempt("JAX: derivative", lambda: jax_rule(at))]
-    for case_name, case in refused.items():
-        found.append(_attempt(f"{name}: {case_name}", lambda case=case: refuses(at, case, mode, f)))
-    checks = {
-        "repeated call": lambda: repeated(at, f),
-        "empty": lambda: empty_alike(at, f),
-        "memory": lambda: memory(at, f),
-        "not contiguous": lambda: strided(at, f),
-        "float32": lambda: single(at, mode),
-        "integers": lambda: integers(at, mode),
-    }
-    return found + [_attempt(f"{name}: {what}", check) for what, check in checks.items()]
+        return [*found, _attempt("JAX: derivative", jax_rule, at)]
+    found += [_attempt(f"{name}: {x}", refuses, at, case, mode, f) for x, case in refused.items()]
+    checks = {"repeated call": repeated, "empty": empty_alike, "memory": memory}
+    checks |= {"not contiguous": strided, "float32": single, "integers": integers}
+    for what, check in checks.items():
+        how = mode if check in (single, integers) else f
+        found.append(_attempt(f"{name}: {what}", check, at, how))
+    return found
 
 
 # --- the graph, and an example --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Graph:
     """The graph of an Op or function, with unknown lengths, and what is compiled of it once."""
 
-    op: Callable
-    labels: list[str]
-    xs: list
-    ys: list
-    truth: Callable | None
-    rtol: float
-    seed: int
+    def __init__(self, op: Callable, labels: list[str], xs: list, ys: list, truth, rtol, seed):
+        self.op, self.labels, self.xs, self.ys = op, labels, xs, ys
+        self.truth, self.rtol, self.seed = truth, rtol, seed
+        self.moving, self.smooth = (  # the real inputs, and the real outputs
+            [k for k, v in enumerate(every) if v.type.dtype.startswith("float")]
+            for every in (xs, ys)
+        )
+        self.is_single = any(v.type.dtype == "float32" for v in (*xs, *ys))
+        self.tolerance = SINGLE if self.is_single else rtol
+        self.is_op = isinstance(op, Op)
+        self.owned = _is_brought(type(op) if self.is_op else op)
+        # What is wrong is a note if it cannot be mended here: in PyTensor's own, in what a function
+        # inherits from its Ops, or where all Ops of the graph (what an Elemwise or a Blockwise
+        # applies to each entry) are PyTensor's own.
+        ops = [node.op for node in applys_between(xs, ys)]
+        ops = [type(getattr(op, "scalar_op", getattr(op, "core_op", op))) for op in ops]
+        self.mendable = "FAULT" if self.owned else "note"
+        self.severity = "FAULT" if self.is_op and self.owned else "note"
+        self.inherited = "FAULT" if any(map(_is_brought, ops)) else "note"
+        self.y_bars = [ys[j].type(f"cotangent {j}") for j in self.smooth]
+        # One scalar cost: pullback(list) takes the cotangent of each entry for its total.
+        cost = _along(self.y_bars, [ys[j] for j in self.smooth])
+        found = _outcome(self.gradients, cost, self.moving)
+        self.no_pull = found if isinstance(found, Exception) else None
+        self.x_bars, self.nulls = ({}, {}) if self.no_pull else found
+        # The real inputs that have a gradient.
+        self.free = self.moving if self.no_pull else list(self.x_bars)
+
+    def gradients(self, cost, which) -> tuple[dict, dict]:
+        """The gradients for inputs, and why those of others are declared missing."""
+        xs = pytensor.grad(
+            cost, [self.xs[k] for k in which], disconnected_inputs="ignore",
+            return_disconnected="zero", null_gradients="return",
+        )  # fmt: skip
+        found = dict(zip(which, xs, strict=True))
+        nulls = {k: x.type for k, x in found.items() if isinstance(x.type, NullType)}
+        free = {k: x for k, x in found.items() if k not in nulls}
+        return free, {k: _first_line(null.why_null) for k, null in nulls.items()}
 
     @cached_property
     def run(self):
@@ -365,77 +392,13 @@ class Graph:
             return compiled(self.xs, [y.shape for y in self.ys], SHAPES)
 
     @cached_property
-    def moving(self) -> list[int]:
-        return [k for k, x in enumerate(self.xs) if x.type.dtype.startswith("float")]
-
-    @cached_property
-    def smooth(self) -> list[int]:
-        return [j for j, y in enumerate(self.ys) if y.type.dtype.startswith("float")]
-
-    @cached_property
-    def is_single(self) -> bool:
-        return any(v.type.dtype == "float32" for v in (*self.xs, *self.ys))
-
-    @property
-    def is_op(self) -> bool:
-        return isinstance(self.op, Op)
-
-    @cached_property
-    def owned(self) -> bool:
-        """Whether it can be mended here: it is not PyTensor's own."""
-        where = type(self.op) if self.is_op else self.op
-        module = getattr(where, "__module__", None) or ""
-        return where is OpFromGraph or module.split(".")[0] != "pytensor"
-
-    @cached_property
-    def inherited(self) -> str:
-        """Of what is wrong in the graph: a note, if all its Ops are PyTensor's own."""
-        ops = [node.op for node in applys_between(self.xs, self.ys)]
-        return "FAULT" if any(map(_is_brought, ops)) else "note"
-
-    def severity(self) -> str:
-        """Of what a function inherits from its Ops, or PyTensor's own Op has."""
-        return "FAULT" if self.is_op and self.owned else "note"
-
-    @cached_property
-    def y_bars(self) -> list:
-        return [self.ys[j].type(f"cotangent {j}") for j in self.smooth]
-
-    @cached_property
-    def all_x_bars(self) -> list:
-        """The cotangents of the real inputs, some of a null type."""
-        return gradients(self, self.y_bars, self.smooth)
-
-    @cached_property
-    def has_pull(self) -> bool:
-        return bool(_outcome_of(lambda: self.all_x_bars))
-
-    @cached_property
-    def nulls(self) -> dict[int, str]:
-        """The inputs whose gradient is declared missing, and why."""
-        pairs = zip(self.moving, self.all_x_bars, strict=True)
-        return {k: _first_line(x.type.why_null) for k, x in pairs if isinstance(x.type, NullType)}
-
-    @cached_property
-    def free(self) -> list[int]:
-        """The real inputs that have a gradient."""
-        return [k for k in self.moving if k not in self.nulls] if self.has_pull else self.moving
-
-    @cached_property
-    def x_bars(self) -> list:
-        return [x for x in self.all_x_bars if not isinstance(x.type, NullType)]
-
-    @cached_property
     def pull(self):
-        return compiled([*self.xs, *self.y_bars], self.x_bars)
+        return compiled([*self.xs, *self.y_bars], [*self.x_bars.values()])
 
     @cached_property
     def push(self):
-        return pushed_graph(self, self.moving, own=True)
-
-    @cached_property
-    def has_push(self) -> bool:
-        return bool(_outcome_of(lambda: self.push))
+        """The pushforward, or the error that building it raises."""
+        return _outcome(pushed_graph, self, self.moving, True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -449,25 +412,23 @@ class Point:
     def values(self) -> list[np.ndarray]:
         return [np.array(y) for y in self.of.run(*self.arrays)]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all real outputs are."""
+        return all(np.all(np.isfinite(self.values[j])) for j in self.of.smooth)
+
     @cached_property
     def y_bars(self) -> list[np.ndarray]:
-        rng = np.random.default_rng(self.of.seed)
-        return [
-            np.asarray(rng.standard_normal(self.values[j].shape), dtype=self.of.ys[j].type.dtype)
-            for j in self.of.smooth
-        ]
+        rng, of = np.random.default_rng(self.of.seed), self.of
+        return [_normal(rng, self.values[j].shape, of.ys[j].type.dtype) for j in of.smooth]
 
     @cached_property
     def x_dots(self) -> dict[int, np.ndarray]:
         """A tangent of each real input; symmetric where only symmetric matrices have a gradient."""
-        rng = np.random.default_rng(self.of.seed + 1)
-        dots = {}
-        for k in self.of.moving:
-            x = self.arrays[k]
-            dots[k] = np.asarray(rng.standard_normal(x.shape), dtype=x.dtype)
-            if k in self.slopes and self.slopes[k].symmetric:
-                dots[k] = symmetrize(dots[k])
-        return dots
+        rng, xs = np.random.default_rng(self.of.seed + 1), self.arrays
+        dots = {k: _normal(rng, xs[k].shape, xs[k].dtype) for k in self.of.moving}
+        symmetric = [k for k, known in self.slopes.items() if known.symmetric]
+        return dots | {k: symmetrize(dots[k]) for k in symmetric}
 
     @cached_property
     def pulled(self) -> dict[int, np.ndarray]:
@@ -477,8 +438,8 @@ class Point:
     @cached_property
     def has_shapes(self) -> bool:
         """Whether there are gradients, and each has its input's shape."""
-        pulled = _outcome(lambda: self.pulled)
-        return not isinstance(pulled, Exception) and all(
+        pulled = _outcome(lambda: self.pulled) if self.of.x_bars else None
+        return isinstance(pulled, dict) and all(
             x.shape == self.arrays[k].shape for k, x in pulled.items()
         )
 
@@ -487,35 +448,33 @@ class Point:
         """What the gradients should be."""
         return {k: slope(self, k) for k in self.of.free}
 
-    @property
-    def nearby(self) -> list[np.ndarray]:
-        """The inputs moved a little; symmetric matrices stay symmetric."""
-        return [
-            (x * (1 + 1e-3)).astype(x.dtype) if k in self.of.moving else x
-            for k, x in enumerate(self.arrays)
-        ]
-
     def moved(self, case) -> Point:
-        arrays = [np.asarray(x).astype(s.type.dtype)
-                  for x, s in zip(case, self.of.xs, strict=True)]  # fmt: skip
-        return Point(self.of, arrays)
+        """Other inputs, in the types of the graph."""
+        pairs = zip(case, self.of.xs, strict=True)
+        return Point(self.of, [np.asarray(x).astype(s.type.dtype) for x, s in pairs])
 
-    def cost(self, k: int, of: Callable) -> Callable:
-        """The sum of cotangents times real outputs, as a function of input k."""
+    def but(self, k: int, x) -> list[np.ndarray]:
+        """The inputs with another one in the place of input k."""
+        return [*self.arrays[:k], x, *self.arrays[k + 1 :]]
 
-        def total(x):
-            outputs = _many(of(*(x if i == k else a for i, a in enumerate(self.arrays))))
-            return sum((b * outputs[j]).sum()
-                       for b, j in zip(self.y_bars, self.of.smooth, strict=True))  # fmt: skip
+    def nearby(self, change: Callable = lambda x: (x * (1 + 1e-3)).astype(x.dtype)) -> list:
+        """The inputs, the real ones changed: if it is not said how, so little that symmetric
+        matrices stay symmetric."""
+        return [change(x) if k in self.of.moving else x for k, x in enumerate(self.arrays)]
 
-        return total
+    def total(self, outputs):
+        """The sum of cotangents times real outputs."""
+        return _along(self.y_bars, [outputs[j] for j in self.of.smooth])
+
+    def cost(self, k: int, f: Callable) -> Callable:
+        """That of the outputs of f, as a function of input k."""
+        return lambda x: self.total(_many(f(*self.but(k, x))))
 
 
 def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
     """The graph of an Op or function, at an example of its inputs."""
     arrays = _examples(inputs)
-    labels = _labels(op, len(arrays))
-    error = None
+    labels, error = _labels(op, len(arrays)), None
     for dtype in ("float64", "float32"):  # there are Ops that take float32 alone
         given = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
         for known in (False, True):  # and gradients that need lengths which are known
@@ -525,13 +484,14 @@ def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
                 error = error or refusal
                 continue
             at = Point(Graph(op, labels, xs, ys, truth, rtol, seed), given)
-            if isinstance(_outcome(lambda at=at: at.values), Exception) and dtype == "float64":
-                error = error or _outcome(lambda at=at: at.values)
+            values = _outcome(lambda at=at: at.values)
+            if isinstance(values, Exception) and dtype == "float64":
+                error = error or values
                 continue
-            if known or at.of.owned or not (at.of.moving and at.of.smooth):
+            of = at.of
+            if known or of.owned or not (of.moving and of.smooth) or not of.no_pull:
                 return at
-            pulled = _outcome(lambda at=at: at.of.all_x_bars)
-            if not isinstance(pulled, Exception) or isinstance(pulled, NotImplementedError):
+            if isinstance(of.no_pull, NotImplementedError):
                 return at
     raise error
 
@@ -553,26 +513,14 @@ def built(op, labels, arrays, shapes=None):
         pt.tensor(name, dtype=str(x.dtype), shape=shape)
         for name, x, shape in zip(labels, arrays, shapes, strict=True)
     ]
-    outputs = op(*symbols)
-    return symbols, list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    return symbols, _listed(op(*symbols))
 
 
 def compiled(inputs, outputs, mode=AS_WRITTEN):
     # In Python, constants would still be folded by C code, behind a lock that processes share.
-    in_python = mode in (AS_WRITTEN, SHAPES, REWRITTEN)
-    flags = {"cxx": ""} if in_python else {}
+    flags = {"cxx": ""} if mode in (AS_WRITTEN, SHAPES, REWRITTEN) else {}
     with pytensor.config.change_flags(**flags):
         return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-
-
-def gradients(of: Graph, y_bars, which) -> list:
-    """The cotangents of the real inputs; of a null type where they are declared missing."""
-    # One scalar cost: pullback(list) takes the cotangent of each entry for its total.
-    cost = sum((b * of.ys[j]).sum() for b, j in zip(y_bars, which, strict=True))
-    return pytensor.grad(
-        cost, [of.xs[k] for k in of.moving], disconnected_inputs="ignore",
-        return_disconnected="zero", null_gradients="return",
-    )  # fmt: skip
 
 
 # --- values and memory ----------------------------------------------------------------------------
@@ -583,7 +531,7 @@ def runs(at: Point) -> None:
     before = [x.copy() for x in at.arrays]
     values = at.of.run(*at.arrays)
     for label, x, old in zip(at.of.labels, at.arrays, before, strict=True):
-        if not np.array_equal(x, old, equal_nan=x.dtype.kind == "f"):
+        if not _identical(x, old):
             raise Found(f"{label} is overwritten: copy it, or declare it in destroy_map")
     as_declared(at.of.ys, values)
 
@@ -593,19 +541,15 @@ def as_declared(ys, values) -> None:
         returned = getattr(value, "dtype", type(value).__name__)
         if str(returned) != y.type.dtype:
             raise Found(f"output {j} is declared {y.type.dtype} and returned as {returned}")
-        shape = getattr(value, "shape", ())
-        fits = len(shape) == y.type.ndim and all(
-            s in (None, n) for s, n in zip(y.type.shape, shape, strict=True)
-        )
-        if not fits:
-            raise Found(f"output {j} is declared with shape {y.type.shape}, but has {shape}")
+        declared, shape = y.type.shape, getattr(value, "shape", ())
+        fits = (s in (None, n) for s, n in zip(declared, shape, strict=True))
+        if len(shape) != len(declared) or not all(fits):
+            raise Found(f"output {j} is declared with shape {declared}, but has {shape}")
 
 
 def value(at: Point) -> None:
     """The values are those of the truth."""
-    expected = _many(at.of.truth(*at.arrays))
-    for j, (found, true) in enumerate(zip(at.values, expected, strict=True)):
-        compare(f"output {j}", found, true, "the truth", _tolerance(at.of))
+    agree(at.of, at.values, _many(at.of.truth(*at.arrays)), "the truth")
 
 
 RANDOM = (
@@ -627,13 +571,13 @@ def repeated(at: Point, f: Callable | None = None) -> None:
                 raise Found(f"outputs {i} and {j} share memory: what is written to one changes "
                             "the other; return two arrays")  # fmt: skip
     kept = [y.copy() for y in first]
-    if not all(map(_same, f(*at.arrays), kept)):
+    if not _same(f(*at.arrays), kept):
         raise Found(RANDOM)
-    _outcome(lambda: f(*at.nearby))
+    _outcome(f, *at.nearby())
     for j, (y, old) in enumerate(zip(first, kept, strict=True)):
-        if not _same(y, old):
+        if not _same([y], [old]):
             raise Found(f"the next call overwrites output {j}: return a new array each time")
-    if not all(map(_same, f(*at.arrays), kept)):
+    if not _same(f(*at.arrays), kept):
         raise Found("the same inputs give another answer after a call with other inputs")
 
 
@@ -645,28 +589,25 @@ def memory(at: Point, f: Callable | None = None) -> None:
         before = [b.copy() for b in buffers]
         answers.append([np.array(y) for y in f(*walled)])
         for label, b, old in zip(at.of.labels, buffers, before, strict=True):
-            if not np.array_equal(b, old, equal_nan=b.dtype.kind == "f"):
+            if not _identical(b, old):
                 raise Found(f"writes to {label} or beyond its ends")
-    if not all(map(_same, answers[1], answers[2])):
+    if not _same(answers[1], answers[2]):
         raise Found(RANDOM)
-    if not all(map(_same, answers[0], answers[1])):
+    if not _same(answers[0], answers[1]):
         raise Found("the answer depends on memory beyond the ends of an input")
 
 
 def strided(at: Point, f: Callable | None = None) -> None:
     """Views that run backwards with gaps, and columns first, are answered as contiguous arrays."""
-    f = f or at.of.run
     for layout in (_strided, lambda x: np.array(x, order="F")):
-        views = [layout(x) for x in at.arrays]
-        for j, (found, true) in enumerate(zip(f(*views), at.values, strict=True)):
-            compare(f"output {j} of views with strides", found, true, "contiguous",
-                    _tolerance(at.of))  # fmt: skip
+        found = (f or at.of.run)(*map(layout, at.arrays))
+        agree(at.of, found, at.values, "contiguous", "output {} of views with strides")
 
 
 def rewritten(at: Point) -> None:
     """PyTensor's rewrites change neither values nor gradients, nor do they harm the inputs."""
     f, g, _ = in_mode(at.of, REWRITTEN)
-    same_answers(at, f, g, "after PyTensor's rewrites,", at.of.severity())
+    same_answers(at, f, g, "after PyTensor's rewrites,", at.of.severity)
 
 
 # --- shapes and types -----------------------------------------------------------------------------
@@ -689,23 +630,22 @@ def same_shapes(shapes, values) -> None:
 
 def cut(at: Point) -> str | None:
     """Axes of length 0 and 1, all, those that are alike and one by one, have the right shapes."""
+    of, says = at.of, None
     if not any(x.ndim for x in at.arrays):
         raise Found("all inputs are scalars", "skipped")
-    says = None
     for number, arrays in enumerate(_cuts(at)):
-        values = _outcome(lambda arrays=arrays: at.of.run(*arrays))
+        values = _outcome(of.run, *arrays)
         if isinstance(values, Exception):
             says = f"refused: {_brief(values)}" if number == 0 else says
             continue
         try:
-            as_declared(at.of.ys, values)
-            same_shapes(at.of.shapes(*arrays), values)
-        except Exception as error:
-            shapes = ", ".join(f"{label} {x.shape}"
-                               for label, x in zip(at.of.labels, arrays, strict=True))  # fmt: skip
-            says = error.says if isinstance(error, Found) else f"infer_shape: {_brief(error)}"
-            severity = "FAULT" if at.of.owned else "note"
-            raise Found(f"{says}, where {shapes}", severity) from None
+            as_declared(of.ys, values)
+            with _told("infer_shape: {}"):
+                same_shapes(of.shapes(*arrays), values)
+        except Found as found:
+            pairs = zip(of.labels, arrays, strict=True)
+            shapes = ", ".join(f"{label} {x.shape}" for label, x in pairs)
+            raise Found(f"{found.says}, where {shapes}", of.mendable) from None
     return says
 
 
@@ -713,21 +653,18 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
     """Integers are answered like the floats of the same values, or refused when built."""
     of, refused = at.of, []
     for k in of.moving:
-        errors, answered = [], False
+        errors, answered, who = [], False, f"with integers for {of.labels[k]},"
         for whole in _whole_numbers(at.arrays[k]):
-            floats = [whole if i == k else x for i, x in enumerate(at.arrays)]
-            ints = [whole.astype("int64") if i == k else x for i, x in enumerate(at.arrays)]
+            ints = at.but(k, whole.astype("int64"))
             try:
                 xs, ys = built(of.op, of.labels, ints)
             except Exception:
                 refused.append(of.labels[k])
                 break
-            by_floats = _outcome(lambda floats=floats: of.run(*floats))
-            if isinstance(by_floats, Exception) or not _finite(by_floats):
+            by_floats = _outcome(of.run, *at.but(k, whole))
+            if isinstance(by_floats, Exception) or not all(map(_is_finite, by_floats)):
                 continue
-            f = compiled(xs, ys, mode)
-            by_ints = _outcome(lambda f=f, ints=ints: f(*ints))
-            who = f"with integers for {of.labels[k]},"
+            by_ints = _outcome(compiled(xs, ys, mode), *ints)
             if isinstance(by_ints, Exception):
                 errors.append(f"{who} {_brief(by_ints)}; with floats, an answer")
                 continue
@@ -741,55 +678,46 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
                         of.inherited,
                     )
                 is_single = "float32" in (y.type.dtype, str(right.dtype))
-                compare(f"{who} output {j}", left, right, "that of floats",
-                        SINGLE if is_single else of.rtol)  # fmt: skip
+                rtol = SINGLE if is_single else of.rtol
+                compare(f"{who} output {j}", left, right, "that of floats", rtol)
             as_declared(ys, by_ints)
         if errors and not answered:
             raise Found(errors[0])
-    refused = list(dict.fromkeys(refused))
     return f"refused for {', '.join(refused)}" if refused else ""
 
 
 def single(at: Point, mode=AS_WRITTEN) -> None:
     """float32 is answered in float32, as near as it can be."""
-    of = at.of
+    of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
     if not of.moving:
         raise Found("no input is real", "skipped")
-    arrays = _to_single(at)
-    try:
+    with _told("refused: {}", "note"):
         xs, ys = built(of.op, of.labels, arrays)
-    except Exception as error:
-        raise Found(f"refused: {_brief(error)}", "note") from None
     found = compiled(xs, ys, mode)(*arrays)
     as_declared(ys, found)
-    rounded = [x.astype(s.type.dtype) for x, s in zip(arrays, of.xs, strict=True)]
-    for j, (y, true) in enumerate(zip(found, of.run(*rounded), strict=True)):
-        compare(f"output {j}", y, true, "float64", SINGLE)
+    agree(of, found, at.moved(arrays).values, "float64", rtol=SINGLE)
 
 
 def dimensions(at: Point) -> None:
     """An axis too many or too few is refused when the graph is built, or answered."""
-    of = at.of
+    of, hint = at.of, "check ndim in make_node"
     for k, x in enumerate(at.arrays):
-        for changed, shape in _other_ndims(x):
-            arrays = [changed if i == k else a for i, a in enumerate(at.arrays)]
-            shapes = [shape if i == k else (None,) * a.ndim for i, a in enumerate(at.arrays)]
+        fewer = [(x[0], (None,) * (x.ndim - 1))] if x.ndim and len(x) else []
+        for changed, shape in [(x[None], (1, *(None,) * x.ndim)), *fewer]:
+            arrays, shapes = at.but(k, changed), [(None,) * a.ndim for a in at.arrays]
+            shapes[k] = shape
             try:
                 xs, ys = built(of.op, of.labels, arrays, shapes)
             except Exception:
                 continue
-            values = _outcome(lambda xs=xs, ys=ys, a=arrays: compiled(xs, ys)(*a))
             given = f"{of.labels[k]} with {changed.ndim} dimensions instead of {x.ndim}"
-            if isinstance(values, Exception):
-                raise Found(
-                    f"{given} is accepted when the graph is built and fails when it runs "
-                    f"({_brief(values)})" + ": check ndim in make_node" * of.is_op,
-                    of.severity(),
-                )
+            late = "is accepted when the graph is built and fails when it runs"
+            with _told(f"{given} {late} ({{}})" + f": {hint}" * of.is_op, of.severity):
+                values = compiled(xs, ys)(*arrays)
             try:
                 as_declared(ys, values)
             except Found as found:
-                raise Found(f"{given}: {found.says}: check ndim in make_node") from None
+                raise Found(f"{given}: {found.says}: {hint}") from None
 
 
 # --- what a gradient should be --------------------------------------------------------------------
@@ -810,17 +738,19 @@ def slope(at: Point, k: int) -> Slope:
     Where that disagrees with what the pullback gives, differences are asked as well: the truth may
     carry complex numbers wrongly, and the gradient may be that of a symmetric matrix.
     """
-    x, pulled = at.arrays[k], at.pulled.get(k) if at.has_shapes else None
-    f = at.of.truth or at.of.run
+    x, pulled, truth = at.arrays[k], at.pulled[k] if at.has_shapes else None, at.of.truth
 
     def agrees(candidate):
         return pulled is not None and not _wrong(candidate, pulled, at, k)
 
-    first = None
-    if at.of.truth:
-        steps = _outcome(lambda: _complex_steps(at.cost(k, f), x))
+    def by_steps(E):
+        return complex_step(lambda t: at.cost(k, truth)(x + t * E), 0.0)
+
+    first, f = None, truth or at.of.run
+    if truth:
+        steps = _outcome(entry_by_entry, by_steps, x, False, MANY)
         if not isinstance(steps, Exception) and np.isfinite(steps).any():
-            first = Slope(steps, "complex step", _tolerance(at.of), False)
+            first = Slope(steps, "complex step", at.of.tolerance, False)
             if agrees(first) or pulled is None:
                 return first
     plain = differences(at, k, f, symmetric=False)
@@ -839,88 +769,59 @@ def slope(at: Point, k: int) -> Slope:
 
 def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
     """Central differences entry by entry; NaN where f has no values on both sides."""
-    x, cost = at.arrays[k], at.cost(k, f)
-    is_single = at.of.is_single
-    steps = np.logspace(0, -3, 13) * max(1, np.max(np.abs(x), initial=0)) if is_single else None
-    rounded = (
-        (lambda z: float(cost(z.astype(x.dtype)))) if is_single else (lambda z: float(cost(z)))
-    )
-    found = np.full(x.shape, np.nan)
-    for entries, E in _some_directions(x, symmetric):
+    x, cost, is_single = at.arrays[k], at.cost(k, f), at.of.is_single
+    steps = SINGLE_STEPS * max(1, np.max(np.abs(x), initial=0)) if is_single else None
+
+    def by_differences(E):
         try:
-            estimate = float(step_sweep(rounded, x, E, steps=steps).value)
+            return step_sweep(lambda z: float(cost(z.astype(x.dtype))), x, E, steps=steps).value
         except ValueError:  # not finite around the point
-            continue
-        for entry in entries:
-            found[entry] = estimate
+            return np.nan
+
+    found = entry_by_entry(by_differences, x, symmetric, MANY)
     rtol = SINGLE_DIFFERENCES if is_single else DIFFERENCES
     return Slope(found, "central differences", rtol, symmetric)
 
 
-def _some_directions(x, symmetric: bool):
-    """Each entry's direction, or those of some entries of a long array."""
-    x = np.asarray(x, dtype=float)
-    if symmetric or x.size <= MANY:
-        yield from _directions(x, symmetric)
-        return
-    for flat in np.random.default_rng(0).choice(x.size, MANY, replace=False):
-        E = np.zeros(x.shape)
-        E.flat[flat] = 1
-        yield [np.unravel_index(flat, x.shape)], E
-
-
-def _complex_steps(cost: Callable, x) -> np.ndarray:
-    """The gradient by complex steps; NaN in the entries of a long array that are left out."""
-    if x.size <= MANY:
-        return np.asarray(complex_step(cost, x))
-    found = np.full(x.shape, np.nan)
-    for (entry,), E in _some_directions(x, symmetric=False):
-        found[entry] = np.imag(cost(x + 1e-30j * E)) / 1e-30
-    return found
-
-
 def _wrong(known: Slope, pulled, at: Point, k: int) -> str:
     """How a gradient differs from what it should be; empty if it does not."""
-    true, by_steps = known.value, known.against == "complex step"
-    pulled = symmetrize(pulled) if known.symmetric else pulled
+    true, floor = known.value, 0.0
     there = np.isfinite(true)
     if not there.any():
         return "cannot be compared" if true.size else ""
-    if by_steps:
-        return _difference(np.where(there, pulled, 0), np.where(there, true, 0), known.rtol)
-    # An entry that is small beside another gradient, or beside the cost, is lost in rounding.
-    size = max(np.max(np.abs(x[np.isfinite(x)]), initial=0) for x in at.pulled.values())
-    lost = 1e-3 * (np.finfo(np.float32).eps if at.of.is_single else 1e-6)
-    cost = abs(float(at.cost(k, at.of.run)(at.arrays[k])))
-    floor = max(1e-3 * size, lost * cost / known.rtol)
+    if known.against != "complex step":
+        # An entry that is small beside another gradient, or beside the cost, is lost in rounding.
+        size = max(np.max(np.abs(x[np.isfinite(x)]), initial=0) for x in at.pulled.values())
+        lost = 1e-3 * (np.finfo(np.float32).eps if at.of.is_single else 1e-6)
+        cost = abs(float(at.cost(k, at.of.run)(at.arrays[k])))
+        floor = max(1e-3 * size, lost * cost / known.rtol)
+    pulled = symmetrize(pulled) if known.symmetric else pulled
     return _difference(np.where(there, pulled, 0), np.where(there, true, 0), known.rtol, floor)
 
 
 def _at_a_kink(at: Point, k: int) -> bool:
     """Whether each wrong entry of a gradient lies between the slopes to its left and right."""
-    cost, x, pulled = at.cost(k, at.of.run), at.arrays[k], at.pulled[k]
-    known = at.slopes[k].value
-    size, kinks = np.max(np.abs(pulled), initial=0), 0
-    for entry in np.ndindex(x.shape):
-        if abs(pulled[entry] - known[entry]) <= DIFFERENCES * size:
-            continue
+    x, pulled, known = at.arrays[k], at.pulled[k], at.slopes[k].value
+    close = np.abs(pulled - known) <= DIFFERENCES * np.max(np.abs(pulled), initial=0)
+    wrong = [tuple(entry) for entry in np.argwhere(~close)]
+
+    def between(entry):
         E = np.zeros(x.shape)
         E[entry] = 1
-        low, high = sorted(one_sided(cost, x, E))
-        slack = 1e-4 * max(abs(low), abs(high))
-        if not (high - low > 10 * slack and low - slack <= pulled[entry] <= high + slack):
-            return False
-        kinks += 1
-    return kinks > 0
+        return _is_between(at.cost(k, at.of.run), x, E, pulled[entry])
+
+    return bool(wrong) and all(map(between, wrong))
 
 
-def one_sided(f: Callable, x, v) -> tuple[float, float]:
-    """Slopes of f along v, to the left and to the right of x."""
+def _is_between(f: Callable, x, v, along: float) -> bool:
+    """Whether a slope along v lies between those of f to the left and to the right of x."""
     h = 1e-6 * max(1.0, np.max(np.abs(x), initial=0.0))
-    here, before, after = (_outcome(lambda z=z: float(f(z))) for z in (x, x - h * v, x + h * v))
-    if any(isinstance(z, Exception) for z in (here, before, after)):
-        return np.nan, np.nan
-    return (here - before) / h, (after - here) / h
+    values = [_outcome(lambda z=z: float(f(z))) for z in (x - h * v, x, x + h * v)]
+    if any(isinstance(z, Exception) for z in values):
+        return False
+    low, high = sorted(np.diff(values) / h)
+    slack = 1e-4 * max(abs(low), abs(high))
+    return high - low > 10 * slack and low - slack <= along <= high + slack
 
 
 # --- derivatives, backwards -----------------------------------------------------------------------
@@ -929,18 +830,15 @@ def one_sided(f: Callable, x, v) -> tuple[float, float]:
 def pullback(at: Point) -> str:
     """The cotangents of the inputs are right."""
     of = at.of
-    try:
-        _ = of.all_x_bars
-    except NotImplementedError:
-        raise Found("no pullback: the Op has no gradient", "note") from None
-    except Exception as error:
-        if "connection_pattern" in str(error):
-            raise Found(
-                "pullback and connection_pattern disagree: an input is said to be connected, "
-                "and gets a DisconnectedType, or the other way round"
-            ) from None
-        raise Found(f"pullback cannot be built: {_brief(error)}",
-                    "FAULT" if of.owned else "note") from None  # fmt: skip
+    if isinstance(of.no_pull, NotImplementedError):
+        raise Found("no pullback: the Op has no gradient", "note")
+    if "connection_pattern" in str(of.no_pull):
+        raise Found(
+            "pullback and connection_pattern disagree: an input is said to be connected, "
+            "and gets a DisconnectedType, or the other way round"
+        )
+    if of.no_pull:
+        raise Found(f"pullback cannot be built: {_brief(of.no_pull)}", of.mendable)
     if not of.free:
         raise Found("all gradients are declared missing", "skipped")
     given = [*at.arrays, *at.y_bars]
@@ -962,18 +860,16 @@ def pullback(at: Point) -> str:
                 wrong.append(f"{who} {says} ({at.slopes[k].against})")
         elif at.slopes[k].symmetric:
             remarks.append(f"{who} it is that of a symmetric matrix")
-    if wrong:
-        raise Found("; ".join(wrong))
-    if remarks:
-        raise Found("; ".join(remarks), "note")
+    if wrong or remarks:
+        raise Found("; ".join(wrong or remarks), "FAULT" if wrong else "note")
     return f"against {next(iter(at.slopes.values())).against}"
 
 
 def pull_linear(at: Point) -> None:
-    """Twice the cotangent gives twice the answer."""
+    """Minus twice the cotangent gives minus twice the answer."""
     doubled = at.of.pull(*at.arrays, *(-2 * b for b in at.y_bars))
     for (k, once), x_bar in zip(at.pulled.items(), doubled, strict=True):
-        if says := _difference(x_bar, -2 * once, _tolerance(at.of)):
+        if says := _difference(x_bar, -2 * once, at.of.tolerance):
             raise Found(
                 f"for {at.of.labels[k]}, -2 times the cotangent does not give -2 times the "
                 f"answer ({says}): every term must contain the cotangent once"
@@ -984,34 +880,30 @@ def pull_partly(at: Point) -> None:
     """With some outputs unused, as with zeros for their cotangents."""
     of = at.of
     for n, j in enumerate(of.smooth):
-        try:
-            y_bar = of.y_bars[n]
-            x_bars = dict(zip(of.moving, gradients(of, [y_bar], [j]), strict=True))
-            x_bars = {k: x for k, x in x_bars.items() if not isinstance(x.type, NullType)}
-            found = compiled([*of.xs, y_bar], list(x_bars.values()))(*at.arrays, at.y_bars[n])
-        except Exception as error:
-            raise Found(
-                f"if the cost uses output {j} alone, pullback fails ({_brief(error)}): a "
-                "cotangent may be of DisconnectedType, which has no arithmetic"
-            ) from None
+        y_bar, alone = of.y_bars[n], f"if the cost uses output {j} alone,"
+        with _told(
+            f"{alone} pullback fails ({{}}): a cotangent may be of DisconnectedType, which has no "
+            "arithmetic"
+        ):
+            x_bars, _ = of.gradients((y_bar * of.ys[j]).sum(), of.moving)
+            found = compiled([*of.xs, y_bar], [*x_bars.values()])(*at.arrays, at.y_bars[n])
         zeros = [b if i == n else 0 * b for i, b in enumerate(at.y_bars)]
         full = dict(zip(of.free, of.pull(*at.arrays, *zeros), strict=True))
         for k, x_bar in zip(x_bars, found, strict=True):
             if k in full:
-                compare(f"if the cost uses output {j} alone, the gradient for {of.labels[k]}",
-                        x_bar, full[k], "zero cotangents", _tolerance(of))  # fmt: skip
+                what = f"{alone} the gradient for {of.labels[k]}"
+                compare(what, x_bar, full[k], "zero cotangents", of.tolerance)
 
 
 def pull_empty(at: Point) -> None:
     """The gradient of an empty input is empty."""
     of, arrays = at.of, _emptied(at.arrays)
-    values = _outcome(lambda: of.run(*arrays))
+    values = _outcome(of.run, *arrays)
     if isinstance(values, Exception) or not any(x.ndim for x in arrays):
         raise Found("no empty inputs", "skipped")
     y_bars = [np.zeros(values[j].shape, of.ys[j].type.dtype) for j in of.smooth]
-    x_bars = _outcome(lambda: of.pull(*arrays, *y_bars))
-    if isinstance(x_bars, Exception):
-        raise Found(f"where the value has an answer, it fails: {_brief(x_bars)}")
+    with _told("where the value has an answer, it fails: {}"):
+        x_bars = of.pull(*arrays, *y_bars)
     for k, x_bar in zip(of.free, x_bars, strict=True):
         if x_bar.shape != arrays[k].shape:
             raise Found(f"for {of.labels[k]} of shape {arrays[k].shape} it has shape {x_bar.shape}")
@@ -1019,87 +911,68 @@ def pull_empty(at: Point) -> None:
 
 def pull_single(at: Point) -> None:
     """The gradient of float32 is the same, and of float32."""
-    of, arrays = at.of, _to_single(at)
-    try:
+    of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
+    with _told("float32 is refused", "skipped"):
         xs, ys = built(of.op, of.labels, arrays, [x.type.shape for x in of.xs])
-    except Exception:
-        raise Found("float32 is refused", "skipped") from None
     narrow = Graph(of.op, of.labels, xs, ys, None, of.rtol, of.seed)
     given = [b.astype(s.type.dtype) for b, s in zip(at.y_bars, narrow.y_bars, strict=True)]
-    rounded = [x.astype(s.type.dtype) for x, s in zip(arrays, of.xs, strict=True)]
-    trues = of.pull(*rounded, *(b.astype(s.type.dtype)
-                                for b, s in zip(given, of.y_bars, strict=True)))  # fmt: skip
-    found = narrow.pull(*arrays, *given)
-    for k, symbol, x_bar, true in zip(narrow.free, narrow.x_bars, found, trues, strict=True):
-        who = f"for {of.labels[k]}"
-        if x_bar.dtype != symbol.type.dtype:
-            raise Found(f"{who} it is declared {symbol.type.dtype}, returned as {x_bar.dtype}")
-        if symbol.type.dtype != "float32":
-            raise Found(f"{who} of float32 it is {symbol.type.dtype}", "note")
+    wide = [b.astype(s.type.dtype) for b, s in zip(given, of.y_bars, strict=True)]
+    trues, found = of.pull(*at.moved(arrays).arrays, *wide), narrow.pull(*arrays, *given)
+    for (k, symbol), x_bar, true in zip(narrow.x_bars.items(), found, trues, strict=True):
+        who, dtype = f"for {of.labels[k]}", symbol.type.dtype
+        if x_bar.dtype != dtype:
+            raise Found(f"{who} it is declared {dtype}, returned as {x_bar.dtype}")
+        if dtype != "float32":
+            raise Found(f"{who} of float32 it is {dtype}", "note")
         compare(who, x_bar, true, "float64", SINGLE)
 
 
 def second(at: Point) -> str | None:
     """The gradient of the pullback is right."""
-    of = at.of
+    of, rng = at.of, np.random.default_rng(at.of.seed + 2)
     us = [of.xs[k].type(f"u {k}") for k in of.free]
-    cost = sum((u * x_bar).sum() for u, x_bar in zip(us, of.x_bars, strict=True))
     try:
-        bends = pytensor.grad(
-            cost, [of.xs[k] for k in of.free], disconnected_inputs="ignore",
-            return_disconnected="zero", null_gradients="return",
-        )  # fmt: skip
+        bends, nulls = of.gradients(_along(us, of.x_bars.values()), of.free)
     except NotImplementedError as error:
         raise Found(
             f"none, and no default pushforward: the pullback has no pullback ({_brief(error)})",
             "note",
         ) from None
     except Exception as error:
-        raise Found(f"it cannot be built: {_brief(error)}", of.severity()) from None
-    bends = dict(zip(of.free, bends, strict=True))
-    nulls = {k: x for k, x in bends.items() if isinstance(x.type, NullType)}
-    bends = {k: x for k, x in bends.items() if k not in nulls}
-    rng = np.random.default_rng(of.seed + 2)
-    weights = [np.asarray(rng.standard_normal(at.arrays[k].shape), at.arrays[k].dtype)
-               for k in of.free]  # fmt: skip
-    f = compiled([*of.xs, *of.y_bars, *us], list(bends.values()))
-    found = f(*at.arrays, *at.y_bars, *weights)
-    for k, bend in zip(bends, found, strict=True):
+        raise Found(f"it cannot be built: {_brief(error)}", of.severity) from None
+    weights = [_normal(rng, at.arrays[k].shape, at.arrays[k].dtype) for k in of.free]
+    f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
+    steps = SINGLE_STEPS if of.is_single else None
+    rtol = 5 * SINGLE_DIFFERENCES if of.is_single else DIFFERENCES
+    for k, bend in zip(bends, f(*at.arrays, *at.y_bars, *weights), strict=True):
         x, v = at.arrays[k], at.x_dots[k]
 
-        def moved(z, k=k, x=x):
-            z = np.asarray(z, x.dtype)
-            pulled = of.pull(*(z if i == k else a for i, a in enumerate(at.arrays)), *at.y_bars)
-            return float(sum((u * p).sum() for u, p in zip(weights, pulled, strict=True)))
+        def moved(z, k=k, dtype=x.dtype):
+            pulled = of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)
+            return float(_along(weights, pulled))
 
-        steps = np.logspace(0, -3, 13) if of.is_single else None
         try:
             sweep = step_sweep(moved, x, v, steps=steps)
         except ValueError:
             continue
         along, true = float((bend * v).sum()), float(sweep.value)
-        rtol = 5 * SINGLE_DIFFERENCES if of.is_single else DIFFERENCES
         size = max(abs(true), 1e-3 * np.abs(bend * v).sum(), 1e-3 * abs(moved(x)))
-        if not abs(along - true) <= rtol * size + 10 * sweep.uncertainty:
-            low, high = sorted(one_sided(moved, x, v))
-            if high - low > 1e-3 * max(abs(low), abs(high)) and low <= along <= high:
-                continue  # at a kink of the gradient
+        if abs(along - true) <= rtol * size + 10 * sweep.uncertainty:
+            continue
+        if not _is_between(moved, x, v, along):  # else it is at a kink of the gradient
             says = _difference(np.array(along), np.array(true), rtol)
             raise Found(f"the gradient of the pullback for {of.labels[k]} {says}", of.inherited)
     if nulls:
         who = ", ".join(of.labels[k] for k in nulls)
-        why = _first_line(next(iter(nulls.values())).type.why_null)
-        raise Found(f"declared missing for {who}: {why}", "skipped")
+        raise Found(f"declared missing for {who}: {next(iter(nulls.values()))}", "skipped")
 
 
 def for_integers(at: Point) -> None:
     """The gradient for integers is missing, or a number that is not zero."""
     of, notes = at.of, []
-    for k, x in enumerate(at.arrays):
-        if x.dtype.kind not in "iu":
-            continue
+    cost = sum((of.ys[j] ** 2).sum() for j in of.smooth)
+    for k in (k for k, x in enumerate(at.arrays) if x.dtype.kind in "iu"):
         who = of.labels[k]
-        cost = sum((of.ys[j] ** 2).sum() for j in of.smooth)
         try:
             found = pytensor.grad(cost, of.xs[k])
         except (pg.DisconnectedInputError, pg.NullTypeGradError, NotImplementedError):
@@ -1110,7 +983,7 @@ def for_integers(at: Point) -> None:
             notes.append(f"{who}, of integers, has a real gradient")
             continue
         says = f"{who}, of integers, gets zeros, as if it had a derivative and that were zero"
-        if of.severity() == "FAULT":
+        if of.severity == "FAULT":
             raise Found(f"{says}: return disconnected_type() or grad_undefined()")
         notes.append(says)
     if notes:
@@ -1119,18 +992,14 @@ def for_integers(at: Point) -> None:
 
 # --- derivatives, forwards ------------------------------------------------------------------------
 
-NO_TANGENT = "none of its own; the default is made from the pullback"
-
 
 def pushed_graph(of: Graph, which, own: bool):
     """The pushforward where only these inputs move and no derivative reaches the others."""
-    dots = [of.xs[k].type(f"tangent {k}") for k in which]
-    still = [x if k in which or k not in of.moving else pg.disconnected_grad(x)
-             for k, x in enumerate(of.xs)]  # fmt: skip
-    ys = of.ys
+    dots, ys = [of.xs[k].type(f"tangent {k}") for k in which], of.ys
     if len(which) < len(of.moving):
-        outputs = of.op(*still)
-        ys = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        still = set(of.moving) - set(which)
+        xs = [pg.disconnected_grad(x) if k in still else x for k, x in enumerate(of.xs)]
+        ys = _listed(of.op(*xs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         y_dots = pg.pushforward(
@@ -1142,62 +1011,51 @@ def pushed_graph(of: Graph, which, own: bool):
 
 def pushforward(at: Point) -> str:
     """The tangents of the outputs are right."""
-    of = at.of
-    try:
-        push = of.push
-    except NotImplementedError:
-        raise Found(NO_TANGENT, "note") from None
-    except Exception as error:
-        raise Found(f"it cannot be built: {_brief(error)}", of.severity()) from None
-    if of.nulls if of.has_pull else False:
+    of, push = at.of, at.of.push
+    if isinstance(push, NotImplementedError):
+        raise Found("none of its own; the default is made from the pullback", "note")
+    if isinstance(push, Exception):
+        raise Found(f"it cannot be built: {_brief(push)}", of.severity)
+    if of.nulls:
         raise Found("some gradients are declared missing", "skipped")
     pushed = push(*at.arrays, *at.x_dots.values())
     for j, y_dot in zip(of.smooth, pushed, strict=True):
-        if y_dot.shape != at.values[j].shape:
-            raise Found(
-                f"the tangent of output {j} has shape {y_dot.shape}, expected {at.values[j].shape}"
-            )
-    forwards = _along(at.y_bars, pushed)
-    terms = {k: (known.value * at.x_dots[k]).sum() for k, known in at.slopes.items()}
-    methods = {known.against for known in at.slopes.values()}
-    right = at.has_shapes and not any(_wrong(s, at.pulled[k], at, k) for k, s in at.slopes.items())
-    backwards = [(at.pulled[k] * at.x_dots[k]).sum() for k in terms] if right else []
-    if np.all(np.isfinite(list(terms.values()))):
-        rtol = max(s.rtol for s in at.slopes.values())
-        size = max(np.abs(s.value * at.x_dots[k]).sum() for k, s in at.slopes.items())
-        cost = abs(float(_along(at.y_bars, [at.values[j] for j in of.smooth])))
-        true = sum(terms.values())
-        if not abs(forwards - true) <= rtol * size + 1e-9 * cost:
-            says = _difference(np.array(forwards), np.array(true), rtol)
-            if not _kink_along(at, forwards):
-                raise Found(f"the pushforward {says} ({', '.join(sorted(methods))})", of.inherited)
+        true = at.values[j].shape
+        if y_dot.shape != true:
+            raise Found(f"the tangent of output {j} has shape {y_dot.shape}, expected {true}")
+    forwards, slopes = _along(at.y_bars, pushed), at.slopes
+    terms = [known.value * at.x_dots[k] for k, known in slopes.items()]
+    methods = ", ".join(sorted({known.against for known in slopes.values()}))
+    right = at.has_shapes and not any(_wrong(s, at.pulled[k], at, k) for k, s in slopes.items())
+    rtol = max(known.rtol for known in slopes.values())
+    slack = 1e-9 * abs(float(at.total(at.values)))
+    if _is_finite(sum(map(np.sum, terms))) and not _is_sum(forwards, terms, rtol, slack):
+        if _kink_along(at, forwards):
             return "at a kink, between the slopes of both sides"
+        says = _difference(np.array(forwards), np.array(sum(map(np.sum, terms))), rtol)
+        raise Found(f"the pushforward {says} ({methods})", of.inherited)
     if not right:
-        return f"against {', '.join(sorted(methods))}"
-    size = max(np.abs(at.pulled[k] * at.x_dots[k]).sum() for k in terms)
-    if not abs(forwards - sum(backwards)) <= _tolerance(of) * size:
+        return f"against {methods}"
+    if not _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], of.tolerance):
         raise Found("pushforward and pullback are not transposes of each other")
-    return f"against {', '.join(sorted(methods))} and pullback"
+    return f"against {methods} and pullback"
 
 
 def _kink_along(at: Point, forwards: float) -> bool:
     """Whether a pushed tangent lies between the slopes of both sides."""
 
     def cost(t):
-        arrays = [x + t * at.x_dots[k] if k in at.x_dots else x for k, x in enumerate(at.arrays)]
-        return _along(at.y_bars, [_many(at.of.run(*arrays))[j] for j in at.of.smooth])
+        moves = {k: x_dot * t for k, x_dot in at.x_dots.items()}
+        return at.total(_many(at.of.run(*(x + moves.get(k, 0) for k, x in enumerate(at.arrays)))))
 
-    low, high = sorted(one_sided(cost, np.array(0.0), np.array(1.0)))
-    slack = 1e-4 * max(abs(low), abs(high))
-    return high - low > 10 * slack and low - slack <= forwards <= high + slack
+    return _is_between(cost, np.array(0.0), np.array(1.0), forwards)
 
 
 def push_linear(at: Point) -> None:
-    """Twice the tangent gives twice the answer."""
-    dots = at.x_dots.values()
-    once = at.of.push(*at.arrays, *dots)
-    for y_dot, y in zip(at.of.push(*at.arrays, *(-2 * d for d in dots)), once, strict=True):
-        if says := _difference(y_dot, -2 * np.asarray(y), _tolerance(at.of)):
+    """Minus twice the tangents gives minus twice the answer."""
+    once, doubled = (at.of.push(*at.arrays, *(n * d for d in at.x_dots.values())) for n in (1, -2))
+    for y, y_dot in zip(once, doubled, strict=True):
+        if says := _difference(y_dot, -2 * np.asarray(y), at.of.tolerance):
             raise Found(f"-2 times the tangents do not give -2 times the answer ({says})")
 
 
@@ -1205,39 +1063,35 @@ def push_partly(at: Point) -> None:
     """With some inputs still, as with zeros for their tangents."""
     of = at.of
     for k in of.moving:
-        try:
+        moves = f"if {of.labels[k]} alone moves,"
+        with _told(
+            f"{moves} pushforward fails ({{}}): a tangent may be of DisconnectedType, which has no "
+            "arithmetic",
+            of.inherited,
+        ):
             alone = pushed_graph(of, [k], own=True)(*at.arrays, at.x_dots[k])
-        except Exception as error:
-            raise Found(
-                f"if {of.labels[k]} alone moves, pushforward fails ({_brief(error)}): a "
-                "tangent may be of DisconnectedType, which has no arithmetic",
-                of.inherited,
-            ) from None
         zeros = [d if i == k else 0 * d for i, d in at.x_dots.items()]
         for y_dot, true in zip(alone, of.push(*at.arrays, *zeros), strict=True):
-            compare(f"the pushforward, if {of.labels[k]} alone moves,", y_dot, true,
-                    "zero tangents", _tolerance(of), of.inherited)  # fmt: skip
+            what = f"the pushforward, {moves}"
+            compare(what, y_dot, true, "zero tangents", of.tolerance, of.inherited)
 
 
 def default_push(at: Point) -> None:
     """PyTensor's default: pull back twice.  It takes each cotangent for finished."""
-    of = at.of
+    of, dots = at.of, [at.x_dots[k] for k in at.of.free]
     try:
         pushed = pushed_graph(of, of.free, own=False)
     except NotImplementedError as error:
         raise Found(f"the pullback has no pullback ({_brief(error)})", "note") from None
     except pg.NullTypeGradError:
         raise Found("a second derivative is declared missing", "skipped") from None
-    dots = [at.x_dots[k] for k in of.free]
-    forwards = _along(at.y_bars, pushed(*at.arrays, *dots))
-    terms = [(at.pulled[k] * d).sum() for k, d in zip(of.free, dots, strict=True)]
-    size = max(np.abs(at.pulled[k] * d).sum() for k, d in zip(of.free, dots, strict=True))
-    if not abs(forwards - sum(terms)) <= _tolerance(of) * size:
+    terms = [at.pulled[k] * d for k, d in zip(of.free, dots, strict=True)]
+    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, of.tolerance):
         raise Found(
             "PyTensor's default pushforward is wrong, because it takes the cotangents that "
             "pullback returns for independent, and one is the same variable as another, or "
             "made from it: return a copy of it",
-            of.severity(),
+            of.severity,
         )
 
 
@@ -1247,37 +1101,31 @@ def default_push(at: Point) -> None:
 def batched(at: Point) -> None:
     """A batch of all inputs, and of each alone, gives what a loop gives."""
     of = at.of
-    pulls = of.has_pull and at.has_shapes and bool(of.free)
-    given = at.y_bars if pulls else []
-    symbols = [*of.xs, *(of.y_bars if pulls else [])]
-    wanted = [*of.ys, *(of.x_bars if pulls else [])]
-    f = compiled(symbols, wanted)
-    first, near = f(*at.arrays, *given), at.nearby
-    everything = list(range(len(of.xs)))
+    given = at.y_bars if at.has_shapes else []
+    symbols = [*of.xs, *(of.y_bars if at.has_shapes else [])]
+    wanted = [*of.ys, *(of.x_bars.values() if at.has_shapes else [])]
+    f, near = compiled(symbols, wanted), at.nearby()
+    first, everything = f(*at.arrays, *given), list(range(len(of.xs)))
     for which in [everything, *([k] for k in everything if len(everything) > 1)]:
         second = [near[k] if k in which else x for k, x in enumerate(at.arrays)]
-        stacks = [np.stack([x, y]) if k in which else x
-                  for k, (x, y) in enumerate(zip(at.arrays, second, strict=True))]  # fmt: skip
+        stacks = [np.stack([x, second[k]]) if k in which else x for k, x in enumerate(at.arrays)]
         new = {of.xs[k]: pt.tensor(dtype=stacks[k].dtype, shape=(None,) * stacks[k].ndim)
                for k in which}  # fmt: skip
         inputs = [new.get(x, x) for x in symbols]
         who = "a batch" if which == everything else f"a batch of {of.labels[which[0]]} alone"
-        try:
+        with _told(f"{who} fails: {{}}", of.mendable):
             many = vectorize_graph(wanted, new)
             found = compiled(inputs, many)(*stacks, *given)
             shapes = compiled(inputs, [y.shape for y in many], SHAPES)(*stacks, *given)
-        except Exception as error:
-            raise Found(f"{who} fails: {_brief(error)}", "FAULT" if of.owned else "note") from None
         loop = zip(first, f(*second, *given), strict=True)
         for n, (y, shape, rows) in enumerate(zip(found, shapes, loop, strict=True)):
             what = f"output {n}" if n < len(of.ys) else f"gradient {n - len(of.ys)}"
-            rows = np.stack(rows)
+            rows, shape = np.stack(rows), tuple(map(int, shape))
             if y.ndim < rows.ndim:  # it depends on nothing that was batched
                 y = np.broadcast_to(y, rows.shape)
-            elif tuple(map(int, shape)) != y.shape:
-                raise Found(f"{who}: the shape alone of {what} is {tuple(map(int, shape))}, "
-                            f"it has {y.shape}")  # fmt: skip
-            compare(f"{who}: {what}", y, rows, "a loop", _tolerance(of))
+            elif shape != y.shape:
+                raise Found(f"{who}: the shape alone of {what} is {shape}, it has {y.shape}")
+            compare(f"{who}: {what}", y, rows, "a loop", of.tolerance)
 
 
 # --- backends -------------------------------------------------------------------------------------
@@ -1288,47 +1136,45 @@ def in_mode(of: Graph, mode) -> tuple[Callable, Callable | None, bool]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         f, g = compiled(of.xs, of.ys, mode), None
-        if of.moving and of.smooth and of.has_pull and of.free:
-            g = compiled([*of.xs, *of.y_bars], of.x_bars, mode)
+        if of.x_bars:
+            g = compiled([*of.xs, *of.y_bars], [*of.x_bars.values()], mode)
     return f, g, any("object mode" in str(w.message) for w in caught)
 
 
 def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     """Values and gradients are those of Python, and no input is overwritten."""
-    of = at.of
-    g = g if at.has_shapes else None
-    given = [*at.arrays, *(at.y_bars if g else [])]
+    of, has_g = at.of, bool(g and at.has_shapes)
+    given = [*at.arrays, *(at.y_bars if has_g else [])]
     before = [x.copy() for x in given]
-    found = [*f(*at.arrays), *(g(*given) if g else [])]
-    if not all(map(_same, before, given)):
+    found = [*f(*at.arrays), *(g(*given) if has_g else [])]
+    if not _same(before, given):
         raise Found(f"{name} overwrites an input")
-    whats = [f"output {j}" for j in range(len(of.ys))]
-    whats += [f"the gradient for {of.labels[k]}" for k in of.free] if g else []
-    symbols = [*of.ys, *(of.x_bars if g else [])]
-    trues = [*at.values, *(at.pulled.values() if g else [])]
-    for what, y, one, true in zip(whats, symbols, map(np.asarray, found), trues, strict=True):
-        compare(what, one, true, "Python", _tolerance(of))
-        if str(one.dtype) != y.type.dtype:
-            raise Found(f"{what} is declared {y.type.dtype} and returned as {one.dtype}", severity)
+    expected = [(f"output {j}", y, at.values[j]) for j, y in enumerate(of.ys)]
+    for k, x_bar in of.x_bars.items() if has_g else ():
+        expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k]))
+    for (what, symbol, true), one in zip(expected, map(np.asarray, found), strict=True):
+        compare(what, one, true, "Python", of.tolerance)
+        if str(one.dtype) != symbol.type.dtype:
+            says = f"{what} is declared {symbol.type.dtype} and returned as {one.dtype}"
+            raise Found(says, severity)
 
 
 def alike(at: Point, f) -> str | None:
     """The backend answers as Python does, or both refuse."""
-    by_python, found = (_outcome(lambda g=g: g(*at.arrays)) for g in (at.of.run, f))
-    if isinstance(found, Exception) and isinstance(by_python, Exception):
+    found, by_python = (_outcome(g, *at.arrays) for g in (f, at.of.run))
+    errors = [_brief(x) if isinstance(x, Exception) else "" for x in (found, by_python)]
+    if all(errors):
         return "refused, as in Python"
-    if isinstance(found, Exception) or isinstance(by_python, Exception):
-        raise Found(f"{_or_error(found)}; in Python, {_or_error(by_python)}")
-    for j, (one, true) in enumerate(zip(found, by_python, strict=True)):
-        compare(f"output {j}", one, true, "Python", _tolerance(at.of))
-    return None
+    if any(errors):
+        raise Found("; in Python, ".join(error or "an answer" for error in errors))
+    return agree(at.of, found, by_python, "Python")
 
 
 def empty_alike(at: Point, f) -> str | None:
     """Empty inputs, and those cut that Python answers, are answered alike by a backend."""
     says = alike(Point(at.of, _emptied(at.arrays)), f)
     for arrays in _cuts(at):  # a kernel need not check what Python refuses
-        if not isinstance(_outcome(lambda arrays=arrays: at.of.run(*arrays)), Exception):
+        if not isinstance(_outcome(at.of.run, *arrays), Exception):
             alike(Point(at.of, arrays), f)
     return says
 
@@ -1341,8 +1187,7 @@ def refuses(at: Point, case, mode=AS_WRITTEN, f=None) -> str:
     except Exception as error:
         return f"when built, {_brief(error)}"
     same = f is not None and all(x.type == s.type for x, s in zip(xs, at.of.xs, strict=True))
-    run = f if same else compiled(xs, ys, mode)
-    values = _outcome(lambda: run(*case))
+    values = _outcome(f if same else compiled(xs, ys, mode), *case)
     if not isinstance(values, Exception):
         raise Found("there is an answer where an error was expected")
     return f"when run, {_brief(values)}"
@@ -1356,55 +1201,44 @@ def jax_rule(at: Point) -> str | None:
     of = at.of
     if not of.moving or not of.smooth:
         raise Found("no real input or no real output", "skipped")
-    fgraph = FunctionGraph(of.xs, [of.ys[j] for j in of.smooth], clone=True)
-    whole = jax_funcify(fgraph)
+    whole = jax_funcify(FunctionGraph(of.xs, [of.ys[j] for j in of.smooth], clone=True))
 
     def f(*moving):
         given = dict(zip(of.free, moving, strict=True))
         return tuple(whole(*(given.get(k, x) for k, x in enumerate(at.arrays))))
 
-    primals = [at.arrays[k] for k in of.free]
-    severity = "FAULT" if of.owned else "note"
+    primals, dots = (tuple(these[k] for k in of.free) for these in (at.arrays, at.x_dots))
     try:
         found = jax.vjp(f, *primals)[1](tuple(at.y_bars))
-    except Exception:
-        dots = [at.x_dots[k] for k in of.free]
-        try:  # there are rules that only go forwards
-            pushed = jax.jvp(f, tuple(primals), tuple(dots))[1]
-        except Exception as error:
-            raise Found(f"JAX cannot differentiate it: {_brief(error)}", "note") from None
-        terms = [(at.slopes[k].value * d).sum() for k, d in zip(of.free, dots, strict=True)]
+    except Exception:  # there are rules that only go forwards
+        with _told("JAX cannot differentiate it: {}", "note"):
+            pushed = jax.jvp(f, primals, dots)[1]
+        terms = [at.slopes[k].value * d for k, d in zip(of.free, dots, strict=True)]
         forwards, rtol = _along(at.y_bars, map(np.asarray, pushed)), at.slopes[of.free[0]].rtol
-        if not abs(forwards - sum(terms)) <= rtol * max(map(abs, terms)):
-            raise Found("JAX's own derivative is wrong", severity) from None
+        if not _is_sum(forwards, terms, rtol):
+            raise Found("JAX's own derivative is wrong", of.mendable) from None
         return "forwards alone"
     for k, x_bar in zip(of.free, map(np.asarray, found), strict=True):
         known = at.slopes[k]
         says = _wrong(known, x_bar, at, k)
         if says and at.has_shapes and not of.truth:  # the pullback, if right, is known better
-            says = says and _difference(x_bar, at.pulled[k], _tolerance(of))
+            says = _difference(x_bar, at.pulled[k], of.tolerance)
         if says and _is_symmetric(at.arrays[k]) and _is_for_symmetric(x_bar):
-            known = symmetrize(known.value)
-            says = _difference(symmetrize(x_bar), known, max(DIFFERENCES, at.slopes[k].rtol))
+            true, rtol = symmetrize(known.value), max(DIFFERENCES, known.rtol)
+            says = _difference(symmetrize(x_bar), true, rtol)
         if says:
-            raise Found(f"JAX's own gradient for {of.labels[k]} {says}", severity)
+            raise Found(f"JAX's own gradient for {of.labels[k]} {says}", of.mendable)
     return None
 
 
-def _is_brought(op) -> bool:
-    """Whether an Op is not PyTensor's own."""
-    op = getattr(op, "scalar_op", getattr(op, "core_op", op))
-    return type(op) is OpFromGraph or type(op).__module__.split(".")[0] != "pytensor"
-
-
-def _has_c(of: Graph) -> bool:
-    """Whether there is a compiler, and an Op in the graph has C code."""
-    return bool(pytensor.config.cxx) and any(
-        _brings_c(node) for node in applys_between(of.xs, of.ys)
-    )
+def _is_brought(kind) -> bool:
+    """Whether a class or a function is not PyTensor's own."""
+    module = getattr(kind, "__module__", None) or ""
+    return kind is OpFromGraph or module.split(".")[0] != "pytensor"
 
 
 def _brings_c(node) -> bool:
+    """Whether an Op has C code."""
     op = getattr(node.op, "scalar_op", node.op)
     if op is node.op:
         return isinstance(op, COp) and type(op).c_code is not COp.c_code
@@ -1417,6 +1251,12 @@ def _brings_c(node) -> bool:
 
 
 # --- comparing ------------------------------------------------------------------------------------
+
+
+def agree(of: Graph, found, trues, against, what="output {}", rtol=None) -> None:
+    """All outputs are the true ones."""
+    for j, (one, true) in enumerate(zip(found, trues, strict=True)):
+        compare(what.format(j), one, true, against, of.tolerance if rtol is None else rtol)
 
 
 def compare(what, found, true, against, rtol, severity="FAULT") -> None:
@@ -1439,10 +1279,8 @@ def _difference(value, true, rtol: float, floor: float = 0.0) -> str:
         return "is NaN where it should not be" if (lost & ~missing).any() else "should be NaN"
     same = lost | (value == true)  # two infinities are
     value, true = (np.where(same, np.where(np.isfinite(true), true, 0), v) for v in (value, true))
-    if same.all():
-        return ""
     gap, size = np.max(np.abs(value - true)), max(np.max(np.abs(true)), floor)
-    if gap <= rtol * size < np.inf:
+    if same.all() or gap <= rtol * size < np.inf:
         return ""
     square = (true * true).sum()
     factor = (value * true).sum() / square if square > 0 and np.isfinite(square) else np.nan
@@ -1456,46 +1294,57 @@ def _difference(value, true, rtol: float, floor: float = 0.0) -> str:
     return f"is wrong: relative error {gap / size if size else np.inf:.0e}"
 
 
-def _tolerance(of: Graph) -> float:
-    return SINGLE if of.is_single else of.rtol
+def _same(xs, ys) -> bool:
+    """All equal but for rounding, which may depend on where an array lies in memory."""
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(xs, ys, strict=True)]
+    return all(
+        x.shape == y.shape and not _difference(x, y, 1e-4 if x.dtype == np.float32 else 1e-10)
+        for x, y in pairs
+    )
 
 
-def _same(a, b) -> bool:
-    """Equal but for rounding, which may depend on where an array lies in memory."""
-    a, b = np.asarray(a), np.asarray(b)
-    if a.shape != b.shape:
-        return False
-    return not _difference(a, b, 1e-4 if a.dtype == np.float32 else 1e-10)
+def _identical(x: np.ndarray, y: np.ndarray) -> bool:
+    return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
 
 
-def _along(xs, ys) -> float:
+def _along(xs, ys):
+    """The sum of the products of all entries, of arrays or of symbols."""
     return sum((x * y).sum() for x, y in zip(xs, ys, strict=True))
+
+
+def _is_sum(total: float, terms, rtol: float, slack: float = 0.0) -> bool:
+    """Whether the entries of all terms add up to the total."""
+    size = max(np.abs(term).sum() for term in terms)
+    return abs(total - sum(map(np.sum, terms))) <= rtol * size + slack
 
 
 # --- small parts ----------------------------------------------------------------------------------
 
 
-def _name(op) -> str:
-    return str(op) if isinstance(op, Op) else getattr(op, "__name__", str(op))
-
-
 def _labels(op, count: int) -> list[str]:
     """What the user calls the inputs: the arguments of make_node, or of the function."""
     try:
-        of = type(op).make_node if isinstance(op, Op) else op
-        names = [
-            p.name
-            for p in inspect.signature(of).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
-        ]
+        signature = inspect.signature(type(op).make_node if isinstance(op, Op) else op)
     except (TypeError, ValueError):
-        names = []
+        signature = inspect.Signature()
+    names = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+    ]
     return names if len(names) == count else [f"input {k}" for k in range(count)]
 
 
-def _many(outputs) -> list:
-    many = outputs if isinstance(outputs, list | tuple) else [outputs]
-    return [np.asarray(y) for y in many]
+def _listed(outputs) -> list:
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _many(outputs) -> list[np.ndarray]:
+    return [np.asarray(y) for y in _listed(outputs)]
+
+
+def _normal(rng, shape, dtype) -> np.ndarray:
+    return np.asarray(rng.standard_normal(shape), dtype=dtype)
 
 
 def _first_line(text) -> str:
@@ -1510,24 +1359,16 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _outcome(call):
+def _outcome(call, *args):
     """What a call returns, or the exception that it raises."""
     try:
-        return call()
+        return call(*args)
     except Exception as error:
         return error
 
 
-def _outcome_of(call) -> bool:
-    return not isinstance(_outcome(call), Exception)
-
-
-def _or_error(outcome) -> str:
-    return _brief(outcome) if isinstance(outcome, Exception) else "an answer"
-
-
-def _finite(values) -> bool:
-    return all(np.all(np.isfinite(y)) for y in values)
+def _is_finite(x) -> bool:
+    return bool(np.all(np.isfinite(x)))
 
 
 def _is_symmetric(x: np.ndarray) -> bool:
@@ -1542,15 +1383,10 @@ def _is_for_symmetric(x_bar: np.ndarray) -> bool:
     return close or not np.any(np.tril(x_bar, -1)) or not np.any(np.triu(x_bar, 1))
 
 
-def _to_single(at: Point) -> list[np.ndarray]:
-    return [x.astype("float32") if k in at.of.moving else x for k, x in enumerate(at.arrays)]
-
-
 def _whole_numbers(x: np.ndarray):
     """Whole numbers near x and further away, none of them zero."""
-    for whole in (np.rint(x), np.rint(3 * x) + 1):
+    for whole in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):
         yield np.where(whole == 0, 1, whole).astype(x.dtype)
-    yield np.abs(np.where(np.rint(x) == 0, 1, np.rint(x))).astype(x.dtype)
 
 
 def _walled(x: np.ndarray, wall: float):
@@ -1558,22 +1394,22 @@ def _walled(x: np.ndarray, wall: float):
     if x.dtype.kind != "f":  # indices beyond the ends must stay indices
         wall = x.max(initial=0) if wall == 7.0 else x.min(initial=0)
     buffer = np.full(x.size + 2 * OUTSIDE, wall, dtype=x.dtype)
-    buffer[OUTSIDE : OUTSIDE + x.size] = x.ravel()
-    return buffer[OUTSIDE : OUTSIDE + x.size].reshape(x.shape), buffer
+    inside = buffer[OUTSIDE : OUTSIDE + x.size].reshape(x.shape)
+    inside[...] = x
+    return inside, buffer
 
 
 def _strided(x: np.ndarray) -> np.ndarray:
     """The same entries, every second one of a longer array, the last axis backwards."""
     if not x.ndim:
         return x
-    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
-    view = wide[..., ::-2]
+    view = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)[..., ::-2]
     view[...] = x
     return view
 
 
 def _emptied(arrays) -> list[np.ndarray]:
-    return [x[tuple(slice(0, 0) for _ in x.shape)] if x.ndim else x for x in arrays]
+    return [x[(slice(0, 0),) * x.ndim] if x.ndim else x for x in arrays]
 
 
 def _cuts(at: Point):
@@ -1587,10 +1423,10 @@ def _cuts(at: Point):
         for n in (0, 1):
             yield _shortened(arrays, group, n)
     for group in groups:
-        for one in group if len(group) > 1 else ():  # if it need not be as long as the others
-            shorter = _shortened(arrays, [one], arrays[one[0]].shape[one[1]] - 1)
-            if _outcome_of(lambda shorter=shorter: at.of.run(*shorter)):
-                yield _shortened(arrays, [one], 0)
+        for k, axis in group if len(group) > 1 else ():  # if it need not be as long as the others
+            shorter = _shortened(arrays, [(k, axis)], arrays[k].shape[axis] - 1)
+            if not isinstance(_outcome(at.of.run, *shorter), Exception):
+                yield _shortened(arrays, [(k, axis)], 0)
 
 
 def _shortened(arrays, group, n: int) -> list[np.ndarray]:
@@ -1599,10 +1435,3 @@ def _shortened(arrays, group, n: int) -> list[np.ndarray]:
     for k, axis in group:
         arrays[k] = np.take(arrays[k], range(min(n, arrays[k].shape[axis])), axis=axis)
     return arrays
-
-
-def _other_ndims(x: np.ndarray):
-    """The array with an axis more and, if it has one, an axis less; with the shapes to declare."""
-    yield x[None], (1, *(None,) * x.ndim)
-    if x.ndim and x.shape[0]:
-        yield x[0], (None,) * (x.ndim - 1)

@@ -51,8 +51,7 @@ import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
 from helpers.kalman import hessian as hessians
-from helpers.kalman.panel import _Group
-from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, symmetric
+from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, at_step, symmetric, update_columns
 from helpers.statespace import (
     Gradients,
     StateSpace,
@@ -109,17 +108,9 @@ class Integrated(NamedTuple):
 
 
 def loglike(
-    y,
-    model: StateSpace,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    X=None,  # noqa: N803
-    B=None,  # noqa: N803
-    precision=None,
-    marginal: bool = False,
-    tol: float = TOLERANCE,
-):
+    y, model: StateSpace, A=None, method: str = "fused", *, X=None, B=None, precision=None,
+    marginal: bool = False, tol: float = TOLERANCE,
+):  # fmt: skip
     """Log-likelihood with delta integrated out.
 
     Parameters
@@ -171,17 +162,9 @@ def loglike(
 
 
 def loglike_and_grad(
-    y,
-    model: StateSpace,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    X=None,  # noqa: N803
-    B=None,  # noqa: N803
-    precision=None,
-    marginal: bool = False,
-    tol: float = TOLERANCE,
-) -> Integrated:
+    y, model: StateSpace, A=None, method: str = "fused", *, X=None, B=None, precision=None,
+    marginal: bool = False, tol: float = TOLERANCE,
+) -> Integrated:  # fmt: skip
     """Log-likelihood, and its gradient with respect to everything.
 
     Parameters
@@ -217,11 +200,7 @@ def loglike_and_grad(
 
 
 def hessian(
-    y,
-    model: StateSpace,
-    A,  # noqa: N803
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
+    y, model: StateSpace, A, directions: dict[str, np.ndarray], method: str = "fused"
 ) -> np.ndarray:
     r"""Second derivatives of the log-likelihood along pairs of directions.
 
@@ -257,7 +236,7 @@ def hessian(
     columns = _Columns(y, model, A, None, None, None)
     directions = reference.check_directions(y, model, directions)
     delta, covariance = columns.value_and_grad(method, TOLERANCE).estimate
-    q, A = columns.q, columns.A  # noqa: N806
+    q, A = columns.q, columns.A
     # P0 has room on the span of A, and delta is so much less uncertain.
     root = np.linalg.cholesky(covariance + np.diag(columns.room))
     k = len(next(iter(directions.values())))
@@ -282,7 +261,7 @@ def hessian(
 class _Columns:
     """The series and what delta adds to it, checked, as q + 1 series with the same gaps."""
 
-    def __init__(self, y, model: StateSpace, A, X, B, precision):  # noqa: N803
+    def __init__(self, y, model: StateSpace, A, X, B, precision):
         y = check_data(y, model)
         n, p, m = len(y), model.p, model.m
         self.y, self.model = y, model
@@ -326,19 +305,18 @@ class _Columns:
 
     def series(self):
         """y (q + 1, n, p) with d taken off, and c (q + 1, n or 1, m)."""
-        model, X, B = self.model, *(_columns_first(M) for M in (self.X, self.B))
+        model, X, B = self.model.in_time, *(_columns_first(M) for M in (self.X, self.B))
         y = np.empty((self.q + 1, *self.y.shape), np.result_type(self.y, X))
-        y[0], y[1:] = self.y - model.d, -X
+        y[0], y[1:] = self.y - model["d"], -X
         y[:, self.missing] = np.nan
-        steps = max(B.shape[1], len(model.c) if model.c.ndim == 2 else 1)
-        c = np.empty((self.q + 1, steps, model.m), np.result_type(model.c, B))
-        c[0], c[1:] = model.c, B
+        steps = max(B.shape[1], len(model["c"]))
+        c = np.empty((self.q + 1, steps, self.model.m), np.result_type(model["c"], B))
+        c[0], c[1:] = model["c"], B
         return y, c
 
     def series_alone(self):
         """The first of :meth:`series`, where the others are zeros."""
-        c = self.model.c
-        return (self.y - self.model.d)[np.newaxis], c.reshape(1, -1, self.model.m)
+        return (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
 
     def _loop(self, method: str, tol) -> bool:
         complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
@@ -347,7 +325,7 @@ class _Columns:
     def value(self, method: str, tol: float):
         """The log-likelihood."""
         if self._loop(method, tol):
-            return _Loop(self).value
+            return _by_loop(self, False)[0]
         _, value, _, _, S, *_ = self._compiled(False, tol)
         return self._value(value, S)
 
@@ -361,17 +339,11 @@ class _Columns:
                     "loglike, but none of its gradient"
                 )
         if self._loop(method, tol):
-            loop = _Loop(self)
-            return self._gathered(loop.value, loop.delta, loop.root, *loop.pull())
+            return self._gathered(*_by_loop(self, True))
         _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
         value = self._value(value, S)
         gradients = _fused().gradients_of(self.model, out)
         return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
-
-    def _zero(self, **more) -> StateSpace:
-        """The model without a mean."""
-        model = self.model
-        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
@@ -429,65 +401,70 @@ class _Columns:
         )  # fmt: skip
 
 
-class _Loop:
-    """The readable engine: the columns forwards, their mixture, and the way back."""
+def _by_loop(columns: _Columns, gradient: bool):
+    """The readable engine: the value and, for a gradient, what `_gathered` takes beside it."""
+    (starts, P0), (y, c) = columns.starts(), columns.series()
+    model, q = without_mean(columns.model, P0=P0), columns.q
+    precision = np.zeros((q, q)) if columns.precision is None else columns.precision
+    delta = np.zeros(q)
+    for again in (True, False):  # from where it starts, and then from near the mean of delta
+        l, w = _forwards(y, starts, c, model)
+        S = precision + np.einsum("npi,npj->ij", w[:, :, 1:], w[:, :, 1:])
+        _refuse_unidentified(S.real, columns._told)
+        left = -np.einsum("npi,np->i", w[:, :, 1:], w[:, :, 0]) - precision @ delta
+        step = np.linalg.solve(S.real, left.real)
+        if again:
+            delta = delta + step
+            y, starts, c = (
+                np.concatenate([M[:1] + np.tensordot(step, M[1:], 1)[np.newaxis], M[1:]])
+                for M in (y, starts, c)
+            )
+    # Complex arrays are for complex steps: this is analytic, with the centre held fixed.
+    sign, logdet = np.linalg.slogdet(S)
+    logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
+    of_delta = left @ np.linalg.solve(S, left) - logdet - delta @ precision @ delta
+    value = l + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
+    if not gradient:
+        return (value,)
+    # What the gradient is given delta is quadratic in delta, so 2 q points have its mean.
+    root = np.linalg.inv(np.linalg.cholesky(S)).T
+    apart = np.sqrt(q) * np.concatenate([root.T, -root.T])
+    bars, slopes = [], np.empty((2 * q, q))
+    for k, x in enumerate(apart):
+        one, a0, move = (M[0] + np.tensordot(step + x, M[1:], 1) for M in (y, starts, c))
+        given = replace(model, a0=a0, c=move if len(move) > 1 else move[0])
+        _, dy, G = reference.loglike_and_grad(one, given)
+        bars.append((dy, G.a0, G.c.reshape(move.shape), *G))
+        slopes[k] = -precision @ (delta + step + x)
+        for M, bar in zip((np.nan_to_num(y), starts, c), bars[-1], strict=False):
+            slopes[k] += np.tensordot(M[1:], bar, bar.ndim)
+    # They are weighted so that their mean is where the slope is zero to the last digit.
+    delta = delta + step
+    weights = (1 + apart @ slopes.mean(axis=0)) / (2 * q)
+    back = weights * np.vstack([np.ones(2 * q), (delta + apart).T])
+    bars = [np.array(X) for X in zip(*bars, strict=True)]
+    y_bar, starts_bar, c_bar = (np.tensordot(back, X, 1) for X in bars[:3])
+    gradients = Gradients(*(np.tensordot(weights, X, 1) for X in bars[3:]))
+    return value, delta, root, y_bar, starts_bar, c_bar, gradients
 
-    def __init__(self, columns: _Columns):
-        (starts, P0), (y, c) = columns.starts(), columns.series()
-        n, model, q = y.shape[1], columns._zero(P0=P0), columns.q
-        precision = np.zeros((q, q)) if columns.precision is None else columns.precision
-        self.delta, self.varies = np.zeros(q), c.shape[1] > 1
-        for again in (True, False):  # from where it starts, and then from near the mean of delta
-            steps = np.broadcast_to(c, (q + 1, n, model.m))
-            self.group = group = _Group(y, starts, steps, model)
-            self.w = w = np.array(group.w)  # (n, p, q + 1), C^-1 v
-            S = precision + np.einsum("npi,npj->ij", w[:, :, 1:], w[:, :, 1:])
-            _refuse_unidentified(S.real, columns._told)
-            if again:
-                step = np.linalg.solve(S.real, self._slope(precision).real)
-                self.delta = self.delta + step
-                y, starts, c = (
-                    np.concatenate([M[:1] + np.tensordot(step, M[1:], 1)[np.newaxis], M[1:]])
-                    for M in (y, starts, c)
-                )
-        for _ in range(2):  # what rounding left between the two
-            self._move(np.linalg.solve(S.real, self._slope(precision).real))
-        # Complex arrays are for complex steps: this is analytic, with the centre held fixed.
-        left = self._slope(precision)
-        sign, logdet = np.linalg.slogdet(S)
-        logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
-        of_delta = left @ np.linalg.solve(S, left) - logdet - self.delta @ precision @ self.delta
-        self.value = (
-            group.l_of_P.sum() + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
-        )
-        if np.isrealobj(S):
-            self.root = np.linalg.inv(np.linalg.cholesky(S)).T
 
-    def _slope(self, precision):
-        """The derivative of the log-likelihood and the prior with respect to delta, where it is."""
-        w = self.w
-        return -np.einsum("npi,np->i", w[:, :, 1:], w[:, :, 0]) - precision @ self.delta
+def _forwards(y, starts, c, model: StateSpace):
+    """The log-likelihood of a series without surprises, and w = C^-1 v (n, p, J) of J others.
 
-    def _move(self, step):
-        """Column 0 of w and of the filtered states, by a step of delta."""
-        self.delta = self.delta + step
-        self.w[:, :, 0] += self.w[:, :, 1:] @ step
-        for a_filt in self.group.a_filt:
-            a_filt[:, 0] += a_filt[:, 1:] @ step
-
-    def pull(self):
-        """The gradients of y, starts and c of the q + 1 series, and those of the model."""
-        group = self.group
-        for t, a_filt in enumerate(group.a_filt):
-            self.w[t, :, 1:] = self.w[t, :, 1:] @ self.root
-            a_filt[:, 1:] = a_filt[:, 1:] @ self.root
-        group.w = list(self.w)
-        y_bar, starts_bar, c_bar, gradients = group.pull(times=1)
-        c_bar = c_bar if self.varies else c_bar.sum(axis=1, keepdims=True)
-        # The series' part came with delta, that of column j with column j of the root.
-        back = np.block([[np.ones((1, 1)), np.zeros_like(self.delta)[np.newaxis]],
-                         [self.delta[:, np.newaxis], self.root]])  # fmt: skip
-        return *(np.tensordot(back, M, 1) for M in (y_bar, starts_bar, c_bar)), gradients
+    All have the gaps of y (J, n, p), starts (J, m) and c (J, 1 or n, m); `model` has no mean.
+    """
+    missing = np.isnan(y[0])
+    l, (steps, _), filtered = reference._filter_in_parts(np.where(missing, np.nan, 0.0), model)
+    gains = [(step.C_inv, step.Kf) for step in steps]
+    gains += zip(filtered.C_inv, filtered.Kf, strict=True) if filtered else []
+    T, Z = (model.over_time(x, len(l)) for x in "TZ")
+    Z = np.where(missing[:, :, np.newaxis], 0, Z)
+    y, c, a, w = np.where(missing, 0, y), c.swapaxes(0, 1), starts.T, []
+    for t, gain in enumerate(gains):
+        w_t, a_filt = update_columns(y[:, t].T, a, 0, Z[t], *gain)
+        w.append(w_t)
+        a = T[t] @ a_filt + at_step(c, t).T
+    return l.sum(), np.array(w)
 
 
 def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
@@ -499,20 +476,26 @@ def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
     if columns.precision is not None:
         raise ValueError("the marginal likelihood is for a flat prior, but there is a precision")
     model = columns.model
-    certain = columns._zero(P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
+    certain = without_mean(model, P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
     zeros = np.where(columns.missing, np.nan, 0.0)
     seen = (~columns.missing).sum()
     constant = (seen - columns.q) / 2 * LOG_2PI
     return _Columns(zeros, certain, **columns.given, precision=None), constant
 
 
-def _columns_first(M):  # noqa: N803
+def without_mean(model: StateSpace, **more) -> StateSpace:
+    """The model with a0 = c = d = 0, and what else is changed."""
+    nothing = {"a0": 0 * model.a0, "c": np.zeros(model.m), "d": np.zeros(model.p)}
+    return replace(model, **nothing | more)
+
+
+def _columns_first(M):
     """X or B, (rows, q) or (n, rows, q), as (q, 1 or n, rows)."""
-    M = np.moveaxis(M, -1, 0)  # noqa: N806
+    M = np.moveaxis(M, -1, 0)
     return M if M.ndim == 3 else M[:, np.newaxis]
 
 
-def mean_variance(H, W, xp=np):  # noqa: N803
+def mean_variance(H, W, xp=np):
     """The mean of the variances in H (p, p) and W (m, m) that are positive, 1 if there is none."""
     variances = xp.concatenate([xp.diagonal(H), xp.diagonal(W)])
     positive = variances > 0
@@ -520,7 +503,7 @@ def mean_variance(H, W, xp=np):  # noqa: N803
     return xp.where(mean > 0, mean, 1.0)
 
 
-def room(A, Z, H, W, xp=np):  # noqa: N803
+def room(A, Z, H, W, xp=np):
     """A variance (q,) for each diffuse number, so that no F is singular even where H = 0.
 
     P0 may have any on the span of A. This one is of the size of the model's other variances, or of
@@ -534,21 +517,20 @@ def room(A, Z, H, W, xp=np):  # noqa: N803
     return 1 / xp.where(precise > 0, precise, 1.0)
 
 
-def first_room(A, model: StateSpace):  # noqa: N803
+def first_room(A, model: StateSpace):
     """:func:`room` of a model."""
     return room(A.real, *first_variances(model))
 
 
 def first_variances(model: StateSpace):
     """Z, H and W = R Q R' of the first step, real."""
-    Z, H, R, Q = (X[0] if X.ndim == 3 else X for X in (model.Z, model.H, model.R, model.Q))
-    return Z.real, H.real, (R @ Q @ R.T).real
+    return tuple(model.in_time[x][0].real for x in "ZHW")
 
 
-def _checked(name: str, M, shapes, most: int) -> np.ndarray:  # noqa: N803
+def _checked(name: str, M, shapes, most: int) -> np.ndarray:
     """A, X or B: numbers, of one of the shapes (rows) or (n, rows), and q columns."""
-    M = _as_numbers(name, M)  # noqa: N806
-    M = M.astype(np.result_type(M, float))  # noqa: N806
+    M = _as_numbers(name, M)
+    M = M.astype(np.result_type(M, float))
     if M.shape[:-1] not in shapes or not 0 < M.shape[-1] <= most:
         letters = {"A": "(m, q)", "X": "(p, q) or (n, p, q)", "B": "(m, q) or (n, m, q)"}[name]
         expected = " or ".join(f"({', '.join(map(str, rows))}, q)" for rows in shapes)
@@ -574,7 +556,7 @@ def _checked_precision(precision, q: int) -> np.ndarray:
     return precision
 
 
-def _refuse_unidentified(S, told) -> None:  # noqa: N803
+def _refuse_unidentified(S, told) -> None:
     """S is singular exactly where the data say nothing about a direction of delta."""
     size = np.sqrt(np.diag(S))
     blind = np.flatnonzero(~(size > 0))

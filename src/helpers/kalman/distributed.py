@@ -56,11 +56,11 @@ class Panel:
         If `distributed` is missing.
     """
 
-    def __init__(self, Y, client=None, chunk: int = 2000):  # noqa: N803
+    def __init__(self, Y, client=None, chunk: int = 2000):
         self._dask = _imported("distributed", "distributed", "[dask]")
         if not isinstance(chunk, int) or chunk < 1:
             raise ValueError(f"chunk is {chunk!r}, expected a positive number of series")
-        Y = Y if isinstance(Y, np.ndarray) and Y.dtype != object else list(Y)  # noqa: N806
+        Y = Y if isinstance(Y, np.ndarray) and Y.dtype != object else list(Y)
         if len(Y) == 0:
             raise ValueError("Y is empty: it has no series")
         if client is None:
@@ -83,20 +83,20 @@ class Panel:
 
     def loglike(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
         """As :func:`helpers.kalman.panel.loglike`: array (J,)."""
-        found = self._map(_loglike, model, own, method, tol)
+        found = self._map(panel.loglike, model, own, method, tol)
         return _back(self._members, found)
 
     def loglike_and_grad(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
         """As :func:`helpers.kalman.panel.loglike_and_grad`: l, dY and gradients."""
-        parts = self._map(_loglike_and_grad, model, own, method, tol)
+        parts = self._map(panel.loglike_and_grad, model, own, method, tol)
         l, dYs, bars = zip(*parts, strict=True)
         if isinstance(self._Y, list):
-            dY = [None] * len(self._Y)  # noqa: N806
+            dY = [None] * len(self._Y)
             for members, part in zip(self._members, dYs, strict=True):
                 for j, dy in zip(members, part, strict=True):
                     dY[j] = dy[: len(self._Y[j])]
         else:
-            dY = _back(self._members, dYs)  # noqa: N806
+            dY = _back(self._members, dYs)
         each = own if isinstance(model, StateSpace) else NAMES
         gradients = {
             name: _back(self._members, [getattr(bar, name) for bar in bars])
@@ -158,7 +158,8 @@ class Panel:
         for piece, members in zip(self._pieces, self._members, strict=True):
             given = model if models is None else [models[j] for j in members]
             some = {x: _as_numbers(x, X)[members] for x, X in own.items() if X is not None}
-            tasks.append(self._client.submit(function, piece, given, method, tol, some, pure=False))
+            how = some | {"threads": 1, "pure": False}
+            tasks.append(self._client.submit(function, piece, given, method, tol, **how))
         found = []
         for task, members in zip(tasks, self._members, strict=True):
             try:
@@ -170,23 +171,15 @@ class Panel:
         return found
 
 
-def _piece(Y):  # noqa: N803
+def _piece(Y):
     return Y
 
 
-def _loglike(Y, model, method, tol, own):  # noqa: N803
-    return panel.loglike(Y, model, method, tol, threads=1, **own)
-
-
-def _loglike_and_grad(Y, model, method, tol, own):  # noqa: N803
-    return panel.loglike_and_grad(Y, model, method, tol, threads=1, **own)
-
-
-def _fit(Y, model, arrays, start, how):  # noqa: N803
+def _fit(Y, model, arrays, start, how):
     return fit(Y, model, arrays, start, **({"threads": 1} | how))
 
 
-def _some(Y, members, longest: int):  # noqa: N803
+def _some(Y, members, longest: int):
     """The series of a piece; the first one of a list is filled up to the longest of all.
 
     So the piece has as many steps as a model that varies over time.
@@ -201,7 +194,7 @@ def _some(Y, members, longest: int):  # noqa: N803
     return some
 
 
-def _by_pattern(Y) -> np.ndarray:  # noqa: N803
+def _by_pattern(Y) -> np.ndarray:
     """The series' numbers, those with the same gaps one after the other."""
     if not isinstance(Y, np.ndarray) or Y.dtype.kind not in "fc":
         return np.arange(len(Y))
@@ -227,7 +220,7 @@ def _renumbered(error: Exception, members) -> Exception:
     )
 
 
-def _not_done(error, k: int, J: int) -> Fits:  # noqa: N803
+def _not_done(error, k: int, J: int) -> Fits:
     """The fits of a piece that ended with an error, k parameters each."""
     nothing = np.full((J, k), np.nan)
     why = " ".join(f"{type(error).__name__}: {error}".split())
@@ -237,6 +230,6 @@ def _not_done(error, k: int, J: int) -> Fits:  # noqa: N803
     )  # fmt: skip
 
 
-def _line(done: int, J: int) -> None:  # noqa: N803
+def _line(done: int, J: int) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r{done} of {J} series are fitted", end="\n" if done == J else "", file=sys.stderr)

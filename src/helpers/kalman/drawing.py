@@ -31,10 +31,10 @@ from helpers.kalman.square_root import root
 FULL_RANK = 1e-10
 
 
-def columns(Y, starts, c, P0, T, Z, H, W, tol):  # noqa: N803
+def columns(Y, starts, c, P0, T, Z, H, W, tol):
     """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), and whether all went well."""
     J, n, p = Y.shape
-    _, dY, r_0, c_bar, _, report = panel_pass(  # noqa: N806
+    _, dY, r_0, c_bar, _, report = panel_pass(
         Y, starts, P0, c, T, Z, H, W, np.ones((J, n)), True, False, False, False, False, tol
     )  # fmt: skip
     r, e = np.empty((n + 1, J, len(P0))), np.empty((n, J, p))
@@ -216,17 +216,8 @@ def _newly_compiled() -> dict:
     code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}
 
     @overload(panel_pass, jit_options=PART)
-    def _panel_pass(
-        Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
-    ):  # fmt: skip
-        def call(
-            Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol,  # noqa: N803
-        ):  # fmt: skip
-            return code(
-                (Y, starts, P0, c, T, Z, H, W, l_bar, back, matrices, of_T, of_Z, of_W, tol)
-            )
-
-        return call
+    def _panel_pass(*arguments):
+        return lambda *arguments: code(arguments)
 
     for function in TEXT:
         jitable(function)

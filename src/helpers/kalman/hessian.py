@@ -32,13 +32,9 @@ __all__ = ["hessian", "hessian_vector"]
 
 
 def hessian_vector(
-    y,
-    model: StateSpace,
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
-    weights=None,
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None,
     tol: float = recursions.TOLERANCE,
-) -> tuple[np.ndarray, np.ndarray, Gradients]:
+) -> tuple[np.ndarray, np.ndarray, Gradients]:  # fmt: skip
     """The Hessian of the log-likelihood times several directions.
 
     Parameters
@@ -92,7 +88,9 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
     weights = check_weights(weights, len(y))
     loop = _takes_reference(y, model, method, tol)
     if loop or any(map(np.iscomplexobj, (weights, *given.values()))):
-        W_bar, slopes, dy, bars = _one_by_one(y, model, in_time(y, model, given), weights)
+        W_bar, slopes, dy, bars = _one_by_one(
+            y, model, reference.moves_in_time(y, model, given), weights
+        )
         bars |= _of_R_and_Q(model, given, W_bar, bars.pop("W"))
         return slopes, dy, _over_time(model, bars)
     return _compiled(y, model, given, weights, tol, along_alone)
@@ -100,13 +98,13 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
 
 def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
     """What the gradients of R and Q move by, over time, from that of W = R Q R'."""
-    R, Q = _along_time(model, "R"), symmetric(_along_time(model, "Q"))
+    R, Q = model.in_time["R"], symmetric(model.in_time["Q"])
     dWR = dW_bar @ R
     dWRQ, dQ_bar = dWR @ Q, np.swapaxes(R, -1, -2) @ dWR
     if "Q" in given:
-        dWRQ = dWRQ + W_bar @ R @ _with_time(model, "Q", given["Q"])
+        dWRQ = dWRQ + W_bar @ R @ reference.with_time(model, "Q", given["Q"])
     if "R" in given:
-        dR = _with_time(model, "R", given["R"])
+        dR = reference.with_time(model, "R", given["R"])
         dWRQ = dWRQ + W_bar @ dR @ Q
         dQ_bar = dQ_bar + 2 * symmetric(np.swapaxes(dR, -1, -2) @ W_bar @ R)
     return {"R": 2 * dWRQ, "Q": symmetric(dQ_bar)}
@@ -122,13 +120,9 @@ def _over_time(model: StateSpace, over_time: dict) -> dict:
 
 
 def hessian(
-    y,
-    model: StateSpace,
-    directions: dict[str, np.ndarray],
-    method: str = "fused",
-    weights=None,
+    y, model: StateSpace, directions: dict[str, np.ndarray], method: str = "fused", weights=None,
     tol: float = recursions.TOLERANCE,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The second derivatives of the log-likelihood along pairs of directions.
 
     Parameters
@@ -159,48 +153,6 @@ def _in_rows(X):
     return X.reshape(len(X), -1)
 
 
-def in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions of all ten (k, ...), with a time axis of length 1 or n, and of W.
-
-    From those that `check_directions` has seen.
-    """
-    k, dot = len(next(iter(given.values()))), {}
-    for name, X in {"y": y, **model.asdict()}.items():
-        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
-        dot[name] = _with_time(model, name, dX)
-    m = model.m
-    dot["W"] = _moves_of_W(model, given) if _of_shocks(given) else np.zeros((k, 1, m, m))
-    return dot
-
-
-def _with_time(model: StateSpace, name: str, dX):  # noqa: N803
-    """Directions of an array, with a time axis of length 1 where it does not vary."""
-    return dX if name in ("y", *STATIC, *model.time_varying) else dX[:, np.newaxis]
-
-
-def _of_shocks(names) -> bool:
-    """Whether R or Q is among them."""
-    return "R" in names or "Q" in names
-
-
-def _moves_of_W(model: StateSpace, given):  # noqa: N802
-    """Directions (k, t, m, m) of W = R Q R' from those of R or Q."""
-    R, moves = _along_time(model, "R"), 0.0
-    turned = np.swapaxes(R, -1, -2)
-    if "Q" in given:
-        moves = R @ _with_time(model, "Q", given["Q"]) @ turned
-    if "R" in given:
-        dR_Q = _with_time(model, "R", given["R"]) @ symmetric(_along_time(model, "Q"))
-        moves = moves + 2 * symmetric(dR_Q @ turned)
-    return moves
-
-
-def _along_time(model: StateSpace, name: str):
-    """An array of the model with a time axis, of length 1 where it does not vary."""
-    X = getattr(model, name)
-    return X if name in model.time_varying else X[np.newaxis]
-
-
 def _one_by_one(y, model: StateSpace, dot: dict, weights):
     """The readable loop: W_bar, the slopes, and the tangents of the gradients of y, a0, ..., W.
 
@@ -227,13 +179,11 @@ def _along(y, model: StateSpace, observed, dot: dict, weights):
     The filter's loop and the pullback's, on matrices that move.
     """
     n, o = len(y), observed.astype(float)
-    given = {x: X if x in STATIC else model.over_time(x, n) for x, X in model.asdict().items()}
-    R, Q = given.pop("R"), given.pop("Q")
-    given["W"] = R @ symmetric(Q) @ np.swapaxes(R, -1, -2)
+    at_step = recursions.at_step
 
     def at(x, t):
         """The array of step t, and what it moves by."""
-        return Moving(given[x][t], recursions.at_step(dot[x], t))
+        return Moving(at_step(model.in_time[x], t), at_step(dot[x], t))
 
     a, P = Moving(model.a0, dot["a0"]), Moving(symmetric(model.P0), dot["P0"])
     steps, slopes, I_p = [], [], np.eye(model.p)
@@ -266,7 +216,9 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
     arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
     names = given if along_alone else NAMES
     shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
-    moves = given | {"W": _moves_of_W(model, given)} if _of_shocks(given) else given
+    moves = (
+        given | {"W": reference.moves_of_W(model, given)} if reference.of_shocks(given) else given
+    )
     dots = [
         np.ascontiguousarray(moves[x], float).reshape(shape) if x in moves else np.zeros(shape)
         for x, shape in shapes.items()
@@ -290,7 +242,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
             "are rounded otherwise: the model is singular up to rounding"
         )
     bars = dict(zip(_COMPILED, bars, strict=True))
-    if _of_shocks(names):
+    if reference.of_shocks(names):
         bars |= _over_time(model, _of_R_and_Q(model, given, W_bar, bars["W"]))
     found = {x: bars[x].reshape(k, *X.shape) for x, X in model.asdict().items() if x in names}
     return slopes, bars["y"].reshape(k, *arrays[0].shape), found

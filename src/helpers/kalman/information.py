@@ -69,7 +69,7 @@ def expected_information(
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     """
-    dot = hessian.in_time(y, model, reference.check_directions(y, model, directions))
+    dot = reference.moves_in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)
     g = check_weights(weights, len(filtered.u), real=True)
     Z, F, F_inv, L, A, C, dF, dK, w, B = _forwards(model, filtered, dot)

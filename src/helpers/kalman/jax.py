@@ -20,7 +20,8 @@ from __future__ import annotations
 from helpers.kalman import _needing
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
-from helpers.statespace import DIMENSIONS, NAMES, SHAPES, STATIC, check_tolerance
+from helpers.kalman.shapes import INTEGRATED, check, check_model
+from helpers.statespace import NAMES, check_tolerance
 
 with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page)", "[jax]"):
     import jax
@@ -28,7 +29,6 @@ with _needing(__name__, "jax (a release for GPUs is another line: see JAX's page
 import jax.numpy as jnp
 
 from helpers.kalman import jax_calls, jax_parallel, jax_scans
-from helpers.kalman.jax_calls import INTEGRATED
 
 __all__ = ["filter_outputs", "integrated", "loglike"]
 
@@ -39,8 +39,6 @@ METHODS = None, "fused", "scan", "parallel"
 # 1.4 times as long, one series of 1,000 steps 10 to 15 times; but 10,000 series of 100 steps and
 # two states take a third of the time by scans. How many series there are, jax.vmap does not tell.
 LONG = 200
-
-DIMS = DIMENSIONS | SHAPES
 
 
 def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
@@ -153,9 +151,7 @@ def filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
     return FilterOutputs(*jax_scans.outputs(*_with_W(y, a0, P0, c, d, T, Z, R, H, Q)))
 
 
-def integrated(
-    y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=TOLERANCE
-):  # fmt: skip
+def integrated(y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=TOLERANCE):
     """The log-likelihood with delta integrated out, and delta's mean and covariance.
 
     Parameters
@@ -198,35 +194,14 @@ def integrated(
     inputs = tuple(map(jnp.asarray, (y, starts, c, P0, T, Z, H, W, precision)))
     dtype = jnp.result_type(jnp.float32, *inputs)
     inputs = tuple(X.astype(dtype) for X in inputs)
-    _check_fit(INTEGRATED, inputs, ("precision", "y", "starts"))
+    shapes = {x: X.shape for x, X in zip(INTEGRATED, inputs, strict=True)}
+    check(INTEGRATED, {"precision": shapes["precision"]})
+    check(INTEGRATED, shapes, sizes={"columns": len(precision) + 1})
+    if len(y) != len(c):
+        raise ValueError(f"c has {len(c)} columns, expected those of y, {len(y)}")
     if _is_compiled(_checked(method, tol, ("fused", "scan")), inputs):
         return jax_calls.integrated(float(tol))(*inputs)
     return jax_scans.integrated(*inputs)
-
-
-def _check_fit(dims_of: dict, arrays, givers) -> None:
-    """Raise if the shapes of arrays with these dimensions do not fit each other.
-
-    The givers say what the sizes are, the first one first.
-    """
-    shapes = {x: X.shape for x, X in zip(dims_of, arrays, strict=True)}
-    sizes = {}
-    for name in givers:
-        for dim, length in zip(dims_of[name], shapes[name], strict=False):
-            sizes.setdefault(dim, length)
-    sizes["q + 1"] = sizes.get("q", 0) + 1
-    sizes["as y"] = sizes.get("q + 1 or 1")
-    for name, shape in shapes.items():
-        dims = dims_of[name]
-        fits = len(shape) == len(dims) and all(
-            length in (1, sizes.get(dim.removesuffix(" or 1")))
-            if dim.endswith(" or 1")
-            else length == sizes.get(dim)
-            for dim, length in zip(dims, shape, strict=True)
-        )
-        if not fits:
-            known = ", ".join(f"{x} = {n}" for x, n in sizes.items() if len(x) == 1)
-            raise ValueError(f"{name} has shape {shape}, expected ({', '.join(dims)}) with {known}")
 
 
 def _checked(method: str | None, tol: float, methods=METHODS) -> str | None:
@@ -239,13 +214,7 @@ def _checked(method: str | None, tol: float, methods=METHODS) -> str | None:
 
 def _with_W(*arrays):  # noqa: N802
     """The ten arguments, checked, as the scans take them."""
-    *others, R, H, Q = _as_arrays(("y", *NAMES), arrays)
-    return *others, H, R @ ((Q + Q.mT) / 2) @ R.mT
-
-
-def _as_arrays(names, arrays):
-    """JAX arrays of one float type whose shapes fit each other."""
-    arrays = dict(zip(names, (jnp.asarray(X) for X in arrays), strict=True))
+    arrays = dict(zip(("y", *NAMES), map(jnp.asarray, arrays), strict=True))
     complex_ones = [x for x, X in arrays.items() if jnp.iscomplexobj(X)]
     if complex_ones:
         raise TypeError(f"{', '.join(complex_ones)} complex, expected real arrays")
@@ -253,34 +222,9 @@ def _as_arrays(names, arrays):
     if not jnp.issubdtype(dtype, jnp.floating):
         dtype = jnp.result_type(float)  # float64 where JAX has it
     dtype = jnp.result_type(jnp.float32, dtype)  # no half precision: it has no factorization
-    _check_shapes({name: X.shape for name, X in arrays.items()})
-    return [X.astype(dtype) for X in arrays.values()]
-
-
-def _check_shapes(shapes: dict) -> None:
-    """Raise if the shapes do not fit each other; y gives n and p, a0 gives m and R gives r."""
-    sizes = {}
-    for name, shape in shapes.items():
-        dims, may_vary = DIMS[name], name not in ("y", *STATIC)
-        if may_vary and len(shape) == len(dims) + 1:
-            dims = ("n", *dims)
-        tail = "," if len(dims) == 1 else ""
-        if len(shape) != len(dims):
-            also = " or with a leading time axis" if may_vary else ""
-            raise ValueError(
-                f"{name} has {len(shape)} dimensions, expected {len(dims)}: "
-                f"({', '.join(dims)}{tail}){also}"
-            )
-        expected = tuple(
-            sizes.setdefault(dim, length) for dim, length in zip(dims, shape, strict=True)
-        )
-        if shape != expected:
-            raise ValueError(
-                f"{name} has shape {shape}, expected ({', '.join(dims)}{tail}) = {expected}"
-            )
-    for dim, what in (("n", "step"), ("p", "series"), ("m", "state"), ("r", "shock")):
-        if sizes.get(dim) == 0:
-            raise ValueError(f"{dim} = 0: there is no {what}")
+    check_model({x: X.shape for x, X in arrays.items()})
+    *others, R, H, Q = (X.astype(dtype) for X in arrays.values())
+    return *others, H, R @ ((Q + Q.mT) / 2) @ R.mT
 
 
 def _per_step(method: str | None, tol: float, inputs):

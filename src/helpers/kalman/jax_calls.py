@@ -21,22 +21,10 @@ from helpers.kalman import jax_scans
 from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.jax_scans import INPUTS
+from helpers.kalman.jax_second import moved_gradient
 from helpers.kalman.recursions import outer
-from helpers.statespace import DIMENSIONS, STATIC
-
-# What the pass for many series takes, and its dimensions.
-PANEL = {
-    "y": ("J", "n", "p"), "a0": ("J or 1", "m"), "P0": ("m", "m"),
-    "c": ("J or 1", "n or 1", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
-    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"),
-}  # fmt: skip
-# What the pass with numbers integrated out takes, and its dimensions.
-INTEGRATED = {
-    "y": ("q + 1 or 1", "n", "p"), "starts": ("q + 1", "m"),
-    "c": ("as y", "n or 1", "m"),
-    "P0": ("m", "m"), "T": ("n or 1", "m", "m"), "Z": ("n or 1", "p", "m"),
-    "H": ("n or 1", "p", "p"), "W": ("n or 1", "m", "m"), "precision": ("q", "q"),
-}  # fmt: skip
+from helpers.kalman.shapes import FIXED, INTEGRATED, PANEL
+from helpers.statespace import DIMENSIONS
 
 
 @cache
@@ -103,8 +91,6 @@ def gradient(names, tol, inputs, l_bar, ready):
 
 @partial(gradient.defjvp, symbolic_zeros=True)
 def _(names, tol, primals, dots):
-    from helpers.kalman.jax_second import moved_gradient
-
     inputs, l_bar, ready = primals
     moves = {
         x: dX[jnp.newaxis]
@@ -113,14 +99,33 @@ def _(names, tol, primals, dots):
     }
     # What is ready is a function of the inputs, whose tangents are all here already.
     g = None if isinstance(dots[1], SymbolicZero) else dots[1][jnp.newaxis]
-    slopes, found = moved_gradient(names, tol, inputs, l_bar, moves, g)
+    slopes, found = moved_gradient((gradient, tangents), names, tol, inputs, l_bar, moves, g)
     arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
     moved = _only((), arrays) | {x: X[0] for x, X in found.items()}
     l_moved = slopes[0] if ready is None else slopes[0, :0]
     return gradient(names, tol, inputs, l_bar, ready), (l_moved, moved)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _differentiated_as(scanned):
+    """A call of the compiled pass (names, tol, ...) that JAX differentiates as scans (names, ...).
+
+    What comes of it has the same structure.
+    """
+
+    def decorate(call):
+        run = jax.custom_jvp(call, nondiff_argnums=(0, 1))
+
+        @run.defjvp
+        def _(names, tol, primals, dots):
+            moved = jax.jvp(partial(scanned, names), primals, dots)[1]
+            return run(names, tol, *primals), moved
+
+        return run
+
+    return decorate
+
+
+@_differentiated_as(jax_scans.tangents)
 def tangents(names, tol, inputs, l_bar, moves):
     """What l, and the gradients of these names, move by along k directions; by the compiled pass.
 
@@ -146,12 +151,6 @@ def tangents(names, tol, inputs, l_bar, moves):
     }
 
 
-@tangents.defjvp
-def _(names, tol, primals, dots):
-    moved = jax.jvp(partial(jax_scans.tangents, names), primals, dots)[1]
-    return tangents(names, tol, *primals), moved
-
-
 def _only(names, arrays: dict) -> dict:
     """The arrays of these names, and for the others arrays with axes of length 0."""
     return {x: X if x in names else jnp.zeros((0,) * X.ndim, X.dtype) for x, X in arrays.items()}
@@ -164,7 +163,7 @@ def _there(arrays: dict) -> tuple[str, ...]:
 
 def _over_time(name: str, X):
     """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
-    fixed = name in ("y", *STATIC) or X.ndim > len(DIMENSIONS[name])
+    fixed = name in FIXED or X.ndim > len(DIMENSIONS[name])
     return X if fixed else X[jnp.newaxis]
 
 
@@ -211,7 +210,13 @@ def panel(tol: float):
     return _with_pullback(value, tuple(PANEL), partial(panel_gradient, tol=tol))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _panel_by_scans(names, inputs, l_bar, ready):
+    l, pull = vjp(jax_scans.panel, *inputs)
+    found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
+    return (l if ready is None else l[:0, :0]), found
+
+
+@_differentiated_as(_panel_by_scans)
 def panel_gradient(names, tol, inputs, l_bar, ready):
     """l (J, n) and gradients of sum l_bar l, of PANEL's arrays, as :func:`gradient` has them."""
     l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0, 0), l_bar.dtype)
@@ -219,19 +224,6 @@ def panel_gradient(names, tol, inputs, l_bar, ready):
     more = () if ready is None else [ready[x] for x in PANEL]  # JAX sorts the names
     l, *found = _call("xla_panel", "panel", tol, [l, *results.values()], (*inputs, l_bar), *more)
     return l, dict(zip(PANEL, found, strict=True))
-
-
-@panel_gradient.defjvp
-def _(names, tol, primals, tangents):
-    inputs, l_bar, ready = primals
-
-    def scanned(inputs, l_bar):
-        l, pull = vjp(jax_scans.panel, *inputs)
-        found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
-        return (l if ready is None else l[:0, :0]), found
-
-    dots = jax.jvp(scanned, (inputs, l_bar), tangents[:2])[1]
-    return panel_gradient(names, tol, inputs, l_bar, ready), dots
 
 
 @cache
@@ -262,7 +254,13 @@ def integrated(tol: float):
     return run
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _integrated_by_scans(names, inputs):
+    found, pull = vjp(jax_scans.integrated, *inputs)
+    one = jnp.ones_like(found[0]), *(jnp.zeros_like(X) for X in found[1:])
+    return found, _only(names, dict(zip(INTEGRATED, pull(one), strict=True)))
+
+
+@_differentiated_as(_integrated_by_scans)
 def integrated_gradient(names, tol, inputs):
     """What :func:`integrated` returns, and the value's gradients as :func:`gradient` has them."""
     q, dtype = inputs[-1].shape[0], inputs[0].dtype
@@ -272,13 +270,3 @@ def integrated_gradient(names, tol, inputs):
     value, mean, covariance, *found = _call("xla_integrated", "integrated", tol, results, inputs)
     slope = -(covariance + outer(mean, mean)) / 2 if "precision" in names else wanted["precision"]
     return (value[0], mean, covariance), dict(zip(INTEGRATED, [*found, slope], strict=True))
-
-
-@integrated_gradient.defjvp
-def _(names, tol, primals, tangents):
-    def scanned(inputs):
-        found, pull = vjp(jax_scans.integrated, *inputs)
-        one = jnp.ones_like(found[0]), *(jnp.zeros_like(X) for X in found[1:])
-        return found, _only(names, dict(zip(INTEGRATED, pull(one), strict=True)))
-
-    return integrated_gradient(names, tol, *primals), jax.jvp(scanned, primals, tangents)[1]

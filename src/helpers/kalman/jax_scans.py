@@ -111,7 +111,7 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision):
         zeros = jnp.where(missing, jnp.nan, jnp.zeros_like(y[0]))
         y = jnp.concatenate([y, jnp.broadcast_to(zeros, (q, *zeros.shape))])
         c = jnp.concatenate([c, jnp.zeros((q, *c.shape[1:]), c.dtype)])
-    T, Z, H, W = (X if len(X) > 1 else X[0] for X in (T, Z, H, W))  # noqa: N806
+    T, Z, H, W = (X if len(X) > 1 else X[0] for X in (T, Z, H, W))
 
     def seen(y, starts, c):
         """C^-1 v (n, p, q + 1), and the log-likelihood of the first."""
@@ -123,7 +123,7 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision):
 
     def step(w, delta):
         """S = V'F^-1 V + precision, and the slope at delta."""
-        S = precision + jnp.einsum("npi,npj->ij", w[..., 1:], w[..., 1:])  # noqa: N806
+        S = precision + jnp.einsum("npi,npj->ij", w[..., 1:], w[..., 1:])
         return S, -jnp.einsum("npi,np->i", w[..., 1:], w[..., 0]) - precision @ delta
 
     # The series moves to where delta is most likely: from afar, its squares would hide the rest.

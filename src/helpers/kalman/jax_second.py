@@ -17,23 +17,24 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from helpers.kalman import jax_calls, jax_scans
+from helpers.kalman import jax_scans
 from helpers.kalman.jax_scans import INPUTS
 
 _moved = Primitive("kalman_gradient_moved")
 _moved.multiple_results = True
-_STATIC = "tol", "moving", "names", "weighted", "sloped"
+_STATIC = "engine", "tol", "moving", "names", "weighted", "sloped"
 
 
-def moved_gradient(names, tol, inputs, l_bar, moves, g):
+def moved_gradient(engine, names, tol, inputs, l_bar, moves, g):
     """What l and the gradients of these names move by along k directions.
 
-    ``moves`` (k, ...) are the directions by name, those of the inputs that move, and ``g`` (k, n)
-    those of the weights l_bar, None if they stay. Returns (k, n), and by name arrays (k, ...).
+    ``engine`` are the compiled pass's functions for gradients and for their tangents, ``moves``
+    (k, ...) the directions by name, those of the inputs that move, and ``g`` (k, n) those of the
+    weights l_bar, None if they stay. Returns (k, n), and by name arrays (k, ...).
     """
     given = [*moves.values()] if g is None else [g, *moves.values()]
     slopes, *found = _moved.bind(
-        *inputs, l_bar, *given, tol=tol, moving=tuple(moves), names=names,
+        *inputs, l_bar, *given, engine=engine, tol=tol, moving=tuple(moves), names=names,
         weighted=g is not None, sloped=True,
     )  # fmt: skip
     return slopes, dict(zip(names, found, strict=True))
@@ -60,22 +61,21 @@ def _computed(gradient, tangents, *operands, moving, names, weighted, sloped):
     return [slopes] * sloped + [found[x] for x in names]
 
 
-def _by_the_pass(*operands, tol, names, **how):
+def _by_the_pass(*operands, engine, tol, names, **how):
     def gradient(inputs, l_bar):
-        return jax_calls.gradient(names, tol, inputs, l_bar, None)[1]
+        return engine[0](names, tol, inputs, l_bar, None)[1]
 
-    tangents = partial(jax_calls.tangents, names, tol)
-    return _computed(gradient, tangents, *operands, names=names, **how)
+    return _computed(gradient, partial(engine[1], names, tol), *operands, names=names, **how)
 
 
-def _by_scans(*operands, tol, names, **how):
+def _by_scans(*operands, engine, tol, names, **how):
     def gradient(inputs, l_bar):
         return jax_scans.gradient(names, inputs, l_bar)[1]
 
     return _computed(gradient, partial(jax_scans.tangents, names), *operands, names=names, **how)
 
 
-def _shapes(*operands, tol, moving, names, weighted, sloped):
+def _shapes(*operands, names, sloped, **how):
     k, l_bar = operands[-1].shape[0], operands[len(INPUTS)]
     shapes = {x: X.shape for x, X in zip(INPUTS, operands, strict=False)}
     results = [l_bar.shape] * sloped + [shapes[x] for x in names]
@@ -93,12 +93,12 @@ def _derivative(primals, dots, **how):
     return found, jax.jvp(partial(_by_scans, **how), tuple(primals), dots)[1]
 
 
-def _transposed(bars, *operands, tol, moving, names, weighted, sloped):
+def _transposed(bars, *operands, moving, names, weighted, sloped, **how):
     fixed = operands[: len(INPUTS) + 1]
     weighting = sloped and type(bars[0]) is not ad.Zero
     given = list(map(ad.instantiate_zeros, bars[0 if weighting else int(sloped) :]))
     found = _moved.bind(
-        *fixed, *given, tol=tol, moving=names, names=moving, weighted=weighting, sloped=weighted
+        *fixed, *given, moving=names, names=moving, weighted=weighting, sloped=weighted, **how
     )
     return [None] * len(fixed) + found
 

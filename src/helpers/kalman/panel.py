@@ -42,14 +42,12 @@ doi:10.1093/biomet/79.4.823.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from helpers.kalman import _fused, _takes_reference, reference
-from helpers.kalman.recursions import TOLERANCE, pull_columns, update_columns
-from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
+from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import (
     NAMES,
     SHAPES,
@@ -63,12 +61,12 @@ from helpers.statespace import (
 
 __all__ = ["loglike", "loglike_and_grad"]
 
-MEANS = {"a0": None, "c": None, "d": None}.keys()  # own ones leave the covariances shared
+MEANS = {"a0", "c", "d"}  # own ones leave the covariances shared
 
 PIECES = 8  # for each thread: with fewer, one waits for another at the end
 
 
-def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):  # noqa: N803
+def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own):
     """Log-likelihood of each of many series.
 
     Parameters
@@ -85,22 +83,11 @@ def loglike(Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
         As :func:`loglike_and_grad`.
     """
-    own = _named(own)
-    _check_threads(threads)
-    if not isinstance(model, StateSpace) or own.keys() - MEANS:
-        return _own_models(Y, model, method, tol, threads, own, gradient=False)[0]
-    given = _checked(Y, model, *map(own.get, MEANS))
-    return _engine(given, method, tol)(given, tol, gradient=False).l.sum(axis=1)
+    return _evaluate(Y, model, method, tol, threads, own, gradient=False)[0]
 
 
 def loglike_and_grad(
-    Y,  # noqa: N803
-    model,
-    method: str = "fused",
-    tol: float = TOLERANCE,
-    *,
-    threads=None,
-    **own,
+    Y, model, method: str = "fused", tol: float = TOLERANCE, *, threads=None, **own
 ):
     """Log-likelihood of each of many series, and the gradient of their sum.
 
@@ -145,145 +132,66 @@ def loglike_and_grad(
     ImportError
         If the compiled pass is asked for where Numba is missing.
     """
+    return _evaluate(Y, model, method, tol, threads, own, gradient=True)
+
+
+def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
+    """Log-likelihoods (J,) and, for a gradient, dY and Gradients."""
     own = _named(own)
     _check_threads(threads)
-    if not isinstance(model, StateSpace) or own.keys() - MEANS:
-        return _own_models(Y, model, method, tol, threads, own, gradient=True)
-    means = {x: own.get(x) for x in MEANS}
-    given = _checked(Y, model, *means.values())
-    found = _engine(given, method, tol)(given, tol, gradient=True)
-    bars = found.gradients.asdict() | {
-        "a0": found.a0_bar, "c": found.c_bar, "d": -found.dY,
-    }  # fmt: skip
-    for name, X in means.items():
-        varies = name != "a0" and (name in model.time_varying if X is None else np.ndim(X) == 3)
-        if name != "a0" and not varies and bars[name].ndim == 3:
-            bars[name] = bars[name].sum(axis=1)
-        if X is None:  # one for all: where an engine has not summed them, here
-            bars[name] = bars[name].sum(axis=0)
-    return found.l.sum(axis=1), given.as_given(found.dY), Gradients(**bars)
+    alone = isinstance(models, StateSpace)
+    given, template = _checked(Y, models, own)
+    complex_ones = any(map(np.iscomplexobj, (given.y, *given.arrays.values())))
+    if _takes_reference(given.y, template, method, tol) or complex_ones:
+        l, dY, bars = _by_loop(given, gradient)
+    else:
+        if alone and own.keys() <= MEANS:
+            l, failed, dY, bars = _shared(given, tol, gradient)
+        else:
+            l, failed, dY, bars = _own(given, tol, gradient, threads)
+        for j in np.flatnonzero(failed >= 0)[:1]:
+            raise np.linalg.LinAlgError(
+                f"series {j}: {reference._not_positive_definite(int(failed[j]))}"
+            )
+    if not gradient:
+        return (l,)
+    if alone:
+        bars = {x: X if x in own else X.sum(axis=0) for x, X in bars.items()}
+    return l, given.as_given(dY), Gradients(**bars)
 
 
 class _Given(NamedTuple):
-    """What is asked, checked: d is taken off y, and a0 and c are those of the series."""
+    """What is asked, checked."""
 
     y: np.ndarray  # (J, n, p), NaN for what is missing
-    observed: np.ndarray  # (J, n, p) of bool
-    a0: np.ndarray  # (J or 1, m)
-    c: np.ndarray  # (J or 1, n or 1, m)
-    model: StateSpace  # with zeros for a0, c and d
-    lengths: list[int] | None  # of the series of a list
+    ends: np.ndarray  # (J,), after the last observation
+    arrays: dict[str, np.ndarray]  # the nine, (J or 1, ...) or, if they vary, (J or 1, n, ...)
+    varying: tuple[str, ...]
+    lengths: list[int] | None = None  # of the series of a list
+
+    def model(self, j: int) -> StateSpace:
+        """That of a series, up to its end, in double precision at least."""
+        arrays = {}
+        for x, X in self.arrays.items():
+            X = X[j if len(X) > 1 else 0]
+            arrays[x] = X[: self.ends[j] if x in self.varying else None]
+        return StateSpace(**{x: X.astype(np.result_type(X, float)) for x, X in arrays.items()})
+
+    def in_time(self) -> dict[str, np.ndarray]:
+        """The arrays (J or 1, 1 or n, ...) as doubles, with W = R Q R'; no time for a0 and P0."""
+        kept = (*STATIC, *self.varying)
+        X = {x: A.astype(float) if x in kept else A[:, np.newaxis].astype(float)
+             for x, A in self.arrays.items()}  # fmt: skip
+        return X | {"W": X["R"] @ X["Q"] @ np.swapaxes(X["R"], -1, -2)}
+
+    def without_time(self, bars: dict) -> dict:
+        """Gradients of arrays in time, of the shape of what was given."""
+        kept = (*STATIC, *self.varying)
+        return {x: bars[x] if x in kept else bars[x].sum(axis=1) for x in NAMES}
 
     def as_given(self, X):
         """An array (J, n, p) as a list, if Y was one."""
         return X if self.lengths is None else [x[:n] for x, n in zip(X, self.lengths, strict=True)]
-
-
-class _Found(NamedTuple):
-    """What an engine answers."""
-
-    l: np.ndarray  # (J, n)
-    dY: np.ndarray | None = None  # (J, n, p)  # noqa: N815
-    a0_bar: np.ndarray | None = None  # (J, m), or (1, m) for the sum
-    c_bar: np.ndarray | None = None  # (J, n, m), with 1 for J or n where it is a sum
-    gradients: Gradients | None = None  # those of a0, c and d are zeros
-
-
-def _engine(given: _Given, method: str, tol):
-    complex_mean = np.iscomplexobj(given.a0) or np.iscomplexobj(given.c)
-    loop = _takes_reference(given.y, given.model, method, tol) or complex_mean
-    return _by_loop if loop else _compiled
-
-
-def _by_loop(given: _Given, tol, gradient: bool) -> _Found:
-    """The readable engine: a loop over groups, and in each over steps."""
-    y, observed, a0, c, model, _ = given
-    (J, n, p), m = y.shape, model.m
-    dtype = np.result_type(y, a0, c, model.a0)
-    a0, c = np.broadcast_to(a0, (J, m)), np.broadcast_to(c, (J, n, m))
-    l, dY = np.zeros((J, n), dtype), np.zeros((J, n, p), dtype)
-    a0_bar, c_bar = np.zeros((J, m), dtype), np.zeros((J, n, m), dtype)
-    total = Gradients(*(np.zeros(X.shape, dtype) for X in model.asdict().values()))
-    patterns, group_of = np.unique(observed, axis=0, return_inverse=True)
-    for g, pattern in enumerate(patterns):
-        members = np.flatnonzero(group_of.ravel() == g)
-        end = int(np.flatnonzero(pattern.any(axis=1))[-1]) + 1  # after it there are only gaps
-        group = _Group(y[members, :end], a0[members], c[members, :end], _until(model, end))
-        l[members, :end] = group.l
-        if gradient:
-            dY[members, :end], a0_bar[members], c_bar[members, :end], gradients = group.pull()
-            for name, X in gradients.asdict().items():
-                out = getattr(total, name)
-                out[: end if name in model.time_varying else None] += X
-    return _Found(l, dY, a0_bar, c_bar, total)
-
-
-def _until(model: StateSpace, end: int) -> StateSpace:
-    """The model of the first steps."""
-    return replace(model, **{name: getattr(model, name)[:end] for name in model.time_varying})
-
-
-class _Group:
-    """Series (J, n, p) with the same gaps: the columns forwards, and what the way back needs."""
-
-    def __init__(self, y, a0, c, model: StateSpace):
-        self.model, self.n = model, y.shape[1]
-        self.observed = ~np.isnan(y[0])
-        # A series that never surprises: all that it gives comes from the covariances.
-        self.nothing = np.where(self.observed, 0.0, np.nan)
-        self.l_of_P, (self.steps, self.B_t), filtered = reference._filter_in_parts(
-            self.nothing, model
-        )
-        self.gains = [(step.C_inv, step.S, step.Kf, step.G) for step in self.steps]
-        self.P_filt = [None] * len(self.steps)
-        if filtered:
-            self.gains += zip(filtered.C_inv, filtered.S, filtered.Kf, filtered.G, strict=True)
-            self.P_filt += list(filtered.out.P_filt)
-        self.T = model.over_time("T", self.n)
-        Z = model.over_time("Z", self.n) * self.observed[:, :, np.newaxis]
-        y = np.where(self.observed, y, 0)
-        a, self.w, self.a_filt = a0.T, [], []
-        for t, (C_inv, _, Kf, _) in enumerate(self.gains):
-            w, a_filt = update_columns(y[:, t].T, a, 0, Z[t], C_inv, Kf)
-            self.w.append(w)
-            self.a_filt.append(a_filt)
-            a = self.T[t] @ a_filt + c[:, t].T
-        self.l = self.l_of_P - (np.array(self.w) ** 2).sum(axis=1).T / 2
-
-    def pull(self, times=None):
-        """dy (J, n, p), those of a0 (J, m) and c (J, n, m), and the sum of all that is shared.
-
-        What the covariances give counts as often as there are series, or as `times` says.
-        """
-        model, k = self.model, len(self.steps)
-        r, Br, per_step, es, rs = 0 * self.a_filt[0], None, [], [], []
-        for t in reversed(range(self.n)):
-            T, w, a_filt = self.T[t], self.w[t], self.a_filt[t]
-            if t >= k:
-                e, smoothed, before = pull_columns(r, T, w, *self.gains[t], self.P_filt[t], -a_filt)
-            else:
-                Br = self.B_t @ r if Br is None else Br
-                e, smoothed, before, Br = pull_step_columns(self.steps[t], r, Br, a_filt, w, T)
-            per_step.append(
-                reference.StepGradients(
-                    -e.sum(axis=1), r.sum(axis=1), e.sum(axis=1), r @ smoothed.T, e @ smoothed.T,
-                    e @ e.T / 2, r @ r.T / 2,
-                )
-            )  # fmt: skip
-            es.append(e)
-            rs.append(r)
-            r = before
-        if k:
-            r = columns_at_the_start(r, Br, model.P0)
-        nought = np.zeros(model.m)
-        _, quadratic = reference._accumulate(
-            model, nought, r @ r.T / 2, per_step[::-1], self.observed
-        )
-        covariances = reference.loglike_and_grad(self.nothing, model)[2]
-        J = r.shape[1] if times is None else times
-        total = Gradients(*(X + J * N for X, N in zip(quadratic, covariances, strict=True)))
-        dy = -np.array(es[::-1]) * self.observed[:, :, np.newaxis]
-        return dy.transpose(2, 0, 1), r.T, np.array(rs[::-1]).transpose(2, 0, 1), total
 
 
 def _check_threads(threads) -> None:
@@ -299,37 +207,34 @@ def _named(own: dict) -> dict:
     return {name: X for name, X in own.items() if X is not None}
 
 
-def _checked(Y, model: StateSpace, a0, c, d) -> _Given:  # noqa: N803
-    """What the engines take, or an error in the words of the caller."""
-    y, lengths = _stacked(Y, model)
-    J, n, p = y.shape
+def _checked(Y, models, own: dict) -> tuple[_Given, StateSpace]:
+    """What the engines take, and a model, or an error in the words of the caller."""
+    alone = isinstance(models, StateSpace)
+    if not alone:
+        models = _checked_models(models)
+        if own:
+            raise ValueError(f"{', '.join(own)} of the series: part of their own models")
+    template = models if alone else models[0]
+    y, lengths = _stacked(Y, template)
+    J, n, _ = y.shape
+    if alone:
+        arrays, varying = _with_own(template, own, J, n)
+    else:
+        if len(models) != J:
+            raise ValueError(f"there are {len(models)} models for {J} series")
+        arrays = {x: np.stack([getattr(model, x) for model in models]) for x in NAMES}
+        varying = template.time_varying
     observed = ~np.isnan(y)
     _refuse(y, observed)
-    _refuse_lengths(n, model, lengths)
-    a0 = model.a0[np.newaxis] if a0 is None else _own_array("a0", a0, J, (model.m,), n)
-    means = []
-    for name, own, X in (("c", c, model.c), ("d", d, model.d)):
-        if own is None:
-            X = (X if name in model.time_varying else X[np.newaxis])[np.newaxis]
-        else:
-            X = _own_array(name, own, J, X.shape[-1:], n)
-            X = X if X.ndim == 3 else X[:, np.newaxis]
-        means.append(X)
-    c, d = means
-    zero = replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(p))
-    return _Given(_less(y, d), observed, a0, c, zero, lengths)
+    _refuse_lengths(n, template, lengths)
+    return _Given(y, _ends(observed), arrays, varying, lengths), template
 
 
-def _less(y, d):
-    """y - d in double precision at least, as the engines compute."""
-    return np.subtract(y, d, dtype=np.result_type(y, d, float)) if d.any() else y
-
-
-def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:  # noqa: N803
+def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:
     """Y (J, n, p), filled with NaN after the end of series that are shorter; and their lengths."""
     p = model.p
     if isinstance(Y, np.ndarray) and Y.dtype != object:
-        Y = _as_numbers("Y", Y, "; NaN marks a gap")  # noqa: N806
+        Y = _as_numbers("Y", Y, "; NaN marks a gap")
         if Y.ndim != 3 or Y.shape[2] != p:
             hint = "; use Y[:, :, np.newaxis]" if Y.ndim == 2 and p == 1 else ""
             raise ValueError(
@@ -377,7 +282,7 @@ def _refuse(y, observed) -> None:
         raise ValueError(f"series {blank.argmax()} has no observation at all: leave it out")
 
 
-def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:  # noqa: N803
+def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:
     """The series' own array, (J, *shape) or, but for a0 and P0, (J, n, *shape)."""
     X = _as_numbers(name, X)
     per_step = None if name in STATIC else (J, n, *shape)
@@ -393,88 +298,12 @@ def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:  # noq
     return X.astype(np.result_type(X, float))
 
 
-def _compiled(given: _Given, tol, gradient: bool) -> _Found:
-    """The fast engine: :mod:`helpers.kalman.fused.panel`."""
-    y, _, a0, c, model, _ = given
-    fused = _fused()
-    _, _, P0, _, _, T, Z, H, W = fused.arrays_of(y[0], model)
-    # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
-    arrays = [np.array(M, dtype=float, order="C") for M in (a0, P0, c, T, Z, H, W)]
-    weights, flags = np.ones((len(y), 1)), [gradient] * 5
-    l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
-        np.require(y, float, "CW"), *arrays, weights, *flags, float(tol)
-    )
-    if report[0] < y.shape[1]:
-        raise np.linalg.LinAlgError(
-            f"series {report[1]}: {reference._not_positive_definite(int(report[0]))}"
-        )
-    if not gradient:
-        return _Found(l)
-    return _Found(l, dY, a0_bar, c_bar, fused.gradients_of(model, out))
-
-
-class _Own(NamedTuple):
-    """Series that share nothing, checked."""
-
-    y: np.ndarray  # (J, n, p), NaN for what is missing
-    ends: np.ndarray  # (J,), after the last observation
-    arrays: dict[str, np.ndarray]  # the nine, (J or 1, ...) or, if they vary, (J or 1, n, ...)
-    varying: tuple[str, ...]
-
-    def members(self, chosen) -> _Own:
-        """Some of the series."""
-        arrays = {x: X[chosen] if len(X) > 1 else X for x, X in self.arrays.items()}
-        return self._replace(y=self.y[chosen], ends=self.ends[chosen], arrays=arrays)
-
-    def model(self, j: int) -> StateSpace:
-        """That of a series, up to its end."""
-        arrays = {x: X[j if len(X) > 1 else 0] for x, X in self.arrays.items()}
-        return _until(StateSpace(**arrays), self.ends[j])
-
-
-def _own_models(Y, models, method, tol, threads, own, gradient: bool):  # noqa: N803
-    """Log-likelihoods (J,) and, for a gradient, dY and Gradients."""
-    alone = isinstance(models, StateSpace)
-    if not alone:
-        models = _checked_models(models)
-        if own:
-            raise ValueError(f"{', '.join(own)} of the series: part of their own models")
-    template = models if alone else models[0]
-    y, lengths = _stacked(Y, template)
-    J, n, _ = y.shape
-    if alone:
-        arrays, varying = _with_own(template, own, J, n)
-    else:
-        if len(models) != J:
-            raise ValueError(f"there are {len(models)} models for {J} series")
-        arrays = {x: np.stack([getattr(model, x) for model in models]) for x in NAMES}
-        varying = template.time_varying
-    observed = ~np.isnan(y)
-    _refuse(y, observed)
-    _refuse_lengths(n, template, lengths)
-    given = _Own(y, _ends(observed), arrays, varying)
-    loop = _takes_reference(y, template, method, tol)
-    if loop or any(map(np.iscomplexobj, arrays.values())):
-        l, dY, bars = _own_by_loop(given, gradient)  # noqa: N806
-    else:
-        l, failed, dY, bars = _own_compiled(given, tol, gradient, threads)  # noqa: N806
-        for j in np.flatnonzero(failed >= 0)[:1]:
-            raise np.linalg.LinAlgError(
-                f"series {j}: {reference._not_positive_definite(int(failed[j]))}"
-            )
-    if not gradient:
-        return (l,)
-    if alone:
-        bars = Gradients(**{x: X if x in own else X.sum(axis=0) for x, X in bars.asdict().items()})
-    return l, _Given(y, observed, l, l, template, lengths).as_given(dY), bars
-
-
 def _ends(observed) -> np.ndarray:
     """The step after the last observation of each series."""
     return observed.shape[1] - observed.any(axis=2)[:, ::-1].argmax(axis=1)
 
 
-def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:  # noqa: N803
+def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:
     """The nine arrays, the series' own among them, and which vary over time."""
     arrays, varying = {}, []
     sizes = {"m": model.m, "p": model.p, "r": model.r}
@@ -493,58 +322,74 @@ def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple
     return arrays, tuple(varying)
 
 
-def _own_by_loop(given: _Own, gradient: bool):
-    """One series after the other."""
+def _by_loop(given: _Given, gradient: bool):
+    """The readable engine: one series after the other."""
     y, ends = given.y, given.ends
     parts = [(x[:end], given.model(j)) for j, (x, end) in enumerate(zip(y, ends, strict=True))]
     if not gradient:
         return np.array([reference.loglike(*part) for part in parts]), None, None
     each = [reference.loglike_and_grad(*part) for part in parts]
     l = np.array([value for value, _, _ in each])
-    dY = np.zeros(y.shape, l.dtype)  # noqa: N806
+    dY = np.zeros(y.shape, l.dtype)
     bars = {x: np.zeros((len(y), *X.shape[1:]), l.dtype) for x, X in given.arrays.items()}
     for j, (_, dy, gradients) in enumerate(each):
         dY[j, : ends[j]] = dy
         for name, X in gradients.asdict().items():
             bars[name][j, : ends[j] if name in given.varying else None] = X
-    return l, dY, Gradients(**bars)
+    return l, dY, bars
 
 
-def _own_compiled(given: _Own, tol, gradient: bool, threads=None):
-    """:mod:`helpers.kalman.fused.own`, its series spread over threads.
+def _shared(given: _Given, tol, gradient: bool):
+    """:mod:`helpers.kalman.fused.panel`: series with a0, c and d of their own at most.
 
-    Returns l (J,), NaN for series that failed, and the step where they did (J,), -1 for the others.
+    Returns what `_own` does, gradients of what is shared as sums.
+    """
+    X = given.in_time()
+    y = given.y - X["d"] if X["d"].any() else given.y
+    y = np.require(y, float, "CW")
+    # Copies: machine code is kept for arrays of one type.
+    arrays = [X["a0"].copy(), X["P0"][0].copy(), X["c"].copy(), *(X[x][0].copy() for x in "TZHW")]
+    fused, weights = _fused(), np.ones((len(y), 1))
+    l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
+        y, *arrays, weights, *[gradient] * 5, float(tol)
+    )
+    failed = np.full(len(y), -1)
+    if report[0] < y.shape[1]:
+        failed[report[1]] = report[0]
+    if not gradient or failed.max() >= 0:
+        return l.sum(axis=1), failed, None, None
+    bars = fused.gradients_in_time(X["R"][0], X["Q"][0], out, (*STATIC, *NAMES)).asdict()
+    bars = {x: G[np.newaxis] for x, G in bars.items()} | {"a0": a0_bar, "c": c_bar, "d": -dY}
+    return l.sum(axis=1), failed, dY, given.without_time(bars)
+
+
+def _own(given: _Given, tol, gradient: bool, threads=None):
+    """:mod:`helpers.kalman.fused.own`: series that share nothing, spread over threads.
+
+    Returns l (J,), NaN for series that failed, and the step where they did (J,), -1 for the others,
+    dY and the gradients by name.
     """
     from numba import config
 
     from helpers.kalman.fused.inputs import Arrays
 
-    fused = _fused()
-    tol = float(tol)
-    code, y = fused.building.load("own"), given.y
-    J = len(y)
-    kept = (*STATIC, *given.varying)
-    X = {x: A.astype(float) if x in kept else A[:, np.newaxis].astype(float)
-         for x, A in given.arrays.items()}  # fmt: skip
+    code, y, J = _fused().building.load("own"), given.y, len(given.y)
+    X = given.in_time()
     R, Q = X.pop("R"), X.pop("Q")
-    W = R @ Q @ np.swapaxes(R, -1, -2)
-    for name, A in {"P0": X["P0"], "H": X["H"], "W": W}.items():
-        X[name] = (A + np.swapaxes(A, -1, -2)) / 2
+    for name in ("P0", "H", "W"):
+        X[name] = (X[name] + np.swapaxes(X[name], -1, -2)) / 2
     model = Arrays(**{x: np.require(A, float, "CW") for x, A in X.items()})
     shapes = [(J if gradient else 1, *A.shape[1:]) for A in model]
     _refuse_size(y.size + sum(map(np.prod, shapes)), J, "series with their gradients")
     out = Arrays(*map(np.zeros, shapes))
     y = np.require(y, float, "CW")
-    l, failed = np.zeros(J), np.full(J, -1)
-    dY = np.zeros(y.shape)  # noqa: N806
-    fixed = given.ends, y, model, gradient, tol, l, failed, dY, out
+    l, failed, dY = np.zeros(J), np.full(J, -1), np.zeros(y.shape)
+    fixed = given.ends, y, model, gradient, float(tol), l, failed, dY, out
     _in_pieces(threads or config.NUMBA_NUM_THREADS, J, lambda *cut: code.passes(*cut, *fixed))
     if not gradient:
         return l, failed, None, None
-    time = (*STATIC, *NAMES)  # every axis stays
-    bars = fused.gradients_in_time(R, Q, out, time).asdict()
-    bars = {x: A if x in kept else A.sum(axis=1) for x, A in bars.items()}
-    return l, failed, dY, Gradients(**bars)
+    bars = _fused().gradients_in_time(R, Q, out, (*STATIC, *NAMES))
+    return l, failed, dY, given.without_time(bars.asdict())
 
 
 def _in_pieces(threads: int, count: int, work) -> None:
@@ -556,23 +401,14 @@ def _in_pieces(threads: int, count: int, work) -> None:
 
     pieces = min(count, PIECES * threads) if threads > 1 else 1
     cuts = np.linspace(0, count, pieces + 1).astype(int)
-    left = iter(list(zip(cuts[:-1], cuts[1:], strict=True)))
-
-    def take():
-        for piece in left:
-            work(*piece)
-
-    if threads == 1 or len(cuts) < 3:
-        take()
-        return
-    with ThreadPoolExecutor(threads - 1) as pool:  # beside this thread, which waits for nothing
-        others = [pool.submit(take) for _ in range(threads - 1)]
-        take()
-        for other in others:
-            other.result()
+    if pieces == 1:
+        return work(*cuts)
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, cuts[:-1], cuts[1:]):
+            pass  # errors are raised here
 
 
-def _refuse_size(numbers, J: int, what: str) -> None:  # noqa: N803
+def _refuse_size(numbers, J: int, what: str) -> None:
     """MemoryError where so many doubles are more than the machine has."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

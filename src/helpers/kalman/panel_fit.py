@@ -91,16 +91,9 @@ class Fits(NamedTuple):
 
 
 def fit(
-    Y,  # noqa: N803
-    model: StateSpace,
-    arrays: Callable,
-    start,
-    *,
-    most: int = 200,
-    gain: float = GAIN,
-    tol: float = TOLERANCE,
-    threads: int | None = None,
-) -> Fits:
+    Y, model: StateSpace, arrays: Callable, start, *, most: int = 200, gain: float = GAIN,
+    tol: float = TOLERANCE, threads: int | None = None,
+) -> Fits:  # fmt: skip
     """Fit every series by maximum likelihood.
 
     A series that cannot be fitted does not stop the others: `Fits.message` says why.
@@ -216,7 +209,7 @@ def fit(
     return Fits(x, -f, -g, evaluations, converged, message.astype(str))
 
 
-def _see_curvature(likelihood, x, g, B, members):  # noqa: N803
+def _see_curvature(likelihood, x, g, B, members):
     """What a Newton step would gain, the least curvature and its axis downhill, by series.
 
     B becomes the inverse of the curvature. Downwards, or where next to nothing bends, the longest
@@ -312,14 +305,14 @@ class _Likelihood:
                 for name, X in arrays.items()
                 if X.ndim - 1 > getattr(self.model, name).ndim - (name in self.model.time_varying)
             )
-            given = panel._Own(self.y[members], self.ends[members], arrays, varying)
-            l, failed, _, bars = panel._own_compiled(given, self.tol, True, self.threads)
+            given = panel._Given(self.y[members], self.ends[members], arrays, varying)
+            l, failed, _, bars = panel._own(given, self.tol, True, self.threads)
             slope = np.zeros(x.shape)
             for i in range(x.shape[1]):
                 moved = x.astype(complex)
                 moved[:, i] += 1j * STEP
                 for name, X in self._own(moved).items():
-                    terms = getattr(bars, name) * (X.imag / STEP)
+                    terms = bars[name] * (X.imag / STEP)
                     slope[:, i] += terms.reshape(J, -1).sum(axis=1)
         good = np.isfinite(l) & np.isfinite(slope).all(axis=1)
         why = [
@@ -334,7 +327,7 @@ def _length(X):
     return np.sqrt((X**2).sum(axis=1))
 
 
-def _checked_start(start, J: int) -> np.ndarray:  # noqa: N803
+def _checked_start(start, J: int) -> np.ndarray:
     start = _as_numbers("start", start)
     if start.ndim not in (1, 2) or start.shape[-1:] == (0,) or start.shape[:-1] not in ((), (J,)):
         raise ValueError(f"start has shape {start.shape}, expected (k,) or (J, k) = ({J}, k)")

@@ -40,12 +40,7 @@ from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 from helpers.kalman.ops.diffuse import OneStepTerms, posterior, predictions
 from helpers.kalman.ops.draws import NormalMarginals, draw_from_W, smooth_from_W
-from helpers.kalman.ops.likelihood import (
-    filter_outputs_from_W,
-    loglike_from_W,
-    product,
-    sandwich,
-)
+from helpers.kalman.ops.likelihood import filter_outputs_from_W, loglike_from_W, product, sandwich
 
 SUPPORTED = "0.15"
 
@@ -108,14 +103,10 @@ def _with_jitter(given, missing, jitter):
     data, a0, P0, c, d, T, Z, R, H, Q = given
     dtype = np.result_type(np.float32, data.type.numpy_dtype)  # whole numbers have no NaN
     y = pt.switch(missing, pt.constant(np.nan, dtype=dtype.name), data)
-    H = H + jitter * pt.eye(H.shape[-1])
-    return y, a0, P0, c, d, T, Z, H, _shocks(T, R, Q, jitter)
-
-
-def _shocks(T, R, Q, jitter):
-    """W = R Q R' with the jitter of a filtered covariance, T (jitter I) T' in what it predicts."""
-    W = sandwich(R, Q)
-    return W + jitter * product(T, T.mT) if jitter else W
+    H, W = H + jitter * pt.eye(H.shape[-1]), sandwich(R, Q)
+    if jitter:  # that of a filtered covariance is T (jitter I) T' in what it predicts
+        W = W + jitter * product(T, T.mT)
+    return y, a0, P0, c, d, T, Z, H, W
 
 
 class ClosedFormSmoother(DisturbanceSmoother):
@@ -327,7 +318,7 @@ class DiffusePredictions(distributions.SequenceMvNormal):
         return _marginals(DiffuseRV, mus, covs, logp, rng)
 
 
-def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):  # noqa: N803
+def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
     """`PyMCStateSpace.make_likelihood`, with the first state's unknown numbers integrated out."""
     within = pm.modelcontext(None)
     known = {within[name]: pt.zeros(within[name].type.shape) for name in names}

@@ -25,7 +25,6 @@ import numpy as np
 from helpers.kalman import recursions, square_root
 from helpers.kalman.recursions import mask, symmetric
 from helpers.statespace import (
-    NAMES,
     STATIC,
     SYMMETRIC,
     Gradients,
@@ -141,7 +140,7 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
     n, m, p, dtype = len(y), model.m, model.p, y.dtype
     observed = ~np.isnan(y)
     y, o = np.where(observed, y, 0), observed.astype(dtype)
-    c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
+    c, d, T, Z, H, W = (model.over_time(name, n) for name in "cdTZHW")
     I_p = np.eye(p, dtype=dtype)
 
     out = FilterOutputs(
@@ -159,7 +158,6 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         out.a_pred[t], out.P_pred[t] = a, P
         if anew[t]:
             d_t, Z_t, H_t = mask(o[t], d[t], Z[t], H[t])
-            W_t = R[t] @ Q[t] @ R[t].T
         Z_seen[t] = Z_t
         try:
             out.F[t], logdet, C_inv[t], S[t], Kf[t], G[t], out.P_filt[t] = recursions.factor(
@@ -170,7 +168,7 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         out.y_hat[t], w[t], u[t], out.a_filt[t], out.l[t] = recursions.update(
             y[t], o[t], a, d_t, Z_t, logdet, C_inv[t], G[t]
         )
-        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], W_t)
+        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], W[t])
     return Filtered(out, w, u, C_inv, S, Kf, G, Z_seen, observed)
 
 
@@ -182,17 +180,7 @@ def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
 
 
 def loglike(y, model: StateSpace) -> float:
-    """Log-likelihood of a series.
-
-    Parameters
-    ----------
-    y : array (n, p)
-        NaN marks a gap.
-    model : StateSpace
-
-    Returns
-    -------
-    float
+    """Log-likelihood of a series: :func:`helpers.kalman.loglike` with ``method="reference"``.
 
     Raises
     ------
@@ -215,12 +203,8 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
 
     Returns
     -------
-    value : float
-    dy : array (n, p)
-        Zero in the gaps.
-    gradients : Gradients
-        One array for each of the model's, of the same shape: per step where the model's array
-        varies with time.  Those of P0, H and Q are symmetric.
+    value, dy, gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Raises
     ------
@@ -264,11 +248,10 @@ def _filter_in_parts(y, model: StateSpace):
     if not _loses_digits(filtered, model):
         return filtered.out.l, ([], None), filtered
     n, o = len(y), filtered.observed.astype(float)
-    c, d, T, Z, R, H, Q = (model.over_time(name, n) for name in NAMES[2:])
-    l = filtered.out.l.copy()
+    arrays, l = (model.over_time(name, n) for name in "cdTZHW"), filtered.out.l.copy()
     steps, a, P, B_t, good = square_root.filter_roots(
-        np.where(filtered.observed, y, 0), o, model.a0, symmetric(model.P0), c, d, T, Z, H,
-        R @ Q @ np.swapaxes(R, -1, -2), l, np.arange(model.m),
+        np.where(filtered.observed, y, 0), o, model.a0, symmetric(model.P0), *arrays, l,
+        np.arange(model.m),
     )  # fmt: skip
     k = len(steps)
     if not good:
@@ -296,9 +279,7 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     fell = (after < square_root.LOST * np.maximum.accumulate(before))[watched].any(axis=0)
     if not fell.any():
         return False
-    P0, n = filtered.out.P_pred[0], len(before)
-    T, R, Q = (model.over_time(x, n if x in model.time_varying else 1) for x in "TRQ")
-    W = R @ Q @ np.swapaxes(R, -1, -2)
+    P0, T, W = filtered.out.P_pred[0], model.in_time["T"], model.in_time["W"]
     past = [square_root.is_past(i, P0, T, W) for i in np.flatnonzero(fell)]
     return not all(past) and not square_root.was_known(P0, symmetric(W[0]))
 
@@ -435,19 +416,18 @@ def forward_sensitivities(
     filtered = kalman_filter(y, model)
     out, u, F_inv, Kf = filtered.out, filtered.u, filtered.F_inv, filtered.Kf
     Z, observed, n = filtered.Z, filtered.observed, len(filtered.u)
-    dot = _dots(y, model, directions)
-    T, R, Q = (model.over_time(name, n) for name in "TRQ")
-    both = _pairs(observed)
+    dot = moves_in_time(y, model, check_directions(y, model, directions))
+    T, both = model.over_time("T", n), _pairs(observed)
 
     def at(name, t):
-        """Changes of an array at step t (k, ...), or zero."""
-        return dot[name][:, t] if name in dot else 0.0
+        """Changes of an array at step t (k, ...)."""
+        return dot[name][:, t if dot[name].shape[1] > 1 else 0]
 
     da, dP = dot["a0"], dot["P0"]
     slopes = np.zeros(len(da), u.dtype)
     for t in range(n):
         a, P, P_filt = out.a_pred[t], out.P_pred[t], out.P_filt[t]
-        dZ = at("Z", t) * observed[t][:, np.newaxis] + np.zeros_like(Z[t])
+        dZ = at("Z", t) * observed[t][:, np.newaxis]
         dM = dP @ Z[t].T + P @ np.swapaxes(dZ, -1, -2)
         dF = _symmetric(2 * dZ @ P @ Z[t].T + Z[t] @ dP @ Z[t].T + at("H", t) * both[t])
         dv = (at("y", t) - at("d", t)) * observed[t] - dZ @ a - da @ Z[t].T
@@ -456,10 +436,9 @@ def forward_sensitivities(
         da_filt = da + dM @ u[t] + du @ (P @ Z[t].T).T
         dP_filt = dP + Kf[t] @ dF @ Kf[t].T - 2 * _symmetric(dM @ Kf[t].T)
 
-        dT, dR = at("T", t) + np.zeros_like(T[t]), at("R", t) + np.zeros_like(R[t])
+        dT = at("T", t)
         da = dT @ out.a_filt[t] + da_filt @ T[t].T + at("c", t)
-        dP = 2 * _symmetric(dT @ P_filt @ T[t].T + dR @ Q[t] @ R[t].T)
-        dP = dP + T[t] @ dP_filt @ T[t].T + R[t] @ (at("Q", t) + np.zeros_like(Q[t])) @ R[t].T
+        dP = 2 * _symmetric(dT @ P_filt @ T[t].T) + T[t] @ dP_filt @ T[t].T + at("W", t)
     return out.l.sum(), slopes
 
 
@@ -481,7 +460,7 @@ def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, Gradi
 
 def _symmetric(X: np.ndarray) -> np.ndarray:
     """The symmetric part of the last two axes."""
-    return (X + np.swapaxes(X, -1, -2)) / 2
+    return (X + X.mT) / 2
 
 
 def _pairs(observed: np.ndarray) -> np.ndarray:
@@ -504,21 +483,23 @@ def _accumulate(
     model: StateSpace, a0_bar, P0_bar, per_step: list[StepGradients], observed
 ) -> tuple[np.ndarray, Gradients]:
     """dy and the gradients of the model's arrays, from those of the steps."""
-    n = len(observed)
-    R, Q = model.over_time("R", n), model.over_time("Q", n)
     y_bar, c, d, T, Z, H, W = (np.stack(X) for X in zip(*per_step, strict=True))
     over_time = {
         "c": c,
         "d": d * observed,
         "T": T,
         "Z": Z * observed[:, :, np.newaxis],
-        "R": 2 * W @ R @ Q,
         "H": H * _pairs(observed),
-        "Q": _symmetric(np.swapaxes(R, -1, -2) @ W @ R),
-    }
+    } | pull_shocks(model.in_time["R"], model.in_time["Q"], W)
     varying = model.time_varying
     sums = {name: X if name in varying else X.sum(axis=0) for name, X in over_time.items()}
     return y_bar * observed, Gradients(a0=a0_bar, P0=P0_bar, **sums)
+
+
+def pull_shocks(R, Q, W_bar) -> dict:
+    """The gradients of R and Q over time from that of W = R Q R', which is symmetric."""
+    WR = W_bar @ R
+    return {"R": WR @ (Q + Q.mT), "Q": _symmetric(R.mT @ WR)}
 
 
 def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict:
@@ -544,13 +525,36 @@ def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) ->
     return found
 
 
-def _dots(y, model: StateSpace, directions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions with a time axis (k, n, ...), those of a0 and P0 always there (k, ...)."""
-    dot = check_directions(y, model, directions)
-    k, n = len(next(iter(dot.values()))), len(y)
-    for name, X in dot.items():
-        if name not in ("y", *STATIC, *model.time_varying):
-            dot[name] = np.broadcast_to(X[:, np.newaxis], (k, n, *X.shape[1:]))
-    dot.setdefault("a0", np.zeros((k, model.m)))
-    dot.setdefault("P0", np.zeros((k, model.m, model.m)))
+def moves_in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Directions of all ten (k, ...), with a time axis of length 1 or n, and of W.
+
+    From those that `check_directions` has seen.
+    """
+    k, dot = len(next(iter(given.values()))), {}
+    for name, X in {"y": y, **model.asdict()}.items():
+        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
+        dot[name] = with_time(model, name, dX)
+    m = model.m
+    dot["W"] = moves_of_W(model, given) if of_shocks(given) else np.zeros((k, 1, m, m))
     return dot
+
+
+def with_time(model: StateSpace, name: str, dX):
+    """Directions of an array, with a time axis of length 1 where it does not vary."""
+    return dX if name in ("y", *STATIC, *model.time_varying) else dX[:, np.newaxis]
+
+
+def of_shocks(names) -> bool:
+    """Whether R or Q is among them."""
+    return "R" in names or "Q" in names
+
+
+def moves_of_W(model: StateSpace, given):  # noqa: N802
+    """Directions (k, t, m, m) of W = R Q R' from those of R or Q."""
+    R, Q, moves = model.in_time["R"], _symmetric(model.in_time["Q"]), 0.0
+    turned = np.swapaxes(R, -1, -2)
+    if "Q" in given:
+        moves = R @ with_time(model, "Q", given["Q"]) @ turned
+    if "R" in given:
+        moves = moves + 2 * _symmetric(with_time(model, "R", given["R"]) @ Q @ turned)
+    return moves

@@ -30,6 +30,7 @@ from helpers.kalman.recursions import (
     update,
 )
 from helpers.kalman.reference import FilterOutputs
+from helpers.kalman.shapes import check_model
 from helpers.statespace import NAMES, SHAPES, STATIC
 
 
@@ -181,17 +182,12 @@ def filter_graph(y, a0, P0, c, d, T, Z, R, H, Q, step: Callable = kalman_step) -
     Raises
     ------
     ValueError
-        If an array has the wrong number of dimensions.
+        If an array has the wrong number of dimensions, or a shape that is known does not fit.
     """
     arrays = {"a0": a0, "P0": P0, "c": c, "d": d, "T": T, "Z": Z, "R": R, "H": H, "Q": Q}
     arrays = {name: pt.as_tensor_variable(X) for name, X in arrays.items()}
     y = pt.as_tensor_variable(y)
-    if y.ndim != 2:
-        raise ValueError(f"y has {y.ndim} dimensions, expected 2: (n, p)")
-    for name, X in arrays.items():
-        if X.ndim - len(SHAPES[name]) not in ((0,) if name in STATIC else (0, 1)):
-            raise ValueError(f"{name} has {X.ndim} dimensions, expected {len(SHAPES[name])}")
-
+    check_model({x: X.type.shape for x, X in {"y": y, **arrays}.items()})
     R, Q = arrays.pop("R"), arrays.pop("Q")
     return filter_graph_W(y, **arrays, W=R @ Q @ R.mT, step=step)
 

@@ -68,8 +68,8 @@ from helpers.kalman.diffuse import (
     first_room,
     first_variances,
     mean_variance,
+    without_mean,
 )
-from helpers.kalman.panel import _Group
 from helpers.kalman.recursions import TOLERANCE, at_step, cholesky, solve, symmetric
 from helpers.kalman.reference import _symmetric
 from helpers.kalman.square_root import root
@@ -102,7 +102,7 @@ class Forecast(NamedTuple):
     y: np.ndarray
 
 
-def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = TOLERANCE):  # noqa: N803
+def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = TOLERANCE):
     """Smoothed means: what the states were, on average, given all observations.
 
     Parameters
@@ -135,7 +135,7 @@ def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = T
     return _Smoother(y, model, A, method, tol).corrected(None)[0]
 
 
-def covariances(y, model: StateSpace, A=None, method: str = "fused"):  # noqa: N803
+def covariances(y, model: StateSpace, A=None, method: str = "fused"):
     """Smoothed covariances, of the states of each step.
 
     Parameters
@@ -157,16 +157,9 @@ def covariances(y, model: StateSpace, A=None, method: str = "fused"):  # noqa: N
 
 
 def draw(
-    y,
-    model: StateSpace,
-    count: int = 1,
-    rng=None,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    normals=None,
-    tol: float = TOLERANCE,
-):
+    y, model: StateSpace, count: int = 1, rng=None, A=None, method: str = "fused", *,
+    normals=None, tol: float = TOLERANCE,
+):  # fmt: skip
     """Draw paths of the states, jointly over all steps, given all observations.
 
     Parameters
@@ -196,17 +189,9 @@ def draw(
 
 
 def forecast(
-    y,
-    model: StateSpace,
-    ahead: int,
-    count: int = 1,
-    rng=None,
-    A=None,  # noqa: N803
-    method: str = "fused",
-    *,
-    normals=None,
-    tol: float = TOLERANCE,
-) -> Forecast:
+    y, model: StateSpace, ahead: int, count: int = 1, rng=None, A=None, method: str = "fused", *,
+    normals=None, tol: float = TOLERANCE,
+) -> Forecast:  # fmt: skip
     """Draw the steps after the last observation, states and observations.
 
     Parameters
@@ -358,7 +343,7 @@ def roots(P):
     return B
 
 
-def _root_of(name: str, X):  # noqa: N803
+def _root_of(name: str, X):
     """`roots` of an array of covariances, or an error."""
     B = roots(_symmetric(X))
     if np.isnan(B).any():
@@ -371,20 +356,18 @@ def _root_of(name: str, X):  # noqa: N803
 class _Smoother:
     """A series, its model and A, checked; and the engine that answers."""
 
-    def __init__(self, y, model: StateSpace, A, method: str, tol: float):  # noqa: N803
+    def __init__(self, y, model: StateSpace, A, method: str, tol: float):
         y = check_data(y, model)
         self.y, self.model, self.tol = y, model, tol
         if A is None:
-            A = np.zeros((model.m, 0))  # noqa: N806
+            A = np.zeros((model.m, 0))
         else:
-            A = _checked("A", A, ((model.m,),), model.m)  # noqa: N806
+            A = _checked("A", A, ((model.m,),), model.m)
         self.A = A
         complex_A = np.iscomplexobj(A) or np.iscomplexobj(y)
         self.loop = _takes_reference(y, model, method, tol) or complex_A
-        X = model.asdict()
-        X = {x: M if x in ("a0", "P0", *model.time_varying) else M[None] for x, M in X.items()}
-        self.c, self.d, self.T, self.Z, self.R, self.H, self.Q = (X[x] for x in "cdTZRHQ")
-        self.W = self.R @ self.Q @ self.R.swapaxes(1, 2)
+        X = model.in_time
+        self.c, self.d, self.T, self.Z, self.R, self.H, self.Q, self.W = (X[x] for x in "cdTZRHQW")
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
         self.room = A * first_room(A, model) @ A.T
         self.P0 = symmetric(model.P0) + self.room
@@ -436,35 +419,33 @@ class _Smoother:
 
     def information(self, r, flat=None):
         """S of all numbers, of which the first `flat` have to be known from the data alone."""
-        S, A = information_of(r, self.A), self.A[:, :flat]  # noqa: N806
+        S, A = information_of(r, self.A), self.A[:, :flat]
         if A.shape[1]:
             _refuse_unidentified(S.real[:flat, :flat], lambda x: _in_words(A @ x, "state"))
         return S
 
-    def columns(self, Y, starts, c):  # noqa: N803
+    def columns(self, Y, starts, c):
         """r (n + 1, J, m) and e (n, J, p) of series Y (J, n, p), starts (J, m) and c (J, n, m)."""
         J, n, _ = Y.shape
         if self.loop:
-            group = _Group(Y, starts, c, self.without_mean(P0=self.P0))
-            dY, r_0, r, _ = group.pull()  # noqa: N806
+            model, parts = without_mean(self.model, P0=self.P0), []
+            for y, a0, moves in zip(Y, starts, c, strict=True):
+                _, dy, bars = reference.loglike_and_grad(y, replace(model, a0=a0, c=moves))
+                parts.append((dy, bars.a0, bars.c))
+            dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))
         else:
             # Copies: machine code is kept for arrays of one type, and a model's are read-only.
             given = (
                 Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
             )  # fmt: skip
             fused = _fused()
-            _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(  # noqa: N806
+            _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(
                 *(np.array(X, dtype=float, order="C") for X in given), *ONLY_VECTORS,
                 float(self.tol),
             )  # fmt: skip
             if report[0] < n:
                 raise reference._not_positive_definite(int(report[0]))
         return np.concatenate([r_0[None], r.swapaxes(0, 1)]), -dY.swapaxes(0, 1)
-
-    def without_mean(self, **more) -> StateSpace:
-        """The model with a0 = c = d = 0."""
-        model = self.model
-        return replace(model, a0=0 * model.a0, c=np.zeros(model.m), d=np.zeros(model.p), **more)
 
     def covariances(self):
         """V (n, m, m): that given delta, and what the uncertainty of delta adds."""
@@ -474,7 +455,7 @@ class _Smoother:
         nothing = np.where(np.isnan(self.y), np.nan, 0.0)
         # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
         W = np.broadcast_to(self.W, (n, m, m))
-        given = self.without_mean(P0=self.P0, R=np.eye(m), Q=_symmetric(W))
+        given = without_mean(self.model, P0=self.P0, R=np.eye(m), Q=_symmetric(W))
         if self.loop:
             N = -2 * reference.loglike_and_grad(nothing, given)[2].Q
             P_filt = reference.kalman_filter(nothing, given).out.P_filt

@@ -63,15 +63,15 @@ class Stationary:
     W : array (m, m)
     """
 
-    def __init__(self, T: np.ndarray, c: np.ndarray, W: np.ndarray):  # noqa: N803
+    def __init__(self, T: np.ndarray, c: np.ndarray, W: np.ndarray):
         self._squares, self.converged = _squares(np.ascontiguousarray(T))
         if self.converged:
             self.mean, self.covariance = self.solve(c, W)
 
-    def solve(self, c: np.ndarray, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    def solve(self, c: np.ndarray, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same for other c and W."""
         return _sums(self._squares, np.ascontiguousarray(c), np.ascontiguousarray(W), False)
 
-    def adjoints(self, a_bar: np.ndarray, P_bar: np.ndarray):  # noqa: N803
+    def adjoints(self, a_bar: np.ndarray, P_bar: np.ndarray):
         """s and S: the gradients for c and W, of those for the mean and the covariance."""
         return _sums(self._squares, np.ascontiguousarray(a_bar), np.ascontiguousarray(P_bar), True)

@@ -21,6 +21,7 @@ from helpers.onnx_grad.files import as_inputs, file_derivative, read_structure
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
+from helpers.onnx_grad.rules.table import dependents, may_be_real
 from helpers.onnx_grad.simplify import live_nodes, tensor_infos
 from helpers.onnx_grad.tensor import REAL
 
@@ -141,21 +142,20 @@ def _print_line(name: str, kind: int, dims, why: str = "") -> None:
 
 def without_rule(model: ModelProto) -> Counter[str]:
     """How often each operator without a rule stands between a real tensor and a real output."""
-    infos = tensor_infos(model)
+    graph, infos = model.graph, tensor_infos(model)
 
-    def real(name: str) -> bool:
-        return name not in infos or infos[name].dtype in REAL or infos[name].dtype is None
+    def real(names) -> list[str]:
+        return [name for name in names if name and may_be_real(infos, name)]
 
-    graph, found = model.graph, Counter()
-    moving = {v.name for v in graph.input if real(v.name)}
-    moving |= {t.name for t in graph.initializer if t.data_type in REAL}
-    for node in live_nodes(graph.node, [v.name for v in graph.output if real(v.name)]):
-        if moving.intersection(node.input):
-            made = [y for y in node.output if y and real(y)]
-            moving.update(made)
-            if made and (node.domain, node.op_type) not in RULES:
-                found[f"{node.op_type} ({node.domain})" if node.domain else node.op_type] += 1
-    return found
+    held = (*graph.input, *graph.initializer)
+    moving = dependents(infos, graph.node, real(v.name for v in held))
+    lacking = (
+        node
+        for node in live_nodes(graph.node, real(v.name for v in graph.output))
+        if moving.intersection(node.input) and real(node.output)
+        if (node.domain, node.op_type) not in RULES
+    )
+    return Counter(f"{n.op_type} ({n.domain})" if n.domain else n.op_type for n in lacking)
 
 
 def _print_operators(model: ModelProto) -> None:

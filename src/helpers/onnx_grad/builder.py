@@ -11,6 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
+from helpers.onnx_grad.simplify import rename
 from helpers.onnx_grad.tensor import (
     REAL,
     Info,
@@ -216,6 +217,19 @@ class Graph:
             return self.ints(*(x.shape[a] for a in axes))
         return self.op("Gather", self.op("Shape", x), axes)
 
+    def length(self, x: Tensor, axis: int) -> Tensor | int:
+        """A dimension: a number where it is static, else a scalar that is known at run time."""
+        if x.shape is not None and isinstance(x.shape[axis], int):
+            return x.shape[axis]
+        return self.op("Reshape", self.dims_of(x, [axis]), self.ints())
+
+    def joined(self, *parts: Tensor | int) -> Tensor:
+        """Numbers and int64 vectors one after the other: a constant where all are known."""
+        parts = [self.ints(p) if isinstance(p, int) else p for p in parts]
+        if all(p.value is not None for p in parts):
+            return self.constant(np.concatenate([p.value for p in parts]))
+        return self.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+
     def size_of(self, x: Tensor, dtype: int) -> Tensor:
         """The number of entries, as a scalar of the element type."""
         if is_static(x.shape):
@@ -228,22 +242,18 @@ class Graph:
         From opset 14 a zero in the shape is a zero, which empty batches need; before, it copies
         the dimension of the input, which is the same wherever the two shapes line up.
         """
-        zero = isinstance(shape, Tensor) and (shape.value is None or 0 in shape.value)
-        zero = zero or (not isinstance(shape, Tensor) and 0 in shape and -1 not in shape)
+        known = shape.value if isinstance(shape, Tensor) else shape
+        zero = known is None or (0 in known and -1 not in known)
         return self.op("Reshape", t, shape, allowzero=1 if zero and self.opset >= 14 else None)
 
     def reshape_like(self, t: Tensor, x: Tensor) -> Tensor:
         """To the shape of x, which has the same number of entries."""
         if same_shape(t.shape, x.shape):
             return t
-        shape = x.shape
-        if shape is None or is_static(shape):
-            return self._shaped(self.reshape(t, self.shape_of(x)), x)
-        unknown = [i for i, d in enumerate(shape) if not isinstance(d, int)]
-        if len(unknown) == 1 and 0 not in shape:
-            target = [d if isinstance(d, int) else -1 for d in shape]
-            return self._shaped(self.reshape(t, target), x)
-        return self._shaped(self.reshape(t, self.shape_of(x)), x)
+        target = [d if isinstance(d, int) else -1 for d in x.shape or ()]
+        if target.count(-1) != 1 or 0 in target:
+            target = self.shape_of(x)
+        return self._shaped(self.reshape(t, target), x)
 
     def expand_like(self, t: Tensor, x: Tensor) -> Tensor:
         """Broadcast to the shape of x."""
@@ -291,9 +301,16 @@ class Graph:
 
     def where(self, condition: Tensor, a, b) -> Tensor:
         """``a`` where the condition holds, else ``b``."""
-        zero = any(not isinstance(t, Tensor) and t == 0 for t in (a, b))
-        chosen = self._where(condition, a, b)
-        if zero:
+        dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
+        tensors = [t if isinstance(t, Tensor) else self.constant(t, dtype) for t in (a, b)]
+        shape = None
+        for i, t in enumerate(tensors):
+            source = self._expanded.get(t.name)
+            if source is not None and same_shape(condition.shape, t.shape):
+                tensors[i], shape = source, condition.shape
+                break
+        chosen = self.op("Where", condition, *tensors, shape=shape)
+        if any(not isinstance(t, Tensor) and t == 0 for t in (a, b)):
             self._chosen.add(chosen.name)
         return chosen
 
@@ -310,31 +327,17 @@ class Graph:
         hidden = self.op("And", dy.equals(0.0), self.op("IsNaN", product))
         return self.where(hidden, 0.0, product)
 
-    def _where(self, condition: Tensor, a, b) -> Tensor:
-        dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
-        a, b = (t if isinstance(t, Tensor) else self.constant(t, dtype) for t in (a, b))
-        tensors = [condition, a, b]
-        for i in (1, 2):
-            source = self._expanded.get(tensors[i].name)
-            if source is not None and same_shape(condition.shape, tensors[i].shape):
-                shape = condition.shape
-                tensors[i] = source
-                return self.op("Where", *tensors, shape=shape)
-        return self.op("Where", *tensors)
-
     def reduce(
         self, op_type: str, t: Tensor, axes: Iterable[int] | None, keepdims: bool = True
     ) -> Tensor:
         """A reduction over static axes, None for all: the axes are an input from opset 13
         (ReduceSum) or 18 (the others), an attribute before."""
-        if axes is not None:
-            axes = list(axes)
-            if not axes:
-                return t
-        keep = int(keepdims)
-        if op_type == "ReduceSum" or self.opset >= 18:
-            return self.op(op_type, t, *([axes] if axes is not None else []), keepdims=keep)
-        return self.op(op_type, t, axes=axes, keepdims=keep)
+        axes = None if axes is None else list(axes)
+        if axes == []:
+            return t
+        if axes and (op_type == "ReduceSum" or self.opset >= 18):
+            return self.op(op_type, t, axes, keepdims=int(keepdims))
+        return self.op(op_type, t, axes=axes, keepdims=int(keepdims))
 
     def sum(self, t: Tensor, axes: Iterable[int] | None, keepdims: bool = True) -> Tensor:
         """Sum over static axes, None for all."""
@@ -395,3 +398,18 @@ class Graph:
         axes = self.op("Concat", self.range_of(lead), ones + lead, axis=0)
         summed = self.op("ReduceSum", dy, axes, keepdims=1, noop_with_empty_axes=1)
         return self._shaped(self.reshape(summed, shape), x)
+
+
+def name_results(g: Graph, results: dict[str, Tensor], fixed: Iterable[str] = ()) -> None:
+    """Give results their names: by renaming where a node of this graph makes one, and neither
+    another result nor a name that is fixed has it; else by a copy."""
+    made = {y for node in g.nodes for y in node.output}.difference(fixed)
+    names, copies = {}, []
+    for name, result in results.items():
+        if result.name in made and result.name not in names:
+            names[result.name] = name
+        else:
+            label = g.fresh(f"{name}_copy")
+            copies.append(helper.make_node("Identity", [result.name], [name], label))
+    g.nodes += copies
+    rename(g.nodes, names)

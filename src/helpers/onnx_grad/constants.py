@@ -7,16 +7,21 @@ a Clip and the running statistics of a batch normalisation alike.  How they are 
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto, defs
 from onnx.inliner import inline_selected_functions
 
-from helpers.onnx_grad.branches import take_constant_branches
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
-from helpers.onnx_grad.simplify import captured_names, drop_identities, tensor_infos
+from helpers.onnx_grad.simplify import (
+    captured_names,
+    drop_identities,
+    take_constant_branches,
+    tensor_infos,
+)
 from helpers.onnx_grad.storage import as_initializers, is_finite
 from helpers.onnx_grad.tensor import REAL, Info, canonical
 
@@ -97,8 +102,7 @@ def inlined(model: ModelProto) -> ModelProto:
     """The model without its local functions, but for those that have a rule of their own."""
     if not model.functions:
         return model
-    copy, functions = ModelProto(), {(f.domain, f.name): f for f in model.functions}
-    copy.CopyFrom(model)
+    copy, functions = deepcopy(model), {(f.domain, f.name): f for f in model.functions}
     for node in (n for body in (copy.graph, *copy.functions) for n in body.node):
         function = functions.get((node.domain, node.op_type))
         if function is not None:  # the inliner does not know defaults, and neither does a rule
@@ -120,8 +124,7 @@ def set_apart(
 
 def _written_alike(model: ModelProto) -> ModelProto:
     """A copy without functions, constant branches and Identity, its constants stored alike."""
-    plain = ModelProto()
-    plain.CopyFrom(model)
+    plain = deepcopy(model)
     plain = inlined(plain)
     take_constant_branches(plain)
     as_initializers(plain, ())

@@ -17,19 +17,20 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, helper
 from onnx.shape_inference import InferenceError
 
-from helpers.onnx_grad.branches import rename
-from helpers.onnx_grad.builder import Graph
+from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
 from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
 from helpers.onnx_grad.simplify import (
-    captured_names,
+    all_names,
     drop_dead,
     drop_identities,
     fold_shapes,
+    free_name,
     in_order,
     live_nodes,
+    rename,
     small_constants,
 )
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
@@ -138,12 +139,10 @@ class _Sweep:
         weights = set(interface.weights)
         constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
-        names = {*self.infos, *interface.promised, *(t.name for t in graph.initializer)}
-        for node in graph.node:
-            names |= {node.name, *node.input, *node.output, *captured_names(node)}
+        names = {*self.infos, *interface.promised} | all_names(graph)
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
-        self.dependent = dependents(self.g, graph.node, interface.targets)
+        self.dependent = dependents(self.infos, graph.node, interface.targets)
         self.terms: dict[str, list[Tensor]] = {}
 
     def _infer_the_rest(self) -> None:
@@ -163,22 +162,14 @@ class _Sweep:
     def _free_promised_names(self) -> None:
         """A tensor inside the model that has a promised name gets another one."""
         graph, interface = self.model.graph, self.interface
-        self.infos, names = dict(interface.infos), {}
+        self.infos = dict(interface.infos)
         inner = [y for node in graph.node for y in node.output if y]
         inner += [t.name for t in graph.initializer if t.name not in interface.weights]
         inner = [name for name in inner if name not in interface.visible]
         wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
         taken = {*inner, *interface.infos, *wanted}
-        for name in inner:
-            if name in wanted:
-                new = f"{name}_inner"
-                while new in taken:
-                    new += "_"
-                taken.add(new)
-                names[name] = new
-        self.renamed = names
-        if not names:
-            return
+        renamed = [name for name in dict.fromkeys(inner) if name in wanted]
+        self.renamed = names = {name: free_name(f"{name}_inner", taken) for name in renamed}
         rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)
@@ -193,7 +184,11 @@ class _Sweep:
         tell = (lambda node: print(f"onnx_derivative: {node}")) if self.verbose > 1 else None
         sweep(g, list(graph.node), self.dependent, self.terms, tell)
         g.prefix = "grad"
-        self._name_gradients()
+        found = {}
+        for target in self.interface.targets:
+            dx = cotangent(g, self.terms, target)
+            found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
+        name_results(g, found, [f"{y}_grad" for y in self.interface.real_outputs])
         return self._assembled()
 
     def _start(self) -> None:
@@ -237,23 +232,6 @@ class _Sweep:
         g.nodes.append(helper.make_node("ConstantOfShape", [shape.name], [name], label, value=one))
         g.infos[name] = g.info(y)
         return Tensor(name, g)
-
-    def _name_gradients(self) -> None:
-        """Each gradient gets its promised name, by renaming where nothing else has the tensor."""
-        g, names, copies = self.g, {}, []
-        fixed = {f"{y}_grad" for y in self.interface.real_outputs}
-        for target in self.interface.targets:
-            dx, name = cotangent(g, self.terms, target), f"{target}_grad"
-            dx = g.zeros_like(Tensor(target, g)) if dx is None else dx
-            made = any(dx.name in node.output for node in g.nodes)
-            if made and dx.name not in names and dx.name not in fixed:
-                names[dx.name] = name
-            else:
-                copies.append(
-                    helper.make_node("Identity", [dx.name], [name], g.fresh(f"{name}_copy"))
-                )
-        g.nodes.extend(copies)
-        rename(g.nodes, names)
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface

@@ -12,21 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
-from onnx.helper import tensor_dtype_to_np_dtype
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+
+from helpers.onnx_grad.tensor import Info, Shape
 
 __all__ = ["random_feed"]
-
-
-class _Input(NamedTuple):
-    """An input, wherever its description came from; a dimension is a size, a name or None."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int | str | None, ...]
 
 
 def random_feed(
@@ -71,8 +63,9 @@ def random_feed(
         if index(size) < 0:
             raise ValueError(f"{what} is {size}, expected a size of at least 0")
     rng = np.random.default_rng(rng)
-    described = [_described(x) for x in _listed(inputs)]
-    batch_names = {x.shape[0] for x in described if x.shape and isinstance(x.shape[0], str)}
+    described = dict(map(_described, _listed(inputs)))
+    shapes = [shape for _, shape in described.values()]
+    batch_names = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
 
     def size(axis: int, dim: int | str | None) -> int:
         if isinstance(dim, int) and dim > 0:
@@ -80,8 +73,8 @@ def random_feed(
         return batch if axis == 0 or dim in batch_names else empty_dimension
 
     return {
-        x.name: _draw(rng, x.dtype, tuple(size(axis, dim) for axis, dim in enumerate(x.shape)))
-        for x in described
+        name: _draw(rng, dtype, tuple(size(axis, dim) for axis, dim in enumerate(shape)))
+        for name, (dtype, shape) in described.items()
     }
 
 
@@ -94,22 +87,24 @@ def _listed(inputs) -> list:
     return list(inputs)
 
 
-def _described(x) -> _Input:
+def _described(x) -> tuple[str, tuple[np.dtype, Shape]]:
     """Name, type and shape, from ONNX's description of an input or from onnxruntime's."""
     if not isinstance(x, ValueInfoProto):
-        return _described_by_runtime(x)
+        x = _as_onnx_says_it(x)
     kind = x.type.WhichOneof("value")
     if kind != "tensor_type":
         kind = kind.removesuffix("_type").replace("_", " ") if kind else "value without a type"
         raise ValueError(f"input {x.name!r} is a {kind}, expected a tensor")
-    tensor = x.type.tensor_type
-    if not tensor.HasField("shape"):
+    code, shape = x.type.tensor_type.elem_type, Info.of(x.type).shape
+    if shape is None:
         raise ValueError(f"input {x.name!r} has no shape: how many dimensions to make is unknown")
-    shape = tuple(d.dim_value or d.dim_param or None for d in tensor.shape.dim)
-    return _Input(x.name, _dtype(x.name, tensor.elem_type), shape)
+    if code in (TensorProto.UNDEFINED, TensorProto.STRING):
+        found = TensorProto.DataType.Name(code)
+        raise ValueError(f"input {x.name!r} has type {found}, expected numbers")
+    return x.name, (np.dtype(helper.tensor_dtype_to_np_dtype(code)), shape)
 
 
-def _described_by_runtime(x) -> _Input:
+def _as_onnx_says_it(x) -> ValueInfoProto:
     if not all(hasattr(x, what) for what in ("name", "type", "shape")):
         raise ValueError(
             f"cannot make data for a {type(x).__name__}: expected the inputs of a model, "
@@ -118,15 +113,7 @@ def _described_by_runtime(x) -> _Input:
     kind = x.type.removeprefix("tensor(").removesuffix(")").upper()  # tensor(float) and the like
     if x.type != f"tensor({kind.lower()})" or kind not in TensorProto.DataType.keys():
         raise ValueError(f"input {x.name!r} is a {x.type}, expected a tensor")
-    return _Input(x.name, _dtype(x.name, TensorProto.DataType.Value(kind)), tuple(x.shape))
-
-
-def _dtype(name: str, code: int) -> np.dtype:
-    if code in (TensorProto.UNDEFINED, TensorProto.STRING):
-        raise ValueError(
-            f"input {name!r} has type {TensorProto.DataType.Name(code)}, expected numbers"
-        )
-    return np.dtype(tensor_dtype_to_np_dtype(code))
+    return helper.make_tensor_value_info(x.name, TensorProto.DataType.Value(kind), x.shape)
 
 
 def _draw(rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from copy import deepcopy
 from errno import EISDIR, ENOENT
 from pathlib import Path
 
@@ -153,8 +154,7 @@ def save_model(model: ModelProto, path: str | Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             made = Path(folder) / path.name
             if beside:
-                copy = ModelProto()
-                copy.CopyFrom(model)  # saving empties the tensors that it moves
+                copy = deepcopy(model)  # saving empties the tensors that it moves
                 data = f"{path.name}.data"
                 onnx.save(copy, str(made), save_as_external_data=True, location=data)
             else:
@@ -195,8 +195,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
     ValueError
         If a name is no initializer, or an array has another shape or type.
     """
-    copy = ModelProto()
-    copy.CopyFrom(checked_model(model))
+    copy = deepcopy(checked_model(model))
     as_initializers(copy, constant_nodes(copy).intersection(weights))
     held = {t.name: t for t in copy.graph.initializer}
     for name, value in weights.items():
@@ -218,8 +217,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
 
 def as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
     """A copy in which these initializers are inputs, behind the others."""
-    light = ModelProto()
-    light.CopyFrom(model)
+    light = deepcopy(model)
     graph = light.graph
     held = {t.name: t for t in graph.initializer}
     inputs = [v for v in graph.input if v.name not in names]

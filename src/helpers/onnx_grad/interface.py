@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from enum import IntFlag
 
 from onnx import ModelProto, ValueInfoProto, helper
@@ -100,9 +101,9 @@ class Interface:
                 f"nothing to differentiate: no output is a real tensor; "
                 f"the outputs are {_listed(self.outputs)}"
             )
+        held = ((n, initializers[n]) for n in self.weights)
         self.weight_values = {
-            n: helper.make_tensor_value_info(n, initializers[n].data_type, initializers[n].dims)
-            for n in self.weights
+            n: helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in held
         }
         self._check_names(options)
 
@@ -111,13 +112,11 @@ class Interface:
 
     def value(self, name: str, like: str) -> ValueInfoProto:
         """A declaration with the type and shape of another tensor."""
-        value = ValueInfoProto()
-        known = self.inputs.get(like) or self.weight_values.get(like) or self.outputs.get(like)
-        value.CopyFrom(known)
+        known = self.inputs.get(like) or self.weight_values.get(like) or self.outputs[like]
+        if not known.type.tensor_type.HasField("shape"):
+            return helper.make_tensor_value_info(name, *self.infos[like])
+        value = deepcopy(known)
         value.name, value.doc_string = name, ""
-        if not value.type.tensor_type.HasField("shape"):
-            info = self.infos[like]
-            value.CopyFrom(helper.make_tensor_value_info(name, info.dtype, info.shape))
         return value
 
     def _chosen(self, kind: str, names, real: list[str], all_names, default) -> list[str]:

@@ -10,10 +10,12 @@ such places than its model: these nodes get sizes for scales, and pads for ``aut
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from helpers.onnx_grad.simplify import small_constants, tensor_infos
+from helpers.onnx_grad.simplify import free_name, small_constants, tensor_infos, tensor_names
 from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
 
 NOTHING = Info(None, None)
@@ -42,6 +44,21 @@ def no_window(room: int, extent: int, stride: int, ceil: int) -> str | None:
     return f"its window spans {extent} entries, and there are {room + extent}, padding included"
 
 
+def parsed_equation(equation: str, ranks) -> tuple[list[str], str]:
+    """Terms and result of an Einsum as strings of letters, the ellipsis written out."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    terms, spare = left.split(","), sorted(set(string.ascii_letters) - set(left))
+    widths = [
+        rank - len(t.replace("...", "")) if "..." in t else 0
+        for t, rank in zip(terms, ranks, strict=True)
+    ]
+    dots = "".join(spare[: max(widths)])
+    if not arrow:  # what occurs once, in alphabetical order, after the ellipsis
+        result = "..." + "".join(c for c in sorted(set(left) - set(",.")) if left.count(c) == 1)
+    terms = [t.replace("...", dots[len(dots) - w :]) for t, w in zip(terms, widths, strict=True)]
+    return terms, result.replace("...", dots)
+
+
 def state_lengths(model: ModelProto) -> None:
     """Change, in place, the nodes of the main graph whose lengths ONNX's inference gets wrong."""
     changes = {**dict.fromkeys(POOLS, _of_pool), "Resize": _of_resize}
@@ -66,13 +83,11 @@ def state_lengths(model: ModelProto) -> None:
 def _squeeze_einsum(model: ModelProto, node: NodeProto, shapes: list) -> bool:
     """Drop indices of length 1 that are longer in another operand: inference takes the first
     operand's length for all, where the runtime broadcasts."""
-    equation = helper.get_attribute_value(node.attribute[0]).decode().replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
-    if "." in equation or len(terms) != len(shapes) or None in shapes:
+    equation = helper.get_attribute_value(node.attribute[0]).decode()
+    if "." in equation or equation.count(",") + 1 != len(shapes) or None in shapes:
         return False
-    if not arrow:
-        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    terms, result = parsed_equation(equation, map(len, shapes))
+    before = list(terms)
     lengths = [list(zip(t, shape, strict=False)) for t, shape in zip(terms, shapes, strict=True)]
     wide = {c for operand in lengths for c, n in operand if n != 1}
     for i, operand in enumerate(lengths):
@@ -82,7 +97,7 @@ def _squeeze_einsum(model: ModelProto, node: NodeProto, shapes: list) -> bool:
             inputs = [node.input[i], axes]
             node.input[i] = _computed(model, node, "Squeeze", inputs, f"{node.output[0]}_operand")
             terms[i] = "".join(c for a, (c, _) in enumerate(operand) if a not in gone)
-    if ",".join(terms) == left:
+    if terms == before:
         return False
     _set(node, equation=f"{','.join(terms)}->{result}")
     return True
@@ -100,25 +115,16 @@ def _set(node: NodeProto, **attributes) -> None:
 
 def _constant(model: ModelProto, values, name: str) -> str:
     """A new initializer; its name."""
-    name = _free(model, name)
+    name = free_name(name, tensor_names(model.graph))
     model.graph.initializer.append(numpy_helper.from_array(np.array(values), name))
     return name
 
 
 def _computed(model: ModelProto, node: NodeProto, op_type: str, inputs, name: str) -> str:
     """What a new node in front of another one makes; its name."""
-    name = _free(model, name)
+    name = free_name(name, tensor_names(model.graph))
     place = next(i for i, n in enumerate(model.graph.node) if n is node)
     model.graph.node.insert(place, helper.make_node(op_type, inputs, [name], name))
-    return name
-
-
-def _free(model: ModelProto, name: str) -> str:
-    graph = model.graph
-    taken = {x for n in graph.node for x in (*n.input, *n.output)}
-    taken |= {x.name for x in (*graph.initializer, *graph.input)}
-    while name in taken:
-        name += "_"
     return name
 
 

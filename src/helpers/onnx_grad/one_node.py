@@ -15,24 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from helpers.checks import Check, complex_step, verify
 from helpers.onnx_grad.derivative import onnx_derivative
-
-__all__ = [
-    "Case",
-    "check_rule",
-    "flat",
-    "gradients",
-    "one_node",
-    "session",
-    "steps",
-    "value",
-    "vjp",
-]
 
 OPSET, IR_VERSION = 21, 10
 SINGLE = 2e-5
@@ -67,8 +54,10 @@ def one_node(
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def session(model: ModelProto) -> ort.InferenceSession:
+def session(model: ModelProto):
     """onnxruntime on one thread, without graph optimisations: they keep some scalars in float32."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 1, 4

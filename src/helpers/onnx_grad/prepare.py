@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
 
-from helpers.onnx_grad.branches import take_constant_branches
+from helpers.onnx_grad.attributes import NEWEST, OLDEST
 from helpers.onnx_grad.constants import inlined, set_apart
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
-from helpers.onnx_grad.simplify import fold_all_shapes, tensor_infos
+from helpers.onnx_grad.simplify import fold_all_shapes, take_constant_branches, tensor_infos
 from helpers.onnx_grad.storage import loaded_model
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical, compatible
-
-OLDEST, NEWEST = 13, 26
 
 
 def prepared(
@@ -22,8 +22,7 @@ def prepared(
 ) -> tuple[ModelProto, dict[str, str]]:
     """A checked copy: one opset, local functions inlined, static shape arithmetic folded, and all
     that may be a weight an initializer; and which of these are constants, with the reason."""
-    model = ModelProto()
-    model.CopyFrom(loaded_model(onx))
+    model = deepcopy(loaded_model(onx))
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
     _check_dictionaries(model)
@@ -152,8 +151,7 @@ def _check_opset(model: ModelProto) -> None:
 def _correct_shapes(model: ModelProto) -> None:
     """Declared shapes that inference contradicts, as of the exporter that takes each label's own
     loss for a scalar, become the inferred ones: a rule would sum over the wrong axes."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    bare = deepcopy(model)
     del bare.graph.value_info[:]
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from copy import deepcopy
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_shapes
 
-from helpers.onnx_grad.storage import is_constant, value_of
+from helpers.onnx_grad.storage import is_constant, subgraphs, value_of
 from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
 
 # What shape arithmetic is made of; evaluated where all inputs are small constants.
@@ -28,8 +29,7 @@ def tensor_infos(model: ModelProto) -> dict[str, Info]:
 
     Unnamed dimensions of the inputs get a name first, so that what is equal is seen to be.
     """
-    named = ModelProto()
-    named.CopyFrom(model)
+    named = deepcopy(model)
     taken = {
         dim.dim_param
         for value in (*named.graph.input, *named.graph.output, *named.graph.value_info)
@@ -38,11 +38,7 @@ def tensor_infos(model: ModelProto) -> dict[str, Info]:
     for value in named.graph.input:
         for i, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") and not dim.dim_param:
-                name = f"{value.name}_dim{i}"
-                while name in taken:
-                    name += "_"
-                taken.add(name)
-                dim.dim_param = name
+                dim.dim_param = free_name(f"{value.name}_dim{i}", taken)
     infos = _inferred(named)
     if not any(node.op_type == "Resize" and len(node.input) > 3 for node in named.graph.node):
         return infos
@@ -186,6 +182,53 @@ def _gathered_dims(node, infos, indices, graph) -> np.ndarray | None:
     return np.array(dims, dtype=np.int64).reshape(indices.shape)
 
 
+def take_constant_branches(model: ModelProto) -> None:
+    """An If whose condition is a constant is the branch that it takes: replaced, in place.
+
+    The condition may be the result of arithmetic on static shapes, as of an exporter that asks
+    whether an axis has length one.
+    """
+    while any(map(_is_if, model.graph.node)):
+        fold_all_shapes(model)
+        constants = small_constants(model.graph)
+        nodes, found, names = [], False, tensor_names(model.graph)
+        for node in model.graph.node:
+            value = constants.get(node.input[0]) if _is_if(node) else None
+            if value is None:
+                nodes.append(node)
+                continue
+            found = True
+            wanted = "then_branch" if np.asarray(value).all() else "else_branch"
+            (branch,) = (a.g for a in node.attribute if a.name == wanted)
+            nodes += _taken(model.graph, node, branch, names)
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        if not found:
+            return
+
+
+def _is_if(node: NodeProto) -> bool:
+    return node.op_type == "If" and not canonical(node.domain)
+
+
+def _taken(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[str]):
+    """The branch's nodes, their tensors under names that are free, and its outputs as the If's."""
+    inner = [t.name for t in branch.initializer]
+    inner += [y for n in branch.node for y in n.output if y]
+    names = {name: free_name(name, taken) for name in inner}
+    for tensor in branch.initializer:
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = names[tensor.name]
+    nodes = [NodeProto.FromString(n.SerializeToString()) for n in branch.node]
+    rename(nodes, names)
+    outputs = zip(branch.output, node.output, strict=True)
+    return nodes + [
+        helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer])
+        for inner, outer in outputs
+        if outer
+    ]
+
+
 def live_nodes(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
     """The nodes that the outputs depend on, in order."""
     wanted, kept = set(outputs), []
@@ -199,16 +242,14 @@ def live_nodes(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> list[NodeP
 
 def in_order(nodes: Iterable[NodeProto]) -> list[NodeProto]:
     """The nodes so that each comes after what it uses, otherwise as they were."""
-    waiting = list(nodes)
-    made = {y for node in waiting for y in node.output if y}
-    done: set[str] = set()
-    ordered = []
+    waiting, ordered = list(nodes), []
+    missing = {y for node in waiting for y in node.output if y}
     while waiting:
         left = []
         for node in waiting:
-            if all(x in done or x not in made for x in (*node.input, *captured_names(node))):
+            if missing.isdisjoint({*node.input, *captured_names(node)}):
                 ordered.append(node)
-                done.update(node.output)
+                missing.difference_update(node.output)
             else:
                 left.append(node)
         if len(left) == len(waiting):
@@ -217,15 +258,45 @@ def in_order(nodes: Iterable[NodeProto]) -> list[NodeProto]:
     return ordered
 
 
+def tensor_names(graph: GraphProto) -> set[str]:
+    """The names of tensors outside of subgraphs."""
+    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    return found | {x for node in graph.node for x in (*node.input, *node.output)}
+
+
+def all_names(graph: GraphProto) -> set[str]:
+    """The names of tensors, in subgraphs too, and of nodes."""
+    inner = (captured_names(node) for node in graph.node)
+    return tensor_names(graph).union({node.name for node in graph.node}, *inner)
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """A name that is not taken; from now on it is."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:
+    """Give tensors other names, in place, in subgraphs too."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for graph in subgraphs(node):
+            rename(graph.node, names)
+            for value in graph.output:
+                value.name = names.get(value.name, value.name)
+
+
 def captured_names(node: NodeProto) -> set[str]:
     """The names that a node's subgraphs use."""
     found = set()
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                found.update(inner.input)
-                found |= captured_names(inner)
-            found.update(value.name for value in graph.output)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            found.update(inner.input)
+            found |= captured_names(inner)
+        found.update(value.name for value in graph.output)
     return found
 
 
@@ -245,7 +316,7 @@ def drop_identities(model: ModelProto) -> None:
     """Remove, in place, Identity nodes whose output is no output of the graph."""
     graph = model.graph
     outputs = {value.name for value in graph.output}
-    if any(a.g.node or a.graphs for node in graph.node for a in node.attribute):
+    if any(map(subgraphs, graph.node)):
         return  # a subgraph may use the names
     alias, kept = {}, []
     for node in graph.node:
@@ -276,8 +347,7 @@ def simplify(model: ModelProto) -> ModelProto:
     ModelProto
         A copy.
     """
-    small = ModelProto()
-    small.CopyFrom(model)
+    small = deepcopy(model)
     drop_identities(small)
     while fold_shapes(small):
         del small.graph.value_info[:]  # what becomes known may make more known

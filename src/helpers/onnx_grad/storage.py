@@ -57,10 +57,16 @@ def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
     for node in graph.node:
         for a in node.attribute:
             yield from (*([a.t] if a.HasField("t") else []), *a.tensors)
-            for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []),):
-                yield from (sparse.values, sparse.indices)
-            for inner in (*([a.g] if a.HasField("g") else []), *a.graphs):
-                yield from all_tensors(inner)
+            if a.HasField("sparse_tensor"):
+                yield from (a.sparse_tensor.values, a.sparse_tensor.indices)
+        for inner in subgraphs(node):
+            yield from all_tensors(inner)
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """The bodies of control flow."""
+    bodies = ([*([a.g] if a.HasField("g") else []), *a.graphs] for a in node.attribute)
+    return [graph for some in bodies for graph in some]
 
 
 def load_numbers(tensor: TensorProto, folder: str | Path) -> None:

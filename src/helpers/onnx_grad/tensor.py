@@ -76,6 +76,15 @@ def is_static(shape: Shape) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape)
 
 
+def _binary(op_type: str, swapped: bool = False) -> Callable[[Tensor, object], Tensor]:
+    """A method of Tensor that emits an elementwise operator of two operands."""
+
+    def method(self, other):
+        return self.graph.broadcast(op_type, *((other, self) if swapped else (self, other)))
+
+    return method
+
+
 class Tensor:
     """A value of the graph. Arithmetic on it emits nodes; numbers take its element type.
 
@@ -113,44 +122,15 @@ class Tensor:
         """The value, where it is a constant known now."""
         return self.graph.constants.get(self.name)
 
-    def __add__(self, other) -> Tensor:
-        return self.graph.broadcast("Add", self, other)
-
-    def __radd__(self, other) -> Tensor:
-        return self.graph.broadcast("Add", other, self)
-
-    def __sub__(self, other) -> Tensor:
-        return self.graph.broadcast("Sub", self, other)
-
-    def __rsub__(self, other) -> Tensor:
-        return self.graph.broadcast("Sub", other, self)
-
-    def __mul__(self, other) -> Tensor:
-        return self.graph.broadcast("Mul", self, other)
-
-    def __rmul__(self, other) -> Tensor:
-        return self.graph.broadcast("Mul", self, other)
-
-    def __truediv__(self, other) -> Tensor:
-        return self.graph.broadcast("Div", self, other)
-
-    def __rtruediv__(self, other) -> Tensor:
-        return self.graph.broadcast("Div", other, self)
+    __add__, __radd__ = _binary("Add"), _binary("Add", swapped=True)
+    __sub__, __rsub__ = _binary("Sub"), _binary("Sub", swapped=True)
+    __mul__, __rmul__ = _binary("Mul"), _binary("Mul")
+    __truediv__, __rtruediv__ = _binary("Div"), _binary("Div", swapped=True)
+    __gt__, __ge__ = _binary("Greater"), _binary("GreaterOrEqual")
+    __lt__, __le__ = _binary("Less"), _binary("LessOrEqual")
 
     def __neg__(self) -> Tensor:
         return self.graph.op("Neg", self)
-
-    def __gt__(self, other) -> Tensor:
-        return self.graph.broadcast("Greater", self, other)
-
-    def __ge__(self, other) -> Tensor:
-        return self.graph.broadcast("GreaterOrEqual", self, other)
-
-    def __lt__(self, other) -> Tensor:
-        return self.graph.broadcast("Less", self, other)
-
-    def __le__(self, other) -> Tensor:
-        return self.graph.broadcast("LessOrEqual", self, other)
 
     def equals(self, other) -> Tensor:
         """Elementwise equality (``==`` keeps its Python meaning)."""

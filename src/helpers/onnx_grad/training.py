@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from helpers.onnx_grad.branches import rename
-from helpers.onnx_grad.builder import Graph
+from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
-from helpers.onnx_grad.simplify import captured_names, tensor_infos
+from helpers.onnx_grad.simplify import all_names, free_name, tensor_infos
 from helpers.onnx_grad.storage import (
     as_initializers,
     checked_model,
@@ -52,7 +52,6 @@ IN_DOUBLE = """one = Constant<value = double {1.0}>() half = Constant<value = do
     q = Abs(y) n = Neg(q) e = Exp(n) f = Add(one, e) c = Log(f) d = Add(y, q) p = Mul(half, d)
     a = Add(p, c)"""
 OF_CLASSES = {"cross_entropy": "SoftmaxCrossEntropyLoss", "nll": "NegativeLogLikelihoodLoss"}
-REDUCTIONS = {"mean": "ReduceMean", "sum": "ReduceSum"}
 
 
 def add_loss(
@@ -101,16 +100,15 @@ def add_loss(
         If there is no such loss, reduction or real output, several outputs to choose from, a name
         that is taken, or a loss of classes of an output that has no axis 1.
     """
-    made = ModelProto()
-    made.CopyFrom(checked_model(model))
+    made = deepcopy(checked_model(model))
     for what, found, known in (
         ("loss", kind, ENTRYWISE | OF_CLASSES),
-        ("reduction", reduction, REDUCTIONS),
+        ("reduction", reduction, ("mean", "sum")),
     ):
         if found not in known:
             raise ValueError(f"{what} {found!r} is unknown; there are {', '.join(known)}")
     declare_outputs(made)
-    graph, taken = made.graph, _names(made)
+    graph, taken = made.graph, all_names(made.graph)
     real = {v.name: v for v in graph.output if v.type.tensor_type.elem_type in REAL}
     if output not in real and (output is not None or len(real) != 1):
         given = "several real outputs" if output is None else f"output {output!r} is no real output"
@@ -130,7 +128,7 @@ def add_loss(
         body = f'loss = {OF_CLASSES[kind]}<reduction = "{reduction}">(y, t)'
     else:
         graph.input.append(helper.make_tensor_value_info(label, info.dtype, info.shape))
-        body = f"{ENTRYWISE[kind]} loss = {REDUCTIONS[reduction]}<keepdims = 0>(l)"
+        body = f"{ENTRYWISE[kind]} loss = Reduce{reduction.capitalize()}<keepdims = 0>(l)"
         if info.dtype == TensorProto.DOUBLE:
             body = body.replace("a = Softplus(y)", IN_DOUBLE)
     names = {"y": output, "t": label, "loss": loss}
@@ -138,7 +136,7 @@ def add_loss(
         for field in (node.input, node.output):
             for i, short in enumerate(field):
                 if short not in names:
-                    names[short] = _free(f"{loss}_{short}", taken)
+                    names[short] = free_name(f"{loss}_{short}", taken)
                 field[i] = names[short]
         graph.node.append(node)
     graph.output.append(helper.make_tensor_value_info(loss, info.dtype, []))
@@ -304,8 +302,7 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
         If a weight is no input with a gradient, a name is taken, or a result of ``step`` has not
         the type and shape of its weight.
     """
-    made = ModelProto()
-    made.CopyFrom(checked_model(gradient))
+    made = deepcopy(checked_model(gradient))
     graph, infos = made.graph, tensor_infos(made)
     inputs, outputs = ({v.name: v for v in values} for values in (graph.input, graph.output))
     known = [name for name in inputs if f"{name}_grad" in outputs]
@@ -313,7 +310,8 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
         listed = ", ".join(map(repr, known)) or "none"
         raise ValueError(f"weights is {weights!r}; the inputs that have a gradient are {listed}")
     states, scalars = _arguments(step)
-    g = Graph({canonical(o.domain): o.version for o in made.opset_import}, infos, {}, _names(made))
+    opsets = {canonical(o.domain): o.version for o in made.opset_import}
+    g = Graph(opsets, infos, {}, all_names(graph))
     g.prefix, new = "step", {}
     added = {name: Info(TensorProto.DOUBLE, ()) for name in scalars if name not in inputs}
     for w in weights:
@@ -341,25 +339,18 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
                     "and shape of the weight, and scalars a cast: rate.cast(w.dtype)"
                 )
             new[f"{name}_new"] = result
-    clash = sorted({*added, *new} & _names(made))
+    clash = sorted({*added, *new} & all_names(graph))
     if clash:
         raise ValueError(f"the name {clash[0]!r} is taken in the graph; rename what has it")
-    renamed = {}
-    for name, result in new.items():
-        if result.name in renamed or not any(result.name in node.output for node in g.nodes):
-            g.nodes.append(helper.make_node("Identity", [result.name], [name], f"{name}_copy"))
-        else:
-            renamed[result.name] = name
-    rename(g.nodes, renamed)
+    name_results(g, new)
     graph.node.extend(g.nodes)
     graph.initializer.extend(g.initializers)
-    types = {name: (infos[name].dtype, infos[name].shape) for name in added}
-    graph.input.extend(helper.make_tensor_value_info(name, *kind) for name, kind in types.items())
+    graph.input.extend(helper.make_tensor_value_info(name, *infos[name]) for name in added)
     kept = [v for v in graph.output if v.name not in {f"{w}_grad" for w in weights}]
     del graph.output[:]
     for name in new:
         like = infos[name.removesuffix("_new")]
-        graph.output.append(helper.make_tensor_value_info(name, like.dtype, like.shape))
+        graph.output.append(helper.make_tensor_value_info(name, *like))
     graph.output.extend(kept)
     onnx.checker.check_model(made, full_check=True)
     return made
@@ -395,8 +386,7 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
         One for each input ``<name>`` that has an output ``<name>_new``, in the order of the
         inputs.  They are copies, and may be changed.
     """
-    copy = ModelProto()
-    copy.CopyFrom(loaded_model(model))
+    copy = deepcopy(loaded_model(model))
     as_initializers(copy, constant_nodes(copy))
     held = {t.name: numpy_helper.to_array(t).copy() for t in copy.graph.initializer}
     new = {y.name for y in checked_model(training).graph.output}
@@ -407,18 +397,3 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
         else np.zeros(info.shape, helper.tensor_dtype_to_np_dtype(info.dtype))
         for name, info in moving.items()
     }
-
-
-def _names(model: ModelProto) -> set[str]:
-    graph = model.graph
-    found = {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
-    for node in graph.node:
-        found |= {node.name, *node.input, *node.output, *captured_names(node)}
-    return found
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

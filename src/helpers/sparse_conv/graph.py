@@ -122,7 +122,7 @@ def conv(x: SymbolicValue, W, b, rules) -> SymbolicValue:
     -------
     SymbolicValue (a_out, n_out)
     """
-    x, (src, dst) = _acted_on(x, rules)
+    x, src, dst = _acted_on(x, rules)
     W = pt.as_tensor_variable(W)
     positions, n_in = dst.shape[1], x.values.shape[1]
     # Row k of tW is W_k' t.
@@ -136,10 +136,9 @@ def conv_with_q(x: SymbolicValue, W, b, rules, *, groups: int = 1) -> SymbolicVa
     With `groups`, W is (f^d*n_in/groups, n_out), as in
     :func:`~helpers.sparse_conv.conv.sparse_conv`.
     """
-    x, arrays = _acted_on(x, rules)
+    x, src, dst = _acted_on(x, rules)
     W, groups = pt.as_tensor_variable(W), integer("groups", groups, 1)
-    positions = arrays[1].shape[1]
-    Q = op.build_q(*x, *arrays)
+    Q, positions = op.build_q(*x, src, dst), dst.shape[1]
     t = pt.tile(x.ground_state, (positions,))[None]
     if groups == 1:
         return SymbolicValue(Q @ W + b, (t @ W)[0] + b)
@@ -165,14 +164,14 @@ def relu(x: SymbolicValue) -> SymbolicValue:
 
 def max_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Largest value of each window and channel, the first of equals; rules with a stride."""
-    x, (src, dst) = _seen(x, rules, "max pooling")
+    x, src, dst = _seen(x, rules, "max pooling")
     winner = op.pool_winners(*x, src, dst)
     return SymbolicValue(op.take(*x, winner, dst), x.ground_state)
 
 
 def mean_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Mean value of each window and channel, ground state included."""
-    x, (src, dst) = _seen(x, rules, "mean pooling")
+    x, src, dst = _seen(x, rules, "mean pooling")
     blocks = op.build_q(*x, src, dst).reshape((*src.shape, x.values.shape[1]))
     return SymbolicValue(blocks.mean(axis=1), x.ground_state)
 
@@ -242,8 +241,8 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
     TensorVariable (cells, n)
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
-    x, arrays = _seen(x, rules, "the dense form")
-    return op.build_q(*x, *arrays)
+    x, src, dst = _seen(x, rules, "the dense form")
+    return op.build_q(*x, src, dst)
 
 
 def to_points(x: SymbolicValue, voxel) -> TensorVariable:
@@ -277,36 +276,27 @@ def voxel_means(features, voxel, counts) -> SymbolicValue:
     return SymbolicValue(means, pt.zeros(features.shape[1:], dtype=features.dtype))
 
 
-def _arguments(x, rules) -> SymbolicValue:
+def _seen(x, rules, what: str | None):
+    """x, src and dst; for `what`, a transposed rulebook is refused, at the latest in a run."""
     if isinstance(x, SparseValue):
         if isinstance(rules, Rulebook):
             rules.refuse_other(x.sites, x.grid)
         x = x.values, x.ground_state
-    return SymbolicValue(*(pt.as_tensor_variable(v) for v in x))
+    *x, src, dst = map(pt.as_tensor_variable, (*x, rules.src, rules.dst))
+    if what and isinstance(rules.transposed, bool):
+        refuse_transposed(rules, what)
+    elif what:
+        check = CheckAndRaise(ValueError, f"{what} {NOT_OF_TRANSPOSED}")
+        src = check(src, pt.invert(rules.transposed))
+    return SymbolicValue(*x), src, dst
 
 
 def _acted_on(x, rules):
     """What a convolution sees, as in :func:`~helpers.sparse_conv.conv.build_q`; src and dst."""
-    x = _arguments(x, rules)
-    arrays = pt.as_tensor_variable(rules.src), pt.as_tensor_variable(rules.dst)
+    x, src, dst = _seen(x, rules, None)
     if rules.transposed is False:  # known beforehand: nothing to be computed
-        return x, arrays
-    transposed, zero = _symbol(rules.transposed), pt.zeros_like(x.ground_state)
+        return x, src, dst
+    transposed, zero = rules.transposed, pt.zeros_like(x.ground_state)
+    transposed = pt.constant(np.array(True)) if transposed is True else transposed
     values = x.values - pt.switch(transposed, x.ground_state, zero)
-    return SymbolicValue(values, pt.switch(transposed, zero, x.ground_state)), arrays
-
-
-def _symbol(transposed):
-    return pt.constant(np.array(transposed)) if isinstance(transposed, bool) else transposed
-
-
-def _seen(x, rules, what: str):
-    """x as it is, src and dst; a transposed rulebook is refused, at the latest when it is run."""
-    x = _arguments(x, rules)
-    src, dst = pt.as_tensor_variable(rules.src), pt.as_tensor_variable(rules.dst)
-    if isinstance(rules.transposed, bool):
-        refuse_transposed(rules, what)
-    else:
-        check = CheckAndRaise(ValueError, f"{what} {NOT_OF_TRANSPOSED}")
-        src = check(src, pt.invert(rules.transposed))
-    return x, (src, dst)
+    return SymbolicValue(values, pt.switch(transposed, zero, x.ground_state)), src, dst

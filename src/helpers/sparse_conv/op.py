@@ -22,6 +22,7 @@ its kernel of ``helpers.sparse_conv.kernels``; ``numpy`` is the same in NumPy, f
 
 from __future__ import annotations
 
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,58 +35,75 @@ from pytensor.scalar import upcast
 from helpers.sparse_conv import conv, kernels, pairs, pool
 
 
-def _cotangent(cotangent, like):
-    """The cotangent, zeros if nothing depends on that output."""
-    return pt.zeros_like(like) if isinstance(cotangent.type, DisconnectedType) else cotangent
-
-
 class RulebookOp(Op):
-    """Base: `n_float` floating inputs of one dtype, then integer matrices of a rulebook.
+    """Base: floating inputs of one dtype, then two integer matrices of a rulebook.
 
-    A subclass gives `ndims`, the dimensions of its floating inputs, `out_ndims`, those of its
-    outputs, `kernel`, `numpy`, and `transpose`, the cotangents of its floating inputs.
+    A subclass gives the shapes of its floating inputs and of its outputs in letters (a and o count
+    input and output sites, k positions of a window, n and m channels), its `kernel`, the NumPy
+    function of a rulebook that is its `reference`, and `transpose`: the cotangents of its floating
+    inputs from the rulebook's arrays, the floating inputs and the cotangents of its outputs.
     """
 
     __props__ = ()
-    ndims: tuple[int, ...]
-    out_ndims: tuple[int, ...] = (2,)
-    integers = 2
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rules = ("o k", "a k")
+    out_dtype: str | None = None  # that of the inputs
 
     def make_node(self, *inputs):
-        if len(inputs) != len(self.ndims) + self.integers:
+        count = len(self.inputs)
+        if len(inputs) != count + len(self.rules):
             raise ValueError(
-                f"{self} takes {len(self.ndims)} arrays and {self.integers} of a rulebook, "
+                f"{self} takes {count} arrays and {len(self.rules)} of a rulebook, "
                 f"got {len(inputs)} inputs"
             )
         inputs = [pt.as_tensor_variable(x) for x in inputs]
-        floats, integers = inputs[: len(self.ndims)], inputs[len(self.ndims) :]
+        floats, integers = inputs[:count], inputs[count:]
         dtype = upcast(*(x.dtype for x in floats), "float32")
         if dtype not in ("float32", "float64"):
             raise TypeError(f"{self} takes float32 or float64, got {[x.dtype for x in floats]}")
-        for x, ndim in zip(floats, self.ndims, strict=True):
+        for x, ndim in zip(floats, map(_ndim, self.inputs), strict=True):
             if x.ndim != ndim:
                 raise ValueError(f"{self}: {x} has {x.ndim} dimensions, expected {ndim}")
         for x in integers:
             if x.ndim != 2 or x.dtype not in ("int32", "int64"):
                 raise ValueError(f"{self}: {x} is {x.type}, expected a matrix of int32 or int64")
         inputs = [pt.cast(x, dtype) for x in floats] + integers
-        return Apply(self, inputs, [self.out_type(ndim, dtype) for ndim in self.out_ndims])
+        shapes = [(None,) * _ndim(letters) for letters in self.outputs]
+        out_dtype = self.out_dtype or dtype
+        return Apply(self, inputs, [pt.tensor(dtype=out_dtype, shape=shape) for shape in shapes])
 
-    def out_type(self, ndim, dtype):
-        return pt.tensor(dtype=dtype, shape=(None,) * ndim)
+    def infer_shape(self, node, shapes):
+        letters = " ".join((*self.inputs, *self.rules)).split()
+        length = dict(zip(letters, chain(*shapes), strict=True))
+        if "n" not in length and "kn" in length:
+            length["n"] = length["kn"] // pt.maximum(length["k"], 1)  # no position: no channels
+        if "kn" not in length and "n" in length:
+            length["kn"] = length["k"] * length["n"]
+        return [tuple(length[x] for x in out.split()) for out in self.outputs]
 
     def connection_pattern(self, node):
-        return [[k < len(self.ndims)] * len(node.outputs) for k in range(len(node.inputs))]
+        connected = self.out_dtype is None
+        floats, integers = ([y] * len(self.outputs) for y in (connected, False))
+        return [floats] * len(self.inputs) + [integers] * len(self.rules)
 
     def pullback(self, inputs, outputs, cotangents):
-        cotangents = [_cotangent(c, y) for c, y in zip(cotangents, outputs, strict=True)]
-        return [
-            *self.transpose(inputs, cotangents),
-            *(disconnected_type() for _ in range(self.integers)),
+        cotangents = [  # zeros if nothing depends on that output
+            pt.zeros_like(y) if isinstance(c.type, DisconnectedType) else c
+            for c, y in zip(cotangents, outputs, strict=True)
         ]
+        floats, rules = inputs[: len(self.inputs)], inputs[len(self.inputs) :]
+        found = self.transpose(rules, *floats, *cotangents)
+        return [*found, *(disconnected_type() for _ in rules)]
 
-    def transpose(self, inputs, cotangents):
+    def transpose(self, rules, *arrays):
         raise NotImplementedError
+
+    def numpy(self, *inputs):
+        *floats, src, dst = inputs
+        # As much of a Rulebook as the functions look at; of its kind the Ops are not told.
+        rules = SimpleNamespace(src=src, dst=dst, transposed=False)
+        return self.reference(*floats, rules)
 
     def perform(self, node, inputs, output_storage):
         # A kernel is compiled for each layout of its arrays: one is enough.
@@ -95,9 +113,8 @@ class RulebookOp(Op):
             storage[0] = result
 
 
-def _rules(src, dst):
-    """As much of a Rulebook as the NumPy functions look at; of its kind the Ops are not told."""
-    return SimpleNamespace(src=src, dst=dst, transposed=False)
+def _ndim(letters: str) -> int:
+    return len(letters.split())
 
 
 # --- with Q ---------------------------------------------------------------------------------------
@@ -106,35 +123,21 @@ def _rules(src, dst):
 class BuildQ(RulebookOp):
     """(values, ground_state) -> Q (a_out, f^d*n_in)."""
 
-    kernel = staticmethod(kernels.build_q)
-    ndims = (2, 1)
+    inputs, outputs, rules = ("a n", "n"), ("o kn",), ("o k", "a j")  # j: it looks at src alone
+    kernel, reference = map(staticmethod, (kernels.build_q, conv.build_q))
 
-    def numpy(self, values, ground_state, src, dst):
-        return conv.build_q(values, ground_state, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        return grad_q(*cotangents, *inputs[2:])
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[2][0], shapes[2][1] * shapes[0][1])]
+    def transpose(self, rules, values, ground_state, dQ):
+        return grad_q(dQ, *rules)
 
 
 class GradQ(RulebookOp):
     """dQ -> dM (a_in, n_in), dt (n_in,)."""
 
-    kernel = staticmethod(kernels.grad_q)
-    ndims = (2,)
-    out_ndims = (2, 1)
+    inputs, outputs = ("o kn",), ("a n", "n")
+    kernel, reference = map(staticmethod, (kernels.grad_q, conv.grad_q))
 
-    def numpy(self, dQ, src, dst):
-        return conv.grad_q(dQ, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        return [build_q(*cotangents, *inputs[1:])]
-
-    def infer_shape(self, node, shapes):
-        n_in = shapes[0][1] // pt.maximum(shapes[1][1], 1)  # no position: no channels
-        return [(shapes[2][0], n_in), (n_in,)]
+    def transpose(self, rules, dQ, dM_bar, dt_bar):
+        return [build_q(dM_bar, dt_bar, *rules)]
 
 
 # --- without Q ------------------------------------------------------------------------------------
@@ -143,23 +146,12 @@ class GradQ(RulebookOp):
 class Conv(RulebookOp):
     """(values, W, tW (f^d, n_out)) -> Y (a_out, n_out)."""
 
-    kernel = staticmethod(kernels.conv)
-    ndims = (2, 2, 2)
+    inputs, outputs = ("a n", "kn m", "k m"), ("o m",)
+    kernel, reference = map(staticmethod, (kernels.conv, pairs.conv_pairs))
 
-    def numpy(self, values, W, tW, src, dst):
-        return pairs.conv_pairs(values, W, tW, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        values, W, _, *rules = inputs
-        (dY,) = cotangents
-        return [
-            conv_grad_values(dY, W, *rules),
-            conv_grad_weights(values, dY, *rules),
-            sum_ground(dY, *rules),
-        ]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[3][0], shapes[1][1])]
+    def transpose(self, rules, values, W, tW, dY):
+        dM, dW = conv_grad_values(dY, W, *rules), conv_grad_weights(values, dY, *rules)
+        return [dM, dW, sum_ground(dY, *rules)]
 
 
 def _conv_pairs(values, W, src, dst):
@@ -170,84 +162,52 @@ def _conv_pairs(values, W, src, dst):
 class ConvGradValues(RulebookOp):
     """(dY, W) -> dM (a_in, n_in)."""
 
-    kernel = staticmethod(kernels.conv_grad_values)
-    ndims = (2, 2)
+    inputs, outputs, rules = ("o m", "kn m"), ("a n",), ("o j", "a k")
+    kernel, reference = map(staticmethod, (kernels.conv_grad_values, pairs.pairs_grad_values))
 
-    def numpy(self, dY, W, src, dst):
-        return pairs.pairs_grad_values(dY, W, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        dY, W, *rules = inputs
-        (dM_bar,) = cotangents
+    def transpose(self, rules, dY, W, dM_bar):
         return [_conv_pairs(dM_bar, W, *rules), conv_grad_weights(dM_bar, dY, *rules)]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[3][0], shapes[1][0] // shapes[3][1])]
 
 
 class ConvGradWeights(RulebookOp):
     """(values, dY) -> dW (f^d*n_in, n_out), pairs alone."""
 
-    kernel = staticmethod(kernels.conv_grad_weights)
-    ndims = (2, 2)
+    inputs, outputs, rules = ("a n", "o m"), ("kn m",), ("o j", "a k")
+    kernel, reference = map(staticmethod, (kernels.conv_grad_weights, pairs.pairs_grad_weights))
 
-    def numpy(self, values, dY, src, dst):
-        return pairs.pairs_grad_weights(values, dY, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        values, dY, *rules = inputs
-        (dW_bar,) = cotangents
+    def transpose(self, rules, values, dY, dW_bar):
         return [conv_grad_values(dY, dW_bar, *rules), _conv_pairs(values, dW_bar, *rules)]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[3][1] * shapes[0][1], shapes[1][1])]
 
 
 class ConvGrads(RulebookOp):
     """(values, W, dY) -> dM, dW: a rewrite puts it where both are wanted, after all pullbacks."""
 
+    inputs, outputs = ("a n", "kn m", "o m"), ("a n", "kn m")
     kernel = staticmethod(kernels.conv_grads)
-    ndims = (2, 2, 2)
-    out_ndims = (2, 2)
 
-    def numpy(self, values, W, dY, src, dst):
-        rules = _rules(src, dst)
+    @staticmethod
+    def reference(values, W, dY, rules):
         return pairs.pairs_grad_values(dY, W, rules), pairs.pairs_grad_weights(values, dY, rules)
-
-    def infer_shape(self, node, shapes):
-        return [shapes[0], shapes[1]]
 
 
 class SpreadGround(RulebookOp):
     """D (f^d, n_out) -> Y (a_out, n_out)."""
 
-    kernel = staticmethod(kernels.spread_ground)
-    ndims = (2,)
+    inputs, outputs = ("k m",), ("o m",)
+    kernel, reference = map(staticmethod, (kernels.spread_ground, pairs.spread_ground))
 
-    def numpy(self, D, src, dst):
-        return pairs.spread_ground(D, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        return [sum_ground(*cotangents, *inputs[1:])]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[1][0], shapes[0][1])]
+    def transpose(self, rules, D, Y_bar):
+        return [sum_ground(Y_bar, *rules)]
 
 
 class SumGround(RulebookOp):
     """dY (a_out, n_out) -> D (f^d, n_out)."""
 
-    kernel = staticmethod(kernels.sum_ground)
-    ndims = (2,)
+    inputs, outputs, rules = ("o m",), ("k m",), ("o k", "a j")
+    kernel, reference = map(staticmethod, (kernels.sum_ground, pairs.sum_ground))
 
-    def numpy(self, dY, src, dst):
-        return pairs.sum_ground(dY, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        return [spread_ground(*cotangents, *inputs[1:])]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[1][1], shapes[0][1])]
+    def transpose(self, rules, dY, D_bar):
+        return [spread_ground(D_bar, *rules)]
 
 
 # --- max pooling ----------------------------------------------------------------------------------
@@ -256,56 +216,37 @@ class SumGround(RulebookOp):
 class PoolWinners(RulebookOp):
     """(values, ground_state) -> winner (a_out, n), int32: the maxima's places, constant nearby."""
 
-    kernel = staticmethod(kernels.pool_winners)
-    ndims = (2, 1)
+    inputs, outputs, out_dtype = ("a n", "n"), ("o n",), "int32"
+    kernel, reference = map(staticmethod, (kernels.pool_winners, pool.max_pool_winners))
 
-    def out_type(self, ndim, dtype):
-        return pt.imatrix()
-
-    def connection_pattern(self, node):
-        return [[False]] * len(node.inputs)
-
-    def numpy(self, values, ground_state, src, dst):
-        return pool.max_pool_winners(values, ground_state, _rules(src, dst))
-
-    def transpose(self, inputs, cotangents):
-        return [disconnected_type() for _ in self.ndims]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[2][0], shapes[0][1])]
+    def transpose(self, rules, values, ground_state, winner_bar):
+        return [disconnected_type(), disconnected_type()]
 
 
 class Take(RulebookOp):
     """(values, ground_state) -> P (a_out, n), given (winner, dst)."""
 
+    inputs, outputs, rules = ("a n", "n"), ("o n",), ("o n", "a k")
     kernel = staticmethod(kernels.take)
-    ndims = (2, 1)
 
     def numpy(self, values, ground_state, winner, dst):
         return pool.take_winners(values, ground_state, winner)
 
-    def transpose(self, inputs, cotangents):
-        return put_back(*cotangents, *inputs[2:])
-
-    def infer_shape(self, node, shapes):
-        return [shapes[2]]
+    def transpose(self, rules, values, ground_state, dP):
+        return put_back(dP, *rules)
 
 
 class PutBack(RulebookOp):
     """dP (a_out, n) -> dM (a_in, n), dt (n,), given (winner, dst)."""
 
+    inputs, outputs, rules = ("o n",), ("a n", "n"), ("o n", "a k")
     kernel = staticmethod(kernels.put_back)
-    ndims = (2,)
-    out_ndims = (2, 1)
 
     def numpy(self, dP, winner, dst):
         return pool.max_pool_grad(dP, winner, len(dst))
 
-    def transpose(self, inputs, cotangents):
-        return [take(*cotangents, *inputs[1:])]
-
-    def infer_shape(self, node, shapes):
-        return [(shapes[2][0], shapes[0][1]), (shapes[0][1],)]
+    def transpose(self, rules, dP, dM_bar, dt_bar):
+        return [take(dM_bar, dt_bar, *rules)]
 
 
 build_q, grad_q = BuildQ(), GradQ()

@@ -18,7 +18,7 @@ from helpers.sparse_conv.value import (
     check_cells,
     check_sites,
     dimensions,
-    first_duplicate,
+    refuse_duplicates,
     refuse_other_sites,
     whole_numbers,
 )
@@ -136,19 +136,18 @@ def rulebook(
     (array([[0, 0]]), array([[0, 1, 1, 1]], dtype=int32))
     """
     sites, grid, d = _arguments(sites, shape, d)
-    windows = _windows(f, stride, pad, dilation, d)
-    ways = [
-        h + 2 * p - _span(w, g)
-        for h, (w, _, p, g) in zip(grid[-d:], zip(*windows, strict=True), strict=True)
-    ]
-    _check_fit(f, dilation, grid[-d:], pad, ways)
-    f, stride, pad, dilation = windows
-    out = tuple(way // s + 1 for way, s in zip(ways, stride, strict=True))
-    complete = all(
-        s <= w and way % s == 0 and g == 1
-        for way, w, s, g in zip(ways, f, stride, dilation, strict=True)
-    )
-    return _search(sites, grid, (*grid[:-d], *out), *windows, d, complete=complete)
+    axes = _windows(f, stride, pad, dilation, d)
+    ways = [h + 2 * x.pad - x.span for h, x in zip(grid[-d:], axes, strict=True)]
+    if min(ways) < 0:
+        dilated = (
+            f" with dilation = {_shown(dilation)}" if any(x.dilation > 1 for x in axes) else ""
+        )
+        padded = f" padded by {_shown(pad)}" if np.any(pad) else ""
+        raise ValueError(f"f = {_shown(f)}{dilated} is larger than the grid: {grid[-d:]}{padded}")
+    pairs = list(zip(ways, axes, strict=True))
+    out = tuple(way // x.stride + 1 for way, x in pairs)
+    complete = all(x.stride <= x.f and way % x.stride == 0 and x.dilation == 1 for way, x in pairs)
+    return _search(sites, grid, out, axes, complete=complete)
 
 
 def submanifold_rulebook(
@@ -180,12 +179,11 @@ def submanifold_rulebook(
     convolutional networks, doi:10.1109/CVPR.2018.00961.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    window, stride, _, dilation = _windows(f, 1, 0, dilation, d)
-    if not all(w % 2 for w in window):
+    axes = _windows(f, 1, 0, dilation, d)
+    if not all(x.f % 2 for x in axes):
         raise ValueError(f"f = {f} is even, so its windows have no centre")
-    given = np.ravel_multi_index(tuple(sites.T), grid)
-    half = tuple(w // 2 * g for w, g in zip(window, dilation, strict=True))
-    return _search(sites, grid, grid, window, stride, half, dilation, d, given=given)
+    centred = [x._replace(pad=x.f // 2 * x.dilation) for x in axes]
+    return _search(sites, grid, grid[-d:], centred, closed=True)
 
 
 def transposed_rulebook(
@@ -222,22 +220,21 @@ def transposed_rulebook(
         As :func:`rulebook`; or if pad leaves no cell, or output_pad is too large.
     """
     sites, grid, d = _arguments(sites, shape, d)
-    windows = _windows(f, stride, pad, dilation, d)
+    axes = _windows(f, stride, pad, dilation, d)
     more = per_axis("output_pad", output_pad, 0, d)
-    if any(o >= max(s, g) for o, s, g in zip(more, windows[1], windows[3], strict=True)):
+    if any(o >= max(x.stride, x.dilation) for o, x in zip(more, axes, strict=True)):
         raise ValueError(
             f"output_pad = {output_pad}, expected less than stride = {stride} or "
             f"dilation = {dilation} along each axis"
         )
     out = tuple(
-        (h - 1) * s + _span(w, g) - 2 * p + o
-        for h, o, (w, s, p, g) in zip(grid[-d:], more, zip(*windows, strict=True), strict=True)
+        (h - 1) * x.stride + x.span - 2 * x.pad + o
+        for h, o, x in zip(grid[-d:], more, axes, strict=True)
     )
     if min(out) < 1:
         raise ValueError(f"pad = {pad} leaves no cell of a transposed convolution of {grid[-d:]}")
-    complete = not any(windows[2])
-    whole = (*grid[:-d], *out)
-    return _search(sites, grid, whole, *windows, d, transposed=True, complete=complete)
+    complete = not any(x.pad for x in axes)
+    return _search(sites, grid, out, axes, transposed=True, complete=complete)
 
 
 def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
@@ -338,63 +335,67 @@ def _copies(sites, number, outputs, grid) -> Rulebook:
     return Rulebook(np.ascontiguousarray(outputs), grid, src, dst, False, sites, grid)
 
 
-def _search(
-    sites,
-    grid,
-    out,
-    f,
-    stride,
-    pad,
-    dilation,
-    d,
-    given=None,
-    transposed=False,
-    complete=True,
-) -> Rulebook:
-    """The rulebook between two grids; `complete` says that some window holds each site."""
+class _Axis(NamedTuple):
+    """The windows along one axis."""
+
+    f: int
+    stride: int
+    pad: int
+    dilation: int
+
+    @property
+    def span(self) -> int:
+        """Cells from the first of a window to its last."""
+        return self.dilation * (self.f - 1) + 1
+
+
+def _search(sites, grid, space, axes, *, closed=False, transposed=False, complete=True) -> Rulebook:
+    """The rulebook between two grids; `space` is that of an output image.
+
+    `closed` says that the outputs are the sites, `complete` that some window holds each site.
+    """
+    d = len(axes)
+    out = (*grid[:-d], *space)
     check_cells(out)
-    _check_reach(grid[-d:], f, stride, pad, dilation, transposed)
-    pairs = max(len(sites), 1) * math.prod(f)
-    if pairs > INT64_MAX or (given is None and min(pairs, math.prod(out)) > INT32_MAX):
+    for h, x in zip(grid[-d:], axes, strict=True):  # the search must not leave int64
+        furthest = (h * x.stride if transposed else h) + x.dilation * x.f + x.pad
+        if max(furthest, x.stride) > INT64_MAX:
+            raise ValueError(
+                f"f = {x.f}, stride = {x.stride}, pad = {x.pad} and dilation = {x.dilation} on {h} "
+                "cells lead to coordinates beyond int64: take smaller ones"
+            )
+    cells = math.prod(x.f for x in axes)
+    pairs = max(len(sites), 1) * cells
+    if pairs > INT64_MAX or (not closed and min(pairs, math.prod(out)) > INT32_MAX):
         raise ValueError(
-            f"windows of {math.prod(f)} cells around {len(sites)} sites may be more than int32 can "
+            f"windows of {cells} cells around {len(sites)} sites may be more than int32 can "
             "number: take smaller windows, or parts of the grid or of the batch one by one"
         )
-    batched = len(grid) > d
     four = np.zeros((len(sites), 4), np.int64)  # image and three coordinates
     four[:, 4 - d :] = sites[:, -d:]
-    if batched:
+    if len(grid) > d:
         four[:, 0] = sites[:, 0]
-    size = (out[0] if batched else 1, *(1,) * (3 - d), *out[-d:])
-    fills = ((f, 1), (stride, 1), (pad, 0), (dilation, 1))
-    windows = ((fill,) * (3 - d) + x for x, fill in fills)
-    given = np.empty(0, np.int64) if given is None else given
+    images = out[0] if len(grid) > d else 1
+    size, missing = (images, *(1,) * (3 - d), *space), [_Axis(1, 1, 0, 1)] * (3 - d)
+    windows = zip(*missing, *axes, strict=True)
+    given = np.ravel_multi_index(tuple(sites.T), grid) if closed else np.empty(0, np.int64)
     keys, dst, twice = search.find_outputs(four, size, *windows, transposed, given)
     found, src, dst, repeated = search.invert(keys, dst, np.array(out))
     if not complete:
-        _refuse(first_duplicate(sites, grid))
+        refuse_duplicates(sites, grid)
     twice = max(twice, repeated)
-    _refuse(sites[twice] if twice >= 0 else None)
+    if twice >= 0:
+        refuse_duplicates(sites[[twice, twice]], grid)
     if len(given):
         return Rulebook(sites, grid, src, dst, False, sites, grid)
     return Rulebook(found, out, src, dst, transposed, sites, grid)
-
-
-def _check_reach(grid, f, stride, pad, dilation, transposed: bool) -> None:
-    """ValueError if the search would leave int64 with a coordinate."""
-    for h, w, s, p, g in zip(grid, f, stride, pad, dilation, strict=True):
-        if max((h * s if transposed else h) + g * w + p, s) > INT64_MAX:
-            raise ValueError(
-                f"f = {w}, stride = {s}, pad = {p} and dilation = {g} on {h} cells lead to "
-                "coordinates beyond int64: take smaller ones"
-            )
 
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
     """Checked sites, none twice, and their grid."""
     columns = np.shape(sites)[1] if np.ndim(sites) == 2 else 2
     sites, grid, _ = _arguments(sites, shape, min(columns, 3))
-    _refuse(first_duplicate(sites, grid))
+    refuse_duplicates(sites, grid)
     return sites, grid
 
 
@@ -417,28 +418,15 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
     return check_sites(sites, grid), grid, dimensions(columns, d, grid)
 
 
-def _span(w: int, dilation: int) -> int:
-    """Cells from the first of a window to its last."""
-    return dilation * (w - 1) + 1
-
-
-def _check_fit(f, dilation, grid: tuple[int, ...], pad, ways: list[int]) -> None:
-    if min(ways) < 0:
-        dilated = (
-            f" with dilation = {_shown(dilation)}" if np.any(np.not_equal(dilation, 1)) else ""
-        )
-        padded = f" padded by {_shown(pad)}" if np.any(pad) else ""
-        raise ValueError(f"f = {_shown(f)}{dilated} is larger than the grid: {grid}{padded}")
-
-
 def _shown(numbers) -> int | tuple[int, ...]:
     numbers = np.ravel(numbers).tolist()
     return numbers[0] if len(set(numbers)) == 1 else tuple(numbers)
 
 
-def _windows(f, stride, pad, dilation, d: int) -> list[tuple[int, ...]]:
+def _windows(f, stride, pad, dilation, d: int) -> list[_Axis]:
     arguments = (("f", f, 1), ("stride", stride, 1), ("pad", pad, 0), ("dilation", dilation, 1))
-    return [per_axis(name, numbers, least, d) for name, numbers, least in arguments]
+    each = [per_axis(name, numbers, least, d) for name, numbers, least in arguments]
+    return [_Axis(*axis) for axis in zip(*each, strict=True)]
 
 
 def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
@@ -457,8 +445,3 @@ def integer(name: str, number, least: int) -> int:
         expected = "a positive integer" if least else "an integer that is not negative"
         raise ValueError(f"{name} is {number!r}, expected {expected}")
     return whole[0]
-
-
-def _refuse(twice: np.ndarray | None) -> None:
-    if twice is not None:
-        raise ValueError(f"site {tuple(twice.tolist())} occurs more than once")

@@ -72,13 +72,8 @@ class SparseValue:
             raise ValueError(
                 f"values has shape {values.shape}, expected (a, n_in) = {(len(sites), n_in)}"
             )
-        t = np.zeros(n_in, values.dtype) if self.ground_state is None else self.ground_state
-        t = numbers("ground_state", t)
-        if t.shape != (n_in,):
-            raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = ({n_in},)")
-        twice = first_duplicate(sites, shape[:-1])
-        if twice is not None:
-            raise ValueError(f"site {tuple(twice.tolist())} occurs more than once")
+        t = _ground_state(self.ground_state, n_in, values.dtype)
+        refuse_duplicates(sites, shape[:-1])
         dtype = np.result_type(values, t)
         self._set(sites, values.astype(dtype, copy=False), shape, t.astype(dtype, copy=False), d)
 
@@ -130,10 +125,7 @@ class SparseValue:
         """
         dense = numbers("dense", dense)
         shape = check_shape(dense.shape)
-        t = np.zeros(shape[-1], dense.dtype) if ground_state is None else ground_state
-        t = numbers("ground_state", t)
-        if t.shape != shape[-1:]:
-            raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = {shape[-1:]}")
+        t = _ground_state(ground_state, shape[-1], dense.dtype)
         sites = np.argwhere((dense != t).any(axis=-1))
         return cls(sites, dense[tuple(sites.T)], shape, t, d)
 
@@ -201,6 +193,13 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
         first.ground_state,
         first.d,
     )
+
+
+def _ground_state(t, n_in: int, dtype) -> np.ndarray:
+    t = numbers("ground_state", np.zeros(n_in, dtype) if t is None else t)
+    if t.shape != (n_in,):
+        raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = ({n_in},)")
+    return t
 
 
 def whole_numbers(numbers) -> tuple[int, ...]:
@@ -279,11 +278,13 @@ def refuse_other_sites(sites, grid, made_of: np.ndarray, made_on: tuple[int, ...
         raise ValueError(f"site {s} is {ours}, but in {what} {theirs}")
 
 
-def first_duplicate(sites: np.ndarray, grid: tuple[int, ...]) -> np.ndarray | None:
-    """A site that occurs more than once, or None."""
+def refuse_duplicates(sites: np.ndarray, grid: tuple[int, ...]) -> None:
+    """ValueError if a site occurs more than once."""
     cells = np.sort(np.ravel_multi_index(tuple(sites.T), grid))
     same = np.flatnonzero(cells[1:] == cells[:-1])
-    return np.array(np.unravel_index(cells[same[0]], grid)) if len(same) else None
+    if len(same):
+        twice = np.array(np.unravel_index(cells[same[0]], grid))
+        raise ValueError(f"site {tuple(twice.tolist())} occurs more than once")
 
 
 def total(X: np.ndarray) -> np.ndarray:

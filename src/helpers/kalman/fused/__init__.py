@@ -31,7 +31,7 @@ import numpy as np
 
 from helpers.kalman.fused import building
 from helpers.kalman.recursions import TOLERANCE
-from helpers.kalman.reference import _not_positive_definite
+from helpers.kalman.reference import _not_positive_definite, pull_shocks
 from helpers.statespace import (
     STATIC,
     Gradients,
@@ -92,12 +92,8 @@ def loglike_and_grad(
 
     Returns
     -------
-    value : float
-    dy : array (n, p)
-        Zero in the gaps.
-    gradients : Gradients
-        One array for each of the model's, of the same shape: per step where the model's array
-        varies with time. Those of P0, H and Q are symmetric.
+    value, dy, gradients
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Raises
     ------
@@ -128,19 +124,15 @@ def evaluate(arrays, weights, tol: float = TOLERANCE, columns=None):
 
 def gradients_of(model: StateSpace, out) -> Gradients:
     """The gradients of the model's arrays, from what a compiled pass writes."""
-    R, Q = (
-        X if x in model.time_varying else X[np.newaxis] for x, X in (("R", model.R), ("Q", model.Q))
-    )
-    return gradients_in_time(R, Q, out, (*STATIC, *model.time_varying))
+    X = model.in_time
+    return gradients_in_time(X["R"], X["Q"], out, (*STATIC, *model.time_varying))
 
 
 def gradients_in_time(R, Q, out, kept) -> Gradients:  # noqa: N803
     """:func:`gradients_of` for R and Q with an axis of length 1 or n; those `kept` have theirs."""
-    *filtered, W = out
-    bars, WR = dict(zip(_FILTERED, filtered, strict=True)), W @ R
-    Q_bar = R.mT @ WR
-    bars["R"], bars["Q"] = WR @ (Q + Q.mT), (Q_bar + Q_bar.mT) / 2
-    return Gradients(*[bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields])
+    bars = dict(zip((*_FILTERED, "W"), out, strict=True))
+    bars |= pull_shocks(R, Q, bars.pop("W"))
+    return Gradients(**{x: bars[x] if x in kept else _total(bars[x]) for x in Gradients._fields})
 
 
 def _total(X):
@@ -224,10 +216,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
             'complex arrays need method="reference": the compiled filter takes real ones'
         )
     y = check_data(y, model)
-    whole = (*STATIC, *model.time_varying)
-    X = {x: A if x in whole else A[np.newaxis] for x, A in model.asdict().items()}
-    W = X["R"] @ X["Q"] @ X["R"].mT
-    return [y, *(X[x] for x in _FILTERED), W]
+    return [y, *(model.in_time[x] for x in (*_FILTERED, "W"))]
 
 
 def _entry(announce: bool | None = None):

@@ -24,18 +24,16 @@ from helpers.kalman.numba_backend import (
     register_funcify_and_cache_key,
 )
 from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.shapes import axes, check, said, shown
 from helpers.statespace import check_tolerance
-
-SAID = {"W": "W = R Q R'"}  # the names of inputs that a user does not know
 
 
 class Declared(Op):
     """An Op as its subclass declares it.
 
     ``inputs``, ``outputs``
-        Names and dimensions: ``"n p"`` is a matrix. A letter is one length throughout; ``"n?"`` is
-        an axis of length n or 1, and in an output the axis of the input of the same name. Inputs
-        called ``x_bar`` or ``x_dot``, cotangents and tangents, are of the type of the others.
+        Names and dimensions (:mod:`helpers.kalman.shapes`). Inputs called ``x_bar`` or ``x_dot``,
+        cotangents and tangents, are of the type of the others.
     ``gives``
         All outputs, where an Op computes those that are ``requested``.
     ``needed``
@@ -115,15 +113,7 @@ class Declared(Op):
 
     def check(self, shapes: dict) -> None:
         """Raise if shapes (None where a length is not known) are not those of the inputs."""
-        for x, dims in self.inputs.items():
-            count, expected = len(shapes[x]), dims.split()
-            if count != len(expected):
-                raise ValueError(
-                    f"{said(x)} has {count} dimensions, expected {len(expected)}: {shown(expected)}"
-                )
-        sizes = {}
-        check_lengths(self.inputs, shapes, sizes)
-        check_needed(self.needed, sizes)
+        check(self.inputs, shapes, self.needed)
 
     def infer_shape(self, node, shapes):
         size = {}
@@ -217,54 +207,6 @@ def as_compiled(X):
     the passes' entries anew, for seconds.
     """
     return np.require(X, np.float64, "CW")
-
-
-def axes(x: str, dims: str) -> list[str]:
-    """Names of the axes of a variable x; one of length n or 1 is x's own."""
-    return [k if k[-1] != "?" else f"{k[:-1]}_{x}" for k in dims.split()]
-
-
-def said(x: str) -> str:
-    """What an input is called in an error."""
-    return f"the tangent of {x[:-4]}" if x.endswith("_dot") else SAID.get(x, x)
-
-
-def shown(words) -> str:
-    """Dimensions, as Python shows a shape."""
-    words = [f"{str(k)[:-1]} or 1" if str(k)[-1] == "?" else str(k) for k in words]
-    return f"({', '.join(words)}{',' * (len(words) == 1)})"
-
-
-def check_lengths(dims: dict, shapes: dict, sizes: dict) -> None:
-    """Raise if shapes (None where a length is not known) are not those of `dims`.
-
-    A shape with one axis more than `dims` has one for time first. `sizes` holds the lengths that
-    are known, by letter, and is given those that are met on the way.
-    """
-    for name, shape in shapes.items():
-        letters = dims[name].split() if isinstance(dims[name], str) else list(dims[name])
-        letters = letters if len(shape) == len(letters) else ["n", *letters]
-        for length, letter in zip(shape, letters, strict=True):
-            base = letter.removesuffix("?")
-            if length is None or (length == 1 and base != letter):
-                continue
-            if sizes.get(base) is None:
-                sizes[base] = length
-            if length != sizes[base]:
-                known = [k if sizes.get(k.removesuffix("?")) is None
-                         else f"{sizes[k.removesuffix('?')]}{'?' * (k[-1] == '?')}"
-                         for k in letters]  # fmt: skip
-                raise ValueError(
-                    f"{said(name)} has shape {tuple(shape)}, expected "
-                    f"{shown(letters)} = {shown(known)}"
-                )
-
-
-def check_needed(needed: dict, sizes: dict) -> None:
-    """Raise if a length that is known is zero where there must be something."""
-    for letter, what in needed.items():
-        if sizes.get(letter) == 0:
-            raise ValueError(f"{letter} = 0: there is no {what}")
 
 
 def misfits(dims: dict, looked_at, needed: dict) -> list[str]:

@@ -22,15 +22,11 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.rewriting.basic import register_canonicalize, register_specialize
 
 from helpers.kalman.diffuse import room
-from helpers.kalman.ops.declared import Declared, asked, check_lengths, real_tensors
-from helpers.kalman.ops.likelihood import NEEDED, filter_outputs_from_W, from_model, less
+from helpers.kalman.ops.declared import Declared, asked, real_tensors
+from helpers.kalman.ops.likelihood import filter_outputs_from_W, from_model, less
 from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE
+from helpers.kalman.shapes import INTEGRATED, NEEDED, check
 
-# Of the data and a column for each number; y and c may have the data alone.
-INTEGRATED = {
-    "y": "columns? n p", "starts": "columns m", "c": "columns? n? m", "P0": "m m",
-    "T": "n? m m", "Z": "n? p m", "H": "n? p p", "W": "n? m m", "precision": "q q",
-}  # fmt: skip
 ENTERS = {"A": "m q", "X": "p q", "B": "m q", "precision": "q q"}
 
 
@@ -99,14 +95,8 @@ def posterior(
     """The log-likelihood, and the mean and covariance of delta; with W = R Q R' for R and Q."""
     given = {"A": A, "X": X, "B": B, "precision": precision}
     given = real_tensors({x: M for x, M in given.items() if M is not None})
-    for x, M in given.items():
-        allowed = (2, 3) if x in "XB" else (2,)
-        if M.ndim not in allowed:
-            raise ValueError(
-                f"{x} has {M.ndim} dimensions, expected {' or '.join(map(str, allowed))}"
-            )
     sizes = dict(zip("npm", (*y.type.shape, *a0.type.shape), strict=True))
-    check_lengths(ENTERS, {x: M.type.shape for x, M in given.items()}, sizes)
+    check(ENTERS, {x: M.type.shape for x, M in given.items()}, sizes=sizes, may_vary="XB")
     prior = given.pop("precision", None)
     if not given:
         raise ValueError("delta enters nowhere: give A, X or B")
@@ -114,7 +104,7 @@ def posterior(
     q = next(iter(given.values())).shape[-1]
     m = a0.shape[0]
     # A column for each number, first.
-    A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")  # noqa: N806
+    A, X, B = (pt.moveaxis(given[x], -1, 0) if x in given else None for x in "AXB")
     starts = pt.concatenate([a0[None], pt.zeros((q, m)) if A is None else A])
     series = less(y, d if d.ndim == 2 else d[None])[None]
     c = c[None] if c.ndim == 2 else c[None, None]
@@ -125,7 +115,7 @@ def posterior(
             columns -= X if X.ndim == 3 else X[:, None, :]
         series = pt.concatenate([series, columns])
         series = pt.switch(pt.isnan(y)[None], np.nan, series)
-        B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]  # noqa: N806
+        B = pt.zeros((q, 1, m)) if B is None else B if B.ndim == 3 else B[:, None, :]
         steps = pt.maximum(c.shape[1], B.shape[1])
         c = pt.concatenate([pt.broadcast_to(M, (M.shape[0], steps, m)) for M in (c, B)])
     flat = pt.ones((q,), dtype="bool")

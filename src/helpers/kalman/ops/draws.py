@@ -41,9 +41,10 @@ from pytensor.gradient import disconnected_grad
 
 from helpers.kalman import drawing
 from helpers.kalman.diffuse import room
-from helpers.kalman.ops.declared import Declared, check_lengths, real_tensors
-from helpers.kalman.ops.likelihood import NEEDED, from_model, less
+from helpers.kalman.ops.declared import Declared, real_tensors
+from helpers.kalman.ops.likelihood import from_model, less
 from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.shapes import NEEDED, check
 
 # The data with d taken off, where the paths start, R eta with c, and the noise.
 DRAW = {
@@ -52,7 +53,7 @@ DRAW = {
 }  # fmt: skip
 
 
-def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noqa: N803
+def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):
     """Smoothed means of the states, symbolically.
 
     Parameters
@@ -86,7 +87,7 @@ def kalman_smooth(y, a0, P0, c, d, T, Z, R, H, Q, A=None, tol=TOLERANCE):  # noq
     return smooth_from_W(*from_model(y, a0, P0, c, d, T, Z, R, H, Q), A, tol)
 
 
-def smooth_from_W(y, a0, P0, c, d, T, Z, H, W, A=None, tol=TOLERANCE):  # noqa: N802, N803
+def smooth_from_W(y, a0, P0, c, d, T, Z, H, W, A=None, tol=TOLERANCE):  # noqa: N802
     """:func:`kalman_smooth` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
     n, p = y.shape
     shocks = pt.zeros((n, 1, a0.shape[0]), dtype=y.dtype)
@@ -94,7 +95,7 @@ def smooth_from_W(y, a0, P0, c, d, T, Z, H, W, A=None, tol=TOLERANCE):  # noqa: 
     return _drawn(y, a0[None], shocks, noise, P0, c, d, T, Z, H, W, A, tol)[:, 0]
 
 
-def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):  # noqa: N803
+def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):
     """Draws of the states' path given y, as a function of standard normal numbers, symbolically.
 
     Parameters
@@ -123,22 +124,21 @@ def kalman_draw(y, a0, P0, c, d, T, Z, R, H, Q, normals, A=None, tol=TOLERANCE):
     return draw_from_W(*given, R, Q, given[-2], normals, A, tol)
 
 
-def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, tol=TOLERANCE):  # noqa: N802, N803
+def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, tol=TOLERANCE):  # noqa: N802
     """:func:`kalman_draw` with the H and W of the smoother apart from what is simulated.
 
     The paths are simulated with R, Q and noise of covariance ``of_noise`` (p, p) or (n, p, p).
     """
     given = {"R": R, "Q": Q, "of_noise": of_noise, "normals": normals}
     given = [X.astype(y.dtype) for X in real_tensors(given).values()]
-    R, Q, of_noise, normals = given  # noqa: N806
-    if normals.ndim != 2:
-        raise ValueError(f"normals has {normals.ndim} dimensions, expected 2: (J, m + n (r + p))")
-    sizes = (*y.type.shape, a0.type.shape[0], R.type.shape[-1])
+    R, Q, of_noise, normals = given
+    sizes, k = (*y.type.shape, a0.type.shape[0], R.type.shape[-1]), None
     if None not in sizes:
         n, p, m, r = sizes
-        own = {"m + n (r + p)": m + n * (r + p)}
-        check_lengths({"normals": ("J", *own)}, {"normals": normals.type.shape}, own)
-    (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]  # noqa: N806
+        k = m + n * (r + p)
+    dims = ("J", "m + n (r + p)")
+    check({"normals": dims}, {"normals": normals.type.shape}, sizes={dims[1]: k})
+    (n, p), m, r, J = y.shape, a0.shape[0], R.shape[-1], normals.shape[0]
     # A length that is not known yet, and does not fit, is an error of the last reshape.
     start = normals[:, :m] @ covariance_root(P0).mT + a0
     eta = normals[:, m : m + n * r].reshape((J, n, r)).dimshuffle(1, 0, 2)
@@ -151,20 +151,18 @@ def draw_from_W(y, a0, P0, c, d, T, Z, H, W, R, Q, of_noise, normals, A=None, to
     return _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol).dimshuffle(1, 0, 2)
 
 
-def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):  # noqa: N803
+def _drawn(y, start, shocks, noise, P0, c, d, T, Z, H, W, A, tol):
     """The draws (n, J, m), from R eta (n, J, m) without c and noise (n, J, p)."""
-    T, Z, H, W, c = (X if X.ndim == k else X[None] for X, k in zip(  # noqa: N806
+    T, Z, H, W, c = (X if X.ndim == k else X[None] for X, k in zip(
         (T, Z, H, W, c), (3, 3, 3, 3, 2), strict=True))  # fmt: skip
     if A is None:
-        A = pt.zeros((start.shape[1], 0), dtype=y.dtype)  # noqa: N806
+        A = pt.zeros((start.shape[1], 0), dtype=y.dtype)
     else:
-        A = real_tensors({"A": A})["A"].astype(y.dtype)  # noqa: N806
-        if A.ndim != 2:
-            raise ValueError(f"A has {A.ndim} dimensions, expected 2: (m, q)")
-        check_lengths({"A": "m q"}, {"A": A.type.shape}, {"m": start.type.shape[1]})
+        A = real_tensors({"A": A})["A"].astype(y.dtype)
+        check({"A": "m q"}, {"A": A.type.shape}, sizes={"m": start.type.shape[1]})
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
-        P0 = P0 + disconnected_grad(A * room(A, Z[0], H[0], W[0], pt) @ A.mT)  # noqa: N806
-    P0 = (P0 + P0.mT) / 2  # noqa: N806
+        P0 = P0 + disconnected_grad(A * room(A, Z[0], H[0], W[0], pt) @ A.mT)
+    P0 = (P0 + P0.mT) / 2
     return KalmanDraw(tol)(less(y, d), start, shocks + c[:, None, :], noise, P0, T, Z, H, W, A)
 
 
@@ -232,7 +230,7 @@ class NormalMarginals(OfText):
     missing = "take mean + covariance_root(P) @ z, which has derivatives"
 
 
-def covariance_root(P):  # noqa: N803
+def covariance_root(P):
     """B with B B' = P (m, m) or (n, m, m), symmetric and possibly singular, symbolically."""
-    P = (P + P.mT) / 2  # noqa: N806
+    P = (P + P.mT) / 2
     return CovarianceRoot()(P) if P.ndim == 3 else CovarianceRoot()(P[None])[0]

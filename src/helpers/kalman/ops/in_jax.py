@@ -28,7 +28,8 @@ from helpers.kalman.ops.likelihood import (
     KalmanLoglikeTangent,
     Product,
 )
-from helpers.kalman.ops.panel import PANEL, KalmanPanel, KalmanPanelGrad
+from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad
+from helpers.kalman.shapes import PANEL
 
 
 @jax_funcify.register(Declared)

@@ -28,22 +28,14 @@ from pytensor.tensor.blockwise import Blockwise
 
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.numba_backend import numba_njit
-from helpers.kalman.ops.declared import (
-    Declared,
-    asked,
-    check_lengths,
-    check_needed,
-    of_one_float_type,
-    shown,
-)
+from helpers.kalman.ops.declared import Declared, asked, of_one_float_type
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
-from helpers.statespace import DIMENSIONS, SHAPES, STATIC
+from helpers.kalman.shapes import FIXED, NEEDED, check_model
+from helpers.statespace import DIMENSIONS, NAMES
 
 INPUTS = tuple(DIMENSIONS)
-FIXED = ("y", *STATIC)  # without a further axis for time
-NEEDED = {"n": "step", "p": "series", "m": "state"}
 OUTPUTS = {
     "a_filt": "n m", "a_pred": "n m", "y_hat": "n p",
     "P_filt": "n m m", "P_pred": "n m m", "F": "n p p", "l": "n",
@@ -153,18 +145,8 @@ def varying_of(inputs) -> tuple[str, ...]:
 
 def from_model(*arrays) -> list:
     """The Ops' inputs from y and the nine arrays of a model: W = R Q R' for R and Q."""
-    dims = {"y": ("n", "p")} | SHAPES
-    given = of_one_float_type(dict(zip(dims, arrays, strict=True)))
-    for x, X in given.items():
-        varies = x not in FIXED
-        if X.ndim - len(dims[x]) not in ((0, 1) if varies else (0,)):
-            raise ValueError(
-                f"{x} has {X.ndim} dimensions, expected {len(dims[x])}: {shown(dims[x])}"
-                + " or with a leading time axis" * varies
-            )
-    sizes = {}
-    check_lengths(dims, {x: X.type.shape for x, X in given.items()}, sizes)
-    check_needed(NEEDED | {"r": "shock"}, sizes)
+    given = of_one_float_type(dict(zip(("y", *NAMES), arrays, strict=True)))
+    check_model({x: X.type.shape for x, X in given.items()})
     R, Q = given.pop("R"), given.pop("Q")
     if None in (*R.type.shape, *Q.type.shape):  # those that are known have been looked at
         fits = pt.eq(Q.shape[-2], R.shape[-1]) & pt.eq(Q.shape[-1], R.shape[-1])

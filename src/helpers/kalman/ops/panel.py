@@ -21,15 +21,11 @@ from helpers.kalman.ops.declared import Declared, asked
 from helpers.kalman.ops.likelihood import INPUTS as OF_ONE
 from helpers.kalman.ops.likelihood import KalmanLoglike, from_model, less
 from helpers.kalman.recursions import TOLERANCE
+from helpers.kalman.shapes import PANEL, check
 from helpers.statespace import DIMENSIONS
 
-PANEL = {
-    "y": "J n p", "a0": "J? m", "P0": "m m", "c": "J? n? m",
-    "T": "n? m m", "Z": "n? p m", "H": "n? p p", "W": "n? m m",
-}  # fmt: skip
 
-
-def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa: N803
+def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     r"""Log-likelihood of each step of many series that share a model, symbolically.
 
     Parameters
@@ -79,15 +75,12 @@ def kalman_loglike_panel(Y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):  # noqa
     >>> kalman_loglike_panel(Y, zero, one, zero, zero, one, one, one, one, one).type.shape
     (3, 2)
     """
-    Y, a0, c, d = (pt.as_tensor_variable(X) for X in (Y, a0, c, d))  # noqa: N806
-    if Y.ndim != 3:
-        raise ValueError(f"Y has {Y.ndim} dimensions, expected 3: (J, n, p)")
+    Y, a0, c, d = (pt.as_tensor_variable(X) for X in (Y, a0, c, d))
     own = {"a0": a0.ndim == 2, "c": c.ndim == 3, "d": d.ndim == 3}
     series = {"a0": a0, "c": c, "d": d}
-    for name, X in series.items():
-        rows, expected = X.type.shape[:1], Y.type.shape[:1]
-        if own[name] and None not in (*rows, *expected) and rows != expected:
-            raise ValueError(f"{name} is that of {rows[0]} series, expected {expected[0]}")
+    dims = {"Y": "J n p", "a0": "J m", "c": "J n? m", "d": "J n? p"}
+    given = {"Y": Y} | {x: X for x, X in series.items() if own[x]}
+    check(dims, {x: X.type.shape for x, X in given.items()})
     # One series and its model, looked at and put together as they always are.
     first = {x: X[(0,) * (X.ndim - 1)] if own[x] else X for x, X in series.items()}
     one = from_model(Y[0], first["a0"], P0, first["c"], first["d"], T, Z, R, H, Q)

@@ -209,9 +209,13 @@ class _Start:
         self.A = np.eye(m)[:, sorted(diffuse_states)]
 
 
-def _first(arrays: dict) -> dict:
-    """The arrays of the first step: those that statsmodels takes for a stationary start."""
-    return {x: X if X.ndim == len(SHAPES[x]) else X[0] for x, X in arrays.items()}
+def _first(arrays: dict, axis: int = 0) -> dict:
+    """The arrays of the first step: those that statsmodels takes for a stationary start.
+
+    Views of them, along the axis for time.
+    """
+    return {x: X if X.ndim == axis + len(SHAPES[x]) else X[(slice(None),) * axis + (0,)]
+            for x, X in arrays.items()}  # fmt: skip
 
 
 def _through_stationary_start(start: _Start, arrays: dict, gradient) -> None:
@@ -243,7 +247,7 @@ def _names(mod: MLEModel) -> list[str]:
     return list(names[mod._free_params_index] if mod._has_fixed_params else names)
 
 
-def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:  # noqa: N803
+def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:
     """The rows and columns of the free parameters, and of what comes after all of them."""
     if not mod._has_fixed_params:
         return X

@@ -154,7 +154,7 @@ def climb(
     return Climb(x, value, slope, B, units, steps, evaluations, converged)
 
 
-def _eigen(B: np.ndarray, slope: np.ndarray, units: np.ndarray):  # noqa: N803
+def _eigen(B: np.ndarray, slope: np.ndarray, units: np.ndarray):
     """The eigenvectors and eigenvalues of B in these units, and the slope along them.
 
     None where they are not finite, or too large to be squared.

@@ -18,12 +18,10 @@ from helpers.kalman.statsmodels.updates import (
     difference,
     second_derivatives,
 )
-from helpers.statespace import SHAPES
 
 # An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
 # a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
 SINGULAR = 1e-11
-
 
 # A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
@@ -162,7 +160,7 @@ def _moves(point: _Point) -> dict[str, np.ndarray]:
     here = _first(point.arrays)
     for states, block, solved in point.start.stationary:
         R, Q = here["R"][states], here["Q"]
-        first = {x: X[:, 0] if X.ndim > 1 + len(SHAPES[x]) else X for x, X in found.items()}
+        first = _first(found, 1)
         for j in range(len(point.params)):
             dT, dR = first["T"][j][block], first["R"][j][states]
             E = dT @ solved.covariance @ here["T"][block].T + dR @ Q @ R.T
@@ -237,9 +235,7 @@ def _products_in_a_stationary_start(point: _Point, moves: dict):
     for states, block, solved in point.start.stationary:
         T, R, Q, P = here["T"][block], here["R"][states], here["Q"], solved.covariance
         s, S = solved.adjoints(bar.a0[states], point.scale * bar.P0[block])
-        dT, dR, dQ = (
-            moves[x][:, 0] if moves[x].ndim > 1 + len(SHAPES[x]) else moves[x] for x in "TRQ"
-        )
+        dT, dR, dQ = (_first(moves, 1)[x] for x in "TRQ")
         dT, dR, da = dT[:, *block], dR[:, states], moves["a0"][:, states]
         # E is X + X' in each pair of parameters, so <S, E> = 2 <S, X>.
         one = _inner(S @ dT, T @ moves["P0"][:, *block]) + _inner(S @ dR, R @ dQ)
@@ -263,7 +259,7 @@ def _information(point: _Point, of_arrays, with_scale: bool = False) -> np.ndarr
     return found
 
 
-def _without_last(X: np.ndarray) -> np.ndarray:  # noqa: N803
+def _without_last(X: np.ndarray) -> np.ndarray:
     """Second derivatives where the last parameter is at its best for each value of the others."""
     return X[:-1, :-1] - np.outer(X[:-1, -1], X[-1, :-1]) / X[-1, -1]
 
@@ -273,7 +269,7 @@ def _check_kind(kind: str) -> None:
         raise ValueError(f"kind is {kind!r}, expected 'observed', 'expected', 'opg' or 'sandwich'")
 
 
-def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:  # noqa: N803
+def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:
     """The inverse of an information matrix, or a sentence that says what it leaves open."""
     size = np.sqrt(np.maximum(np.diag(X), 0))
     upwards = f"the {what} is not positive definite: the likelihood curves upwards along"

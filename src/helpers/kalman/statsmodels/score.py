@@ -27,16 +27,13 @@ from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
-
 # A variance of an exact diffuse state given the data, in its own units, relative to the least such
 # variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
 UNSEEN = 1e20
 
-
 # One that the data tell exactly, as a random walk without noise does its level, has a variance of
 # zero, which rounding leaves on either side of it: others are compared with this at least.
 EXACTLY_SEEN = 1e-4
-
 
 # A singular value, relative to the largest, of what diffuse numbers do to all observations, that
 # is the rounding of one that does nothing: sin(pi) makes 1e-16, some hundred steps of it more.
@@ -158,7 +155,7 @@ def _pulled(mod: MLEModel, params: np.ndarray, point: _Point) -> np.ndarray:
     return found
 
 
-def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:  # noqa: N803
+def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> np.ndarray:
     """An orthonormal basis (q, r) of the diffuse numbers that reach an observation, r if known.
 
     Others reach none, or cancel: the level and the first state of an ARMA model that are both
@@ -166,14 +163,14 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
     of the rest.
     """
     model, rows, X = _finite(arrays), [], A
-    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))  # noqa: N806
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))
     for t, gone in enumerate(np.isnan(y)):
         rows.append(Z[t][~gone] @ X)
-        X = T[t] @ X  # noqa: N806
+        X = T[t] @ X
         size = np.abs(X).max()
         if not 0 < size < np.inf:
             break
-        X = X / size  # noqa: N806
+        X = X / size
     units = np.sqrt(diffuse.first_room(A, model))
     values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
     r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
@@ -286,7 +283,7 @@ class _Point:
 
     def _columns(self) -> np.ndarray:
         """A for the diffuse numbers that reach an observation at most parameters."""
-        known, A = _known(self.mod), self.start.A  # noqa: N806
+        known, A = _known(self.mod), self.start.A
         key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
         if known.diffuse != key:
             try:

@@ -208,7 +208,7 @@ def jacobian(function: Callable, x: np.ndarray) -> np.ndarray:
     return np.stack([along(x, unit) for unit in np.eye(len(x))], axis=1)
 
 
-def _cholesky(X: np.ndarray):  # noqa: N803
+def _cholesky(X: np.ndarray):
     """The lower factors of matrices (k, p, p) that are one but for complex steps, and inverses.
 
     LAPACK's factor of a complex matrix is no analytic function of it.
@@ -219,7 +219,7 @@ def _cholesky(X: np.ndarray):  # noqa: N803
     return L + L @ inner, inverse - inner @ inverse
 
 
-def stationary_coefficients(A: np.ndarray, M: np.ndarray) -> np.ndarray:  # noqa: N803
+def stationary_coefficients(A: np.ndarray, M: np.ndarray) -> np.ndarray:
     r"""Coefficients of a stationary vector autoregression from any matrices, moved or not.
 
     Ansley and Kohn (1986, A note on reparameterizing a vector autoregressive moving average model

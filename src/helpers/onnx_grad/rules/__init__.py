@@ -1,46 +1,16 @@
 """Rules of differentiation, one file a family, in one table keyed by domain and operator."""
 
+from importlib import import_module
+
 from helpers.onnx_grad.attributes import known_attributes
-from helpers.onnx_grad.rules import (
-    activation,
-    conv,
-    einsum,
-    elementwise,
-    index,
-    loss,
-    matmul,
-    ml,
-    norm,
-    pool,
-    quantize,
-    recurrent,
-    reduce,
-    resize,
-    shape,
-)
 from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, register_gradient
 
+FAMILIES = """conv einsum elementwise index loss matmul ml norm pool quantize recurrent
+    reduce resize shape"""
+for family in FAMILIES.split():
+    import_module(f"{__name__}.{family}")
 for key, about in ABOUT.items():
-    ABOUT[key] = about._replace(attributes=known_attributes(*key))
+    if about.attributes is None:
+        ABOUT[key] = about._replace(attributes=known_attributes(*key))
 
-__all__ = [
-    "ABOUT",
-    "COMPOSED",
-    "RULES",
-    "activation",
-    "conv",
-    "einsum",
-    "elementwise",
-    "index",
-    "loss",
-    "matmul",
-    "ml",
-    "norm",
-    "pool",
-    "quantize",
-    "recurrent",
-    "reduce",
-    "register_gradient",
-    "resize",
-    "shape",
-]
+__all__ = ["ABOUT", "COMPOSED", "RULES", "register_gradient"]

@@ -33,65 +33,88 @@ class Windows(NamedTuple):
         return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
 
 
-def windows(node, x, kernel) -> Windows:
-    """Read the attributes of a convolution or a pool; ``auto_pad`` becomes numbers."""
-    spatial = len(kernel)
-    strides = list(node.attr("strides") or [1] * spatial)
-    dilations = list(node.attr("dilations") or [1] * spatial)
-    pads = list(node.attr("pads") or [0] * (2 * spatial))
-    auto = node.attr("auto_pad", "NOTSET")
-    if auto == "VALID":
-        pads = [0] * (2 * spatial)
-    w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
-    if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        for n, extent, stride, *pad in zip(x.shape[2:], w.extents, strides, *w[3:], strict=True):
-            known = isinstance(n, int)
-            why = known and no_window(n + sum(pad) - extent, extent, stride, node.attr("ceil_mode"))
+def windows(attr, refuse, lengths, kernel, pool: bool = False) -> Windows:
+    """Read the attributes of a convolution or a pool; ``auto_pad`` becomes numbers.
+
+    ``attr`` and ``refuse`` are as of :func:`~helpers.onnx_grad.rules.resize.interpolations`; a
+    length of the image is an int, a symbol to compute with, or open where it is a str or None.
+    """
+    w, auto = _as_given(attr, kernel), attr("auto_pad")
+    same = auto in ("SAME_UPPER", "SAME_LOWER")
+    if same and pool and max(w.dilations) > 1:
+        raise refuse(f"auto_pad={auto} with dilations {OWN_WAYS}")
+    for i, (n, extent, stride) in enumerate(zip(lengths, w.extents, w.strides, strict=True)):
+        if not same:
+            room = n + w.before[i] + w.after[i] - extent if isinstance(n, int) else 0
+            why = no_window(room, extent, stride, attr("ceil_mode"))
             if why:
-                raise node.refuse(why)
-        return w
-    pool = node.op_type != "Conv"
-    if pool and max(dilations) > 1:
-        raise node.refuse(f"auto_pad={auto} with dilations {OWN_WAYS}")
-    for i, extent in enumerate(w.extents):
-        n = x.shape[2 + i]
-        if strides[i] > 1 and not isinstance(n, int):
-            raise node.refuse(
-                f"auto_pad={auto} with stride {strides[i]} needs a static image size; declare it, "
+                raise refuse(why)
+            continue
+        if stride > 1 and isinstance(n, str | None):
+            raise refuse(
+                f"auto_pad={auto} with stride {stride} needs a static image size; declare it, "
                 f"or {PADS}"
             )
-        total = extent - 1
-        if strides[i] > 1:
-            total = (-(-n // strides[i]) - 1) * strides[i] + extent - n
-            if pool and total < 0:
-                raise node.refuse(f"auto_pad={auto} with a longer stride than window {OWN_WAYS}")
-            total = max(total, 0)
-        w.before[i], w.after[i] = same_pads(total, auto)
+        total = extent - 1 if stride == 1 else (-(-n // stride) - 1) * stride + extent - n
+        if pool and isinstance(total, int) and total < 0:
+            raise refuse(f"auto_pad={auto} with a longer stride than window {OWN_WAYS}")
+        w.before[i], w.after[i] = same_pads(total * (total > 0), auto)
     return w
+
+
+def _as_given(attr, kernel) -> Windows:
+    ones = [1] * len(kernel)
+    strides, dilations = (list(attr(name) or ones) for name in ("strides", "dilations"))
+    pads = attr("pads") if attr("auto_pad") in ("NOTSET", None) else None
+    pads = list(pads or [0] * (2 * len(kernel)))
+    return Windows(list(kernel), strides, dilations, pads[: len(kernel)], pads[len(kernel) :])
+
+
+def transposed_windows(attr, refuse, lengths, kernel) -> Windows:
+    """The windows of the convolution that a ConvTranspose transposes, likewise."""
+    w, auto, shape = _as_given(attr, kernel), attr("auto_pad"), attr("output_shape")
+    if auto not in ("SAME_UPPER", "SAME_LOWER") and not shape:
+        return w
+    fill = attr("output_padding") or [0] * len(kernel)
+    for i, (n, extent, stride) in enumerate(zip(lengths, w.extents, w.strides, strict=True)):
+        if isinstance(n, str | None):
+            raise refuse(f"auto_pad and output_shape need a static image size; {PADS}")
+        total = stride * (n - 1) + fill[i] + extent - (shape[i] if shape else n * stride)
+        w.before[i], w.after[i] = same_pads(total * (total > 0), auto)
+    return w
+
+
+def kernel_of(attr, refuse, shape) -> tuple[int, ...]:
+    """The spatial lengths of a kernel, from the attribute or the shape of the weights."""
+    kernel = attr("kernel_shape") or (shape and shape[2:])
+    if not kernel or not is_static(kernel):
+        raise refuse("the shape of its kernel is unknown; write the attribute kernel_shape")
+    return tuple(kernel)
 
 
 def scatter_windows(g, node, dy, kernel, x, w: Windows, group: int):
     """The adjoint of sliding windows over x: each entry of dY spreads over its window."""
-    out = node.y[0].shape
-    spatial = range(len(w.kernel))
-    sizes = [(x.shape[2 + i], out[2 + i]) for i in spatial]
     common = {"strides": w.strides, "dilations": w.dilations, "group": group}
     common["kernel_shape"] = w.kernel
-    if all(isinstance(n, int) and isinstance(m, int) for n, m in sizes):
+    spare = _spare(x, node.y[0], w)
+    if spare is not None:
         # What the windows cover, from the start of the padding, is cropped or filled up to x.
-        spare = [
-            (m - 1) * s + e - b - n
-            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
-        ]
-        pads = [*w.before, *(max(r, 0) for r in spare)]
-        fill = [max(-r, 0) for r in spare]
+        pads, fill = [*w.before, *(max(r, 0) for r in spare)], [max(-r, 0) for r in spare]
         return g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
     # The image's size is known at run time only: fill up generously, and cut.
     fill = [max(s - 1, 0) for s in w.strides]
     pads = [*w.before, *[0] * len(w.kernel)]
     wide = g.op("ConvTranspose", dy, kernel, pads=pads, output_padding=fill, **common)
-    axes = [2 + i for i in spatial]
+    axes = list(range(2, x.rank))
     return g.op("Slice", wide, [0] * len(axes), g.dims_of(x, axes), axes)
+
+
+def _spare(x, y, w: Windows) -> list[int] | None:
+    """How far the last windows reach beyond the image; None where a length is open."""
+    if y.shape is None or not is_static((*x.shape[2:], *y.shape[2:])):
+        return None
+    rows = zip(x.shape[2:], y.shape[2:], w.strides, w.extents, w.before, strict=True)
+    return [(m - 1) * s + e - b - n for n, m, s, e, b in rows]
 
 
 @register_gradient("Conv", ranked=[0], limits={**AUTO_PAD, **GROUPS, **KERNEL})
@@ -102,19 +125,18 @@ def conv(g, node, dy):
     of X with dY whose strides and dilations have changed places.
     """
     x, weight = node.x[0], node.x[1]
-    kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
-    if not kernel or not is_static(kernel):
-        raise node.refuse("the shape of its kernel is unknown; write the attribute kernel_shape")
-    group = node.attr("group")
-    w = windows(node, x, kernel)
+    kernel = kernel_of(node.attr, node.refuse, weight.shape)
+    w, group = windows(node.attr, node.refuse, x.shape[2:], kernel), node.attr("group")
     dx = _image_gradient(g, node, dy, x, weight, w, group) if node.needs(0) else None
     dw = _weight_gradient(g, node, dy, x, w, group) if node.needs(1) else None
     if dw is not None:
         g.refine(dw.name, weight.shape)
-    db = None
+    return dx, dw, _bias_gradient(g, node, dy)
+
+
+def _bias_gradient(g, node, dy):
     if node.input(2) is not None:
-        db = g.sum(dy, [0, *range(2, x.rank)], keepdims=False)
-    return dx, dw, db
+        return g.sum(dy, [0, *range(2, node.x[0].rank)], keepdims=False)
 
 
 @register_gradient(
@@ -129,47 +151,21 @@ def conv(g, node, dy):
 def conv_transpose(g, node, dy):
     """dX = the convolution of dY with W; dW = that of dY with X, as for a convolution whose image
     is Y; dB = sum dY over batch and space."""
-    x, weight, (y,) = node.x[0], node.x[1], node.y
-    kernel = node.attr("kernel_shape") or (weight.shape and weight.shape[2:])
-    if not kernel or not is_static(kernel):
-        raise node.refuse("the shape of its kernel is unknown; write the attribute kernel_shape")
-    w, group = _transposed_windows(node, x, y, kernel), node.attr("group")
+    x, weight = node.x[0], node.x[1]
+    kernel = kernel_of(node.attr, node.refuse, weight.shape)
+    w, group = transposed_windows(node.attr, node.refuse, x.shape[2:], kernel), node.attr("group")
     pads = [*w.before, *w.after]
     common = {"strides": w.strides, "dilations": w.dilations, "pads": pads, "group": group}
     dx = g.op("Conv", dy, weight, **common)
     dw = None
     if node.needs(1):
-        g.refine(dy.name, (dy.shape or (None,) * x.rank)[:1] + _channels(weight, group, dy, x))
+        images, _, *lengths = dy.shape or (None,) * x.rank
+        filters = weight.shape[1]
+        channels = filters * group if isinstance(filters, int) else None
+        g.refine(dy.name, (images, channels, *lengths))
         dw = _weight_gradient(g, node, x, dy, w, group)
         g.refine(dw.name, weight.shape)
-    bias = node.input(2) is not None
-    return dx, dw, g.sum(dy, [0, *range(2, x.rank)], keepdims=False) if bias else None
-
-
-def _channels(weight, group, dy, x):
-    channels = weight.shape[1] * group if isinstance(weight.shape[1], int) else None
-    return (channels, *(dy.shape or (None,) * x.rank)[2:])
-
-
-def _transposed_windows(node, x, y, kernel) -> Windows:
-    """The windows of the convolution that this one transposes."""
-    spatial = len(kernel)
-    strides = list(node.attr("strides") or [1] * spatial)
-    dilations = list(node.attr("dilations") or [1] * spatial)
-    pads = list(node.attr("pads") or [0] * (2 * spatial))
-    auto, shape = node.attr("auto_pad", "NOTSET"), node.attr("output_shape")
-    w = Windows(list(kernel), strides, dilations, pads[:spatial], pads[spatial:])
-    if auto not in ("SAME_UPPER", "SAME_LOWER") and not shape:
-        return w
-    fill = node.attr("output_padding") or [0] * spatial
-    for i, extent in enumerate(w.extents):
-        n = x.shape[2 + i]
-        if not isinstance(n, int):
-            raise node.refuse(f"auto_pad and output_shape need a static image size; {PADS}")
-        wanted = shape[i] if shape else n * strides[i]
-        total = max(strides[i] * (n - 1) + fill[i] + extent - wanted, 0)
-        w.before[i], w.after[i] = same_pads(total, auto)
-    return w
+    return dx, dw, _bias_gradient(g, node, dy)
 
 
 def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
@@ -191,16 +187,10 @@ def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
 def _weight_gradient(g, node, dy, x, w: Windows, group: int):
     spatial = list(range(2, x.rank))
     swap = [1, 0, *spatial]
-    sizes = [(x.shape[a], dy.shape[a] if dy.shape else None) for a in spatial]
-    fits = all(isinstance(n, int) and isinstance(m, int) for n, m in sizes)
-    if fits:
-        # Pad at the end just as far as the windows go, and no weights beyond the kernel come out.
-        after = [
-            (m - 1) * s + e - b - n
-            for (n, m), s, e, b in zip(sizes, w.strides, w.extents, w.before, strict=True)
-        ]
-        fits = all(a >= 0 for a in after)
-        w = w._replace(after=after) if fits else w
+    # Pad at the end just as far as the windows go, and no weights beyond the kernel come out.
+    spare = _spare(x, dy, w)
+    fits = spare is not None and min(spare, default=0) >= 0
+    w = w._replace(after=spare) if fits else w
     if not isinstance(x.shape[0], int) and (any([*w.before, *w.after]) or max(w.dilations) > 1):
         # The batch becomes the channels, and onnxruntime never returns from a padded or strided
         # convolution of none: the padding is done beforehand, and one image of zeros added.
@@ -228,15 +218,9 @@ def _group_images(g, node, x, group, spatial):
         raise node.refuse("groups need a static number of channels")
     dims = g.dims_of(x, spatial)
     c = channels // group
-    apart = g.reshape(x, _dims(g, [-1, group, c], dims))
+    apart = g.reshape(x, g.joined(-1, group, c, dims))
     turned = g.transpose(apart, [2, 1, 0, *[s + 1 for s in spatial]])
-    return g.reshape(turned, _dims(g, [c, -1], dims))
-
-
-def _dims(g, head, dims):
-    if dims.value is not None:
-        return [*head, *map(int, dims.value)]
-    return g.op("Concat", g.ints(*head), dims, axis=0)
+    return g.reshape(turned, g.joined(c, -1, dims))
 
 
 @register_gradient("Col2Im", limits={"block_shape": "a constant"})
@@ -249,5 +233,5 @@ def col2im(g, node, dy):
     kernel, size = block.value.tolist(), prod(block.value.tolist())
     pick = g.constant(np.eye(size).reshape(size, 1, *kernel), x.dtype)
     settings = {name: node.attr(name) for name in ("strides", "dilations", "pads")}
-    image = g.op("Concat", g.ints(-1, 1), node.x[1], axis=0)
+    image = g.joined(-1, 1, node.x[1])
     return g.reshape_like(g.op("Conv", g.op("Reshape", dy, image), pick, **settings), x)

@@ -36,23 +36,16 @@ class Coverage(NamedTuple):
     """What is refused: an attribute, an input or a circumstance, and what it has to be."""
     settings: tuple[str, ...]
     """Inputs that are settings: an initializer that is used so alone is no weight by default."""
-    test: str
-    """What tests it: a file and a name that pytest's option -k selects by."""
 
 
 def coverage() -> list[Coverage]:
     """One row for each operator with a gradient, sorted by domain and name."""
-    rows = [_of_rule(domain, name) for domain, name in RULES]
-    rows += [_of_definition(name) for name in COMPOSED]
-    return sorted(rows)
+    return sorted([*(_of_rule(*key) for key in RULES), *map(_of_definition, COMPOSED)])
 
 
 def _schema(domain: str, name: str):
-    version = NEWEST if domain == "" else onnx.defs.onnx_opset_version()
-    try:
-        return onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return None
+    known = name, onnx.defs.onnx_opset_version() if domain else NEWEST, domain
+    return onnx.defs.get_schema(*known) if onnx.defs.has(*known) else None
 
 
 def _of_rule(domain: str, name: str) -> Coverage:
@@ -77,9 +70,6 @@ def _of_rule(domain: str, name: str) -> Coverage:
         {k: known[k] for k in sorted(known) if schema is None or k in given},
         limits,
         tuple(inputs[i] for i in sorted(about.settings)),
-        f"tests/test_onnx_recurrent.py -k test_layer[{name}-"
-        if rule.__module__.endswith("recurrent")
-        else f"tests/test_onnx_rules.py -k test_rule[{name}-",
     )
 
 
@@ -94,5 +84,4 @@ def _of_definition(name: str) -> Coverage:
         dict.fromkeys(sorted(schema.attributes), ()),
         {},
         tuple(schema.inputs[i].name for i in COMPOSED[name]),
-        f"tests/test_onnx_derivative.py -k test_defined_by_others[{name}",
     )

@@ -4,6 +4,7 @@ import string
 
 import numpy as np
 
+from helpers.onnx_grad.lengths import parsed_equation
 from helpers.onnx_grad.rules.table import register_gradient
 
 
@@ -14,7 +15,7 @@ def einsum(g, node, dy):
     An index that stands twice in an operand (a diagonal) gets a second letter and a Kronecker
     delta; an index that stands in this operand alone (it was summed out) is broadcast.
     """
-    terms, result = _parse(node)
+    terms, result = parsed_equation(node.attr("equation"), [x.rank for x in node.x])
     g.refine(dy.name, tuple(_lengths(terms, [x.shape for x in node.x])[c] for c in result))
     gradients = []
     for i, (x, term) in enumerate(zip(node.x, terms, strict=True)):
@@ -51,28 +52,8 @@ def _identity(g, x, axis):
     if isinstance(n, int):
         return g.constant(np.eye(n), x.dtype)
     length = g.dims_of(x, [axis])
-    like = g.op("ConstantOfShape", g.op("Concat", length, length, axis=0))
+    like = g.op("ConstantOfShape", g.joined(length, length))
     return g.op("EyeLike", like).cast(x.dtype)
-
-
-def _parse(node):
-    """Terms and result as strings of letters, the ellipsis written out."""
-    left, arrow, right = node.attr("equation").replace(" ", "").partition("->")
-    terms = left.split(",")
-    spare = sorted(set(string.ascii_letters) - set(left))
-    widths = [
-        x.rank - len(t.replace("...", "")) if "..." in t else 0
-        for t, x in zip(terms, node.x, strict=True)
-    ]
-    dots = "".join(spare[: max(widths)])
-    terms = [t.replace("...", dots[len(dots) - w :]) for t, w in zip(terms, widths, strict=True)]
-    if arrow:
-        result = right.replace("...", dots)
-    else:
-        written = "".join(terms)
-        once = [c for c in sorted(set(left) & set(string.ascii_letters)) if written.count(c) == 1]
-        result = dots + "".join(once)
-    return terms, result
 
 
 def _lengths(terms, shapes) -> dict:

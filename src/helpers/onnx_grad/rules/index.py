@@ -4,7 +4,7 @@ where one was picked more than once."""
 import numpy as np
 
 from helpers.onnx_grad.rules.table import register_gradient, written_out
-from helpers.onnx_grad.tensor import same_dim
+from helpers.onnx_grad.tensor import is_static, same_dim
 
 SCATTER_ND = "none or add; ScatterElements, with an index for each entry, has max and min too"
 
@@ -22,8 +22,7 @@ def slice_(g, node, dy):
             dy = g.op("Slice", dy, [-1] * len(reverse), low, reverse, [-1] * len(reverse))
         return g.op("Pad", dy, pads, shape=x.shape) if any(pads) else dy
     # Number the entries of X, slice the numbers, and put dY where they say.
-    size = g.ints(int(np.prod(x.shape))) if _static(x) else g.op("Reshape", g.op("Size", x), [1])
-    numbers = g.range_of(g.op("Reshape", size, g.ints()))
+    numbers = g.range_of(g.op("Reshape", _count(g, x), g.ints()))
     places = g.op("Slice", g.reshape(numbers, g.shape_of(x)), starts, ends, axes, steps)
     number = g.filled(x, 0.0)
     flat = g.op("Reshape", number, [-1])
@@ -31,10 +30,6 @@ def slice_(g, node, dy):
         "ScatterElements", flat, g.op("Reshape", places, [-1]), g.op("Reshape", dy, [-1]), axis=0
     )
     return g.reshape_like(flat, x)
-
-
-def _static(x) -> bool:
-    return x.shape is not None and all(isinstance(d, int) for d in x.shape)
 
 
 def _slice_as_pads(x, starts, ends, axes, steps):
@@ -55,7 +50,7 @@ def _slice_as_pads(x, starts, ends, axes, steps):
             continue  # all of the axis, whatever its length
         if not isinstance(length, int) or abs(step) != 1:
             return None
-        taken = range(length)[_as_slice(start, end, step, length)]
+        taken = range(length)[as_slice(start, end, step, length)]
         if len(taken) == 0:
             return None
         low, high = min(taken), max(taken)
@@ -65,14 +60,21 @@ def _slice_as_pads(x, starts, ends, axes, steps):
     return reverse, pads
 
 
-def _as_slice(start: int, end: int, step: int, length: int) -> slice:
-    """ONNX clamps what Python's slices read as counting from the end."""
+def as_slice(start: int, end: int, step: int, length: int) -> slice:
+    """Of static numbers: ONNX clamps what Python's slices read as counting from the end."""
     start = start + length if start < 0 else start
     end = end + length if end < 0 else end
     if step > 0:
         return slice(min(max(start, 0), length), min(max(end, 0), length), step)
     start, end = min(max(start, 0), length - 1), min(max(end, -1), length - 1)
     return slice(start, None if end < 0 else end, step)
+
+
+def _count(g, t):
+    """The number of entries, as a vector of one."""
+    if is_static(t.shape):
+        return g.ints(int(np.prod(t.shape)))
+    return g.op("Reshape", g.op("Size", t), [1])
 
 
 @register_gradient("Gather", ranked=[0, 1])
@@ -84,21 +86,9 @@ def gather(g, node, dy):
     if indices.rank == 0:
         dy = g.unsqueeze(dy, [axis])
     elif indices.rank > 1:
-        dims = g.shape_of(x)
-        count = g.op("Reshape", g.op("Size", indices), [1])
-        if _static(indices):
-            count = g.ints(int(np.prod(indices.shape)))
-        parts = []
-        if axis:
-            parts.append(g.dims_of(x, range(axis)))
-        parts.append(count)
-        if axis + 1 < x.rank:
-            parts.append(g.dims_of(x, range(axis + 1, x.rank)))
-        if all(p.value is not None for p in parts):
-            dims = g.constant(np.concatenate([p.value for p in parts]))
-        else:
-            dims = g.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
-        dy = g.reshape(dy, dims)
+        around = [range(axis), range(axis + 1, x.rank)]
+        before, after = ([g.dims_of(x, axes)] if axes else [] for axes in around)
+        dy = g.reshape(dy, g.joined(*before, _count(g, indices), *after))
     flat = indices if indices.rank == 1 else g.op("Reshape", indices, [-1])
     if g.opset < 16:
         return _scatter_by_product(g, x, axis, flat, dy)
@@ -109,13 +99,8 @@ def gather(g, node, dy):
 
 def _scatter_by_product(g, x, axis, indices, dy):
     """Before opset 16 nothing adds up where indices repeat, but a product with a one-hot matrix."""
-    n = x.shape[axis]
-    length = g.constant(np.array(n, np.int64)) if isinstance(n, int) else None
-    if length is None:
-        length = g.op("Reshape", g.dims_of(x, [axis]), g.ints())
-        numbers = g.range_of(length)
-    else:
-        numbers = g.range_of(n)
+    length = g.length(x, axis)
+    numbers = g.range_of(length)
     indices = indices.cast(7)
     indices = g.where(indices < 0, indices + length, indices)
     hits = g.unsqueeze(numbers, [1]).equals(g.unsqueeze(indices, [0])).cast(dy.dtype)  # (n, K)
@@ -168,11 +153,9 @@ def gather_nd(g, node, dy):
     rows = g.op("Reshape", rows, [-1, 1])
     tail = range(depth, x.rank)
     width = g.op("ReduceProd", g.dims_of(x, tail), keepdims=1) if len(tail) else g.ints(1)
-    wide = g.op("Concat", g.op("Shape", rows, end=1), width, axis=0)
+    wide = g.joined(g.op("Shape", rows, end=1), width)
     flat = g.reshape(dy, wide)
-    zeros = g.reshape(
-        g.zeros_like(x), g.op("Concat", g.op("ReduceProd", dims, keepdims=1), width, axis=0)
-    )
+    zeros = g.reshape(g.zeros_like(x), g.joined(g.op("ReduceProd", dims, keepdims=1), width))
     rows = g.op("Expand", rows, wide)
     return g.reshape_like(g.scatter_add(zeros, rows, flat, 0), x)
 
@@ -186,13 +169,12 @@ def _with_batch(g, node, indices, batch: int):
     """Indices that say the batch dimensions too, as ScatterND needs them."""
     last = indices.rank - 1
     one = [1] * indices.rank
-    whole = g.op("Concat", g.dims_of(indices, range(last)), g.ints(1), axis=0)
+    whole = g.joined(g.dims_of(indices, range(last)), 1)
     coordinates = []
     for axis in range(batch):
-        n = indices.shape[axis]
-        n = n if isinstance(n, int) else g.op("Reshape", g.dims_of(indices, [axis]), g.ints())
         shape = [*one[:axis], -1, *one[axis + 1 :]]
-        coordinates.append(g.op("Expand", g.reshape(g.range_of(n), shape), whole))
+        numbers = g.reshape(g.range_of(g.length(indices, axis)), shape)
+        coordinates.append(g.op("Expand", numbers, whole))
     return g.op("Concat", *coordinates, indices, axis=last)
 
 

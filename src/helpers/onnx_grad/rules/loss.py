@@ -27,11 +27,8 @@ class Labels:
             self.onehot = self.weighted = g.op("OneHot", labels, depth, values, axis=1)
             g.refine(self.onehot.name, scores.shape)
             return
-        if isinstance(classes, int):
-            numbers = g.constant(np.arange(classes).reshape([1, -1] + [1] * (scores.rank - 2)))
-        else:
-            length = g.op("Reshape", g.dims_of(scores, [1]), g.ints())
-            numbers = g.unsqueeze(g.range_of(length), [0, *range(2, scores.rank)])
+        across = [0, *range(2, scores.rank)]
+        numbers = g.unsqueeze(g.range_of(g.length(scores, 1)), across)
         column = column.cast(TensorProto.INT64)
         # 1 at the label's class, and nothing for an ignored label.
         hit = column.equals(numbers)
@@ -41,7 +38,7 @@ class Labels:
         g.refine(self.onehot.name, scores.shape)
         self.weighted = self.onehot
         if self.weights is not None:
-            self.weighted = self.onehot * g.unsqueeze(self.weights, [0, *range(2, scores.rank)])
+            self.weighted = self.onehot * g.unsqueeze(self.weights, across)
         if not self.plain:
             self.total = g.sum(self.weighted, None, keepdims=False)
 

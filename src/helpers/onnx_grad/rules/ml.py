@@ -4,7 +4,6 @@ what prepares their columns, and onnxruntime's CDist for Gaussian processes and 
 import numpy as np
 
 from helpers.onnx_grad.rules.table import no_gradient, register_gradient, written_out
-from helpers.onnx_grad.tensor import REAL
 
 ML = "ai.onnx.ml"
 
@@ -15,8 +14,6 @@ register_gradient("Binarizer", no_gradient, domain=ML)
 def linear_regressor(g, node, dy):
     """Y = X W' + b, W of shape (targets, features) in an attribute: dX = dY W."""
     (x,) = node.x
-    if x.dtype not in REAL:
-        return None
     W = np.reshape(node.attr("coefficients"), (node.attr("targets"), -1))
     return g.reshape_like(g.op("MatMul", dy, g.constant(W, dy.dtype)).cast(x.dtype), x)
 
@@ -25,8 +22,6 @@ def linear_regressor(g, node, dy):
 def scaler(g, node, dy):
     """Y = (X - offset) scale: dX = dY scale."""
     (x,) = node.x
-    if x.dtype not in REAL:
-        return None
     return (dy * g.constant(node.attr("scale"), dy.dtype)).cast(x.dtype)
 
 
@@ -38,8 +33,6 @@ def scaler(g, node, dy):
 def linear_classifier(g, node, dlabels, dscores):
     """Scores S = f(X W' + b): dX = (dS through f) W, with f the identity, logistic or softmax."""
     (x,), scores = node.x, node.y[1]
-    if x.dtype not in REAL:
-        return None
     classes = len(node.attr("classlabels_ints") or node.attr("classlabels_strings") or [])
     coefficients = node.attr("coefficients")
     transform = node.attr("post_transform", "NONE")
@@ -62,8 +55,6 @@ def normalizer(g, node, dy):
     n = sum abs X has dn/dX = sign X; n = sqrt(sum X^2) has dn/dX = X / n = Y.
     """
     (x,), (y,) = node.x, node.y
-    if x.dtype not in REAL:
-        return None
     x_like = x.cast(dy.dtype)
     op = {"L1": "ReduceL1", "L2": "ReduceL2"}[node.attr("norm")]
     norm = g.reduce(op, x_like, [-1])
@@ -87,7 +78,12 @@ def imputer(g, node, dy):
     return g.where(g.op("IsNaN", x) if np.isnan(missing) else x.equals(missing), 0.0, dy)
 
 
-@register_gradient("CDist", domain="com.microsoft", ranked=[0, 1])
+@register_gradient(
+    "CDist",
+    domain="com.microsoft",
+    ranked=[0, 1],
+    attributes={"metric": ("euclidean", "sqeuclidean")},
+)
 def cdist(g, node, dy):
     """Of squared distances D: dA = 2 (diag(dD 1) A - dD B), and dB likewise.
 

@@ -23,10 +23,8 @@ def _through(g, u, xhat, r, axes, centred=True):
 def _last_axes(node, x):
     """The axes from the attribute ``axis`` on."""
     axis = node.attr("axis")
-    if x.rank is not None:
-        return list(range(axis % x.rank, x.rank))
-    if axis < 0:
-        return list(range(axis, 0))
+    if x.rank is not None or axis < 0:
+        return list(range(axis, 0) if x.rank is None else range(axis % x.rank, x.rank))
     raise node.refuse(f"axis={axis} where its input has unknown rank; count it from the end")
 
 
@@ -165,3 +163,21 @@ def lp_normalization(g, node, dy):
     part = dy - slope * g.sum(dy * y, axes)
     zero = norm.equals(0.0)
     return g.where(zero, 0.0, part / g.where(zero, 1.0, norm))
+
+
+@register_gradient("Softmax")
+def softmax(g, node, dy):
+    """dX = Y (dY - sum(dY Y)), the sum along the axis; zero for a row of NaN that nothing uses."""
+    (y,) = node.y
+    if g.has_chosen_zeros(dy):
+        # Where all is masked, Y is NaN; attention puts zeros there, and 0 * NaN would not be 0.
+        y = g.where(g.op("And", g.op("IsNaN", y), dy.equals(0.0)), 0.0, y)
+    weighted = dy * y
+    return weighted - y * g.sum(weighted, [node.attr("axis")])
+
+
+@register_gradient("LogSoftmax")
+def log_softmax(g, node, dy):
+    """dX = dY - exp(Y) sum(dY), the sum along the axis."""
+    (y,) = node.y
+    return dy - g.op("Exp", y) * g.sum(dy, [node.attr("axis")])

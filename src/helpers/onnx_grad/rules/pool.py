@@ -13,7 +13,7 @@ from helpers.onnx_grad.rules.table import register_gradient
 def max_pool(g, node, dy, dindices=None):
     """dX[i] = the sum of dY over the windows whose maximum (the first, if several) is entry i."""
     x = node.x[0]
-    w = windows(node, x, node.attr("kernel_shape"))
+    w = windows(node.attr, node.refuse, x.shape[2:], node.attr("kernel_shape"), pool=True)
     places = _winners(g, node, x, w)
     flat = g.op("Reshape", g.zeros_like(x), [-1])
     overlap = any(e > s for e, s in zip(w.extents, w.strides, strict=True))
@@ -58,7 +58,7 @@ def _winners(g, node, x, w: Windows):
 def average_pool(g, node, dy):
     """dX[i] = the sum of dY / (entries of the window) over the windows that hold entry i."""
     x, (y,) = node.x[0], node.y
-    w = windows(node, x, node.attr("kernel_shape"))
+    w = windows(node.attr, node.refuse, x.shape[2:], node.attr("kernel_shape"), pool=True)
     if y.rank is None:
         g.refine(y.name, (*x.shape[:2], *[None] * (x.rank - 2)))
         g.refine(dy.name, y.shape)
@@ -69,17 +69,9 @@ def average_pool(g, node, dy):
         part = dy / counts
         g.refine(part.name, dy.shape)
     # All images and channels alike: (N, C, ...) is a batch of N C images of one channel.
-    image = g.op("Reshape", part, _single_channel(g, part))
+    image = g.reshape(part, g.joined(-1, 1, g.dims_of(part, range(2, x.rank))))
     spread = scatter_windows(g, node, image, g.constant(kernel, x.dtype), x, w, 1)
     return g.reshape_like(spread, x)
-
-
-def _single_channel(g, t):
-    spatial = range(2, t.rank)
-    dims = g.dims_of(t, spatial)
-    if dims.value is not None and 0 not in dims.value:
-        return [-1, 1, *map(int, dims.value)]
-    return g.op("Concat", g.ints(-1, 1), dims, axis=0)
 
 
 def _counts(g, node, x, y, w: Windows):
@@ -90,7 +82,7 @@ def _counts(g, node, x, y, w: Windows):
         return float(prod(w.kernel))
     known, total = np.ones(()), None
     for i, (k, s, d, b, a) in enumerate(zip(*w, strict=True)):
-        n, m = _length(g, x, 2 + i), _length(g, y, 2 + i)
+        n, m = g.length(x, 2 + i), g.length(y, 2 + i)
         first, last = (0, n) if inside else (-b, n + a)
         others = [axis for axis in range(x.rank) if axis != 2 + i]
         # Entries of window o: o s - b + 0, d, 2d, ...; those in the image (and its padding) count.
@@ -108,31 +100,3 @@ def _counts(g, node, x, y, w: Windows):
         return float(known.max())
     known = g.constant(known, x.dtype)
     return known if total is None else total * known
-
-
-def _length(g, t, axis):
-    """A dimension as an int, or as a scalar known at run time."""
-    n = t.shape[axis]
-    return n if isinstance(n, int) else g.op("Reshape", g.dims_of(t, [axis]), g.ints())
-
-
-@register_gradient("GlobalAveragePool", ranked=[0])
-def global_average_pool(g, node, dy):
-    """dX = dY / (entries of the image), everywhere in it."""
-    (x,) = node.x
-    dims = g.dims_of(x, range(2, x.rank))
-    if dims.value is not None:
-        count = float(prod(dims.value.tolist()))
-    else:
-        count = g.reduce("ReduceProd", dims.cast(x.dtype), [0])
-    return g.expand_like(dy / count, x)
-
-
-@register_gradient("GlobalMaxPool", ranked=[0])
-def global_max_pool(g, node, dy):
-    """dX = dY [X = Y] / (number of entries equal to Y): ties share."""
-    (x,) = node.x
-    axes = range(2, x.rank)
-    wide = x.wide()
-    hits = wide.equals(g.reduce("ReduceMax", wide, axes)).cast(x.dtype)
-    return hits * (dy / g.sum(hits, axes))

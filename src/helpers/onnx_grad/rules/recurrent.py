@@ -28,14 +28,10 @@ class Cell(NamedTuple):
     """One direction of a layer: its weights, and what a step needs of it."""
 
     n: int
-    r: object
-    """The weights of the state, (n, gates n): transposed."""
-    bias: object
-    """Its bias (gates n), or None."""
-    peepholes: tuple
-    """Three of (n), or none."""
-    act: list[Callable]
-    """The activations."""
+    r: object  # the weights of the state, (n, gates n): transposed
+    bias: object  # its bias (gates n), or None
+    peepholes: tuple  # three of (n), or none
+    act: list[Callable]  # the activations
     reset_after: bool
 
     def gates(self, g, t):
@@ -163,7 +159,7 @@ def _initial(g, t, x, n: int, d: int, directions: int, batchwise: bool):
     """A state before the first step, (batch, n): zeros where it is left out."""
     if t is not None:
         return _part(g, g.transpose(t, [1, 0, 2]) if batchwise else t, d, directions)
-    shape = g.op("Concat", g.dims_of(x, [1]), g.ints(n), axis=0)
+    shape = g.joined(g.dims_of(x, [1]), n)
     zero = helper.make_tensor("value", x.dtype, [1], [0.0])
     return g.op("ConstantOfShape", shape, value=zero, shape=(x.shape[1], n))
 

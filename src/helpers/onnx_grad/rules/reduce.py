@@ -1,7 +1,9 @@
 r"""Reductions: the cotangent of what was reduced goes back to every entry that took part."""
 
+from math import prod
+
 from helpers.onnx_grad.rules.table import register_gradient
-from helpers.onnx_grad.tensor import HALF, Tensor
+from helpers.onnx_grad.tensor import HALF, Tensor, is_static
 
 
 class Reduction:
@@ -9,17 +11,17 @@ class Reduction:
 
     def __init__(self, g, node):
         self.g, self.node, self.x = g, node, node.x[0]
-        given = node.input(1)
-        self.axes, self.symbolic = node.attr("axes"), None
+        whole = node.op_type.startswith("Global")  # a pool, over the image
+        given, self.symbolic = node.input(1), None
+        self.axes = list(range(2, self.x.rank)) if whole else node.attr("axes")
         if given is not None and given.value is not None:
             self.axes = [int(a) for a in given.value]
         elif given is not None:
             self.symbolic = given
-        self.noop = (
-            not self.axes and self.symbolic is None and bool(node.attr("noop_with_empty_axes", 0))
-        )
+        self.empty_is_none = node.attr("noop_with_empty_axes", 0)
+        self.noop = not self.axes and self.symbolic is None and bool(self.empty_is_none)
         self.axes = [] if self.noop else self.axes or None
-        self.keepdims = bool(node.attr("keepdims"))
+        self.keepdims = whole or bool(node.attr("keepdims"))
 
     def kept(self, t: Tensor) -> Tensor:
         """t, of the output's shape, with the reduced axes back as ones."""
@@ -27,10 +29,7 @@ class Reduction:
             return t
         if self.symbolic is not None:
             # The axes are known at run time only, and may be none, which means all.
-            noop = self.node.attr("noop_with_empty_axes", 0)
-            attributes = {"keepdims": 1, "noop_with_empty_axes": noop}
-            like = self.g.op("ReduceSum", self.x, self.symbolic, **attributes)
-            return self.g.reshape(t, self.g.op("Shape", like))
+            return self.g.reshape(t, self.g.op("Shape", self.reduce("ReduceSum", self.x)))
         if self.axes is not None:
             return self.g.unsqueeze(t, self.axes)
         if self.x.rank is None:
@@ -41,8 +40,8 @@ class Reduction:
         """Reduce over the same axes, which stay as ones."""
         if self.symbolic is None:
             return self.g.reduce(op_type, t, self.axes)
-        noop = self.node.attr("noop_with_empty_axes", 0)
-        return self.g.op(op_type, t, self.symbolic, keepdims=1, noop_with_empty_axes=noop)
+        how = {"keepdims": 1, "noop_with_empty_axes": self.empty_is_none}
+        return self.g.op(op_type, t, self.symbolic, **how)
 
     def count(self) -> Tensor | float:
         """How many entries went into each output."""
@@ -53,12 +52,9 @@ class Reduction:
             return g.size_of(self.x, dtype)
         if self.symbolic is not None or shape is None:
             return g.size_of(self.x, dtype) / g.size_of(self.node.y[0], dtype)
-        dims = [shape[a] for a in self.axes]
-        if all(isinstance(d, int) for d in dims):
-            product = 1.0
-            for d in dims:
-                product *= d
-            return product
+        dims = tuple(shape[a] for a in self.axes)
+        if is_static(dims):
+            return float(prod(dims))
         axes = [a % len(shape) for a in self.axes]
         sizes = g.dims_of(self.x, axes).cast(dtype)
         return sizes if len(axes) == 1 else g.reduce("ReduceProd", sizes, [0])
@@ -70,6 +66,7 @@ def reduce_sum(g, node, dy):
     return g.expand_like(Reduction(g, node).kept(dy), node.x[0])
 
 
+@register_gradient("GlobalAveragePool", ranked=[0])
 @register_gradient("ReduceMean")
 def reduce_mean(g, node, dy):
     """dX = dY / (entries reduced), repeated along the reduced axes."""
@@ -83,6 +80,7 @@ def reduce_mean(g, node, dy):
     return g.expand_like(part, r.x)
 
 
+@register_gradient("GlobalMaxPool", ranked=[0])
 @register_gradient("ReduceMax")
 @register_gradient("ReduceMin")
 def reduce_extremum(g, node, dy):
@@ -91,7 +89,7 @@ def reduce_extremum(g, node, dy):
     x, y = r.x, r.kept(node.y[0])
     if x.dtype in HALF:  # onnxruntime may have X in single precision where it compares
         x = x.wide()
-        y = r.reduce(node.op_type, x)
+        y = r.reduce("ReduceMin" if node.op_type == "ReduceMin" else "ReduceMax", x)
     hits = x.equals(y).cast(r.x.dtype)
     return hits * (r.kept(dy) / r.reduce("ReduceSum", hits))
 

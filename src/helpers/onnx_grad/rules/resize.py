@@ -107,7 +107,7 @@ def _matrix(attr, n: int, m: int, scale: float) -> np.ndarray:
         weights = np.ones((1, m))
     else:
         first = np.floor(place)
-        weights = _linear(place - first)
+        weights = np.stack([1 - (place - first), place - first])
         if mode == "cubic":
             weights, first = _cubic(place - first, attr("cubic_coeff_a")), first - 1
     A = np.zeros((m, n))
@@ -136,10 +136,6 @@ def _places(attr, n, m, scale, o):
         offset = o.dtype.type(n / 2) * (1 - o.dtype.type(m) / (scale * n))
         return (offset + (o + 0.5) / np.float64(scale) - 0.5).astype(o.dtype)
     return (o + half) / scale - half
-
-
-def _linear(t):
-    return np.stack([1 - t, t])
 
 
 def _cubic(t, a):
@@ -174,7 +170,7 @@ def grid_sample(g, node):
     def along(t, k):
         return g.op("Gather", t, np.array(k, np.int64), axis=-1)
 
-    flat, y = g.reshape(x, g.op("Concat", g.dims_of(x, [0, 1]), g.ints(-1), axis=0)), None
+    flat, y = g.reshape(x, g.joined(g.dims_of(x, [0, 1]), -1)), None
     for corner in product((0, 1), repeat=0 if mode == "nearest" else d):
         at = low + g.constant(corner, grid.dtype) if corner else low
         weight = g.op("And", at >= 0.0, at <= last).cast(x.dtype)
@@ -185,10 +181,10 @@ def grid_sample(g, node):
             index = index * along(lengths, k) + along(inside, k) if k else index
             if corner:
                 weight = weight * (along(above, k) if corner[k] else 1.0 - along(above, k))
-        rows = g.op("Concat", g.dims_of(x, [0]), g.ints(1, -1), axis=0)
+        rows = g.joined(g.dims_of(x, [0]), 1, -1)
         index, weight = (g.op("Reshape", t, rows) for t in (index.cast(7), weight))
-        wide = g.op("Concat", g.dims_of(x, [0, 1]), g.op("Shape", index, start=2), axis=0)
+        wide = g.joined(g.dims_of(x, [0, 1]), g.op("Shape", index, start=2))
         term = g.op("GatherElements", flat, g.op("Expand", index, wide), axis=2) * weight
         y = term if y is None else y + term
     places = g.op("Slice", g.op("Shape", grid), [1], [-1])
-    return (g.op("Reshape", y, g.op("Concat", g.dims_of(x, [0, 1]), places, axis=0)),)
+    return (g.op("Reshape", y, g.joined(g.dims_of(x, [0, 1]), places)),)

@@ -2,7 +2,6 @@ r"""Operators that move entries about: each is a linear map, and its rule is the
 
 import numpy as np
 
-from helpers.onnx_grad.rules.resize import along
 from helpers.onnx_grad.rules.table import register_gradient, written_out
 
 
@@ -14,33 +13,22 @@ def reshape(g, node, dy):
 
 
 @register_gradient("Squeeze")
-def squeeze(g, node, dy):
-    """dX = dY with the axes of length one back."""
-    x, axes = node.x[0], node.input(1)
-    if axes is not None and axes.value is not None:
-        return g.unsqueeze(dy, map(int, axes.value.flat))
-    return g.reshape_like(dy, x)
-
-
 @register_gradient("Unsqueeze")
-def unsqueeze(g, node, dy):
-    """dX = dY without the inserted axes."""
-    x, axes = node.x
-    if axes.value is not None:
-        return g.squeeze(dy, map(int, axes.value.flat))
-    return g.reshape_like(dy, x)
+def squeeze(g, node, dy):
+    """dX = dY with the axes of length one back, or without those that were inserted."""
+    x, axes = node.x[0], node.input(1)
+    if axes is None or axes.value is None:
+        return g.reshape_like(dy, x)
+    back = g.unsqueeze if node.op_type == "Squeeze" else g.squeeze
+    return back(dy, map(int, axes.value.flat))
 
 
 @register_gradient("Transpose")
 def transpose(g, node, dy):
     """dX = dY, permuted back."""
     perm = node.attr("perm")
-    if not perm:  # the axes in reverse: it undoes itself
-        return g.op("Transpose", dy)
-    inverse = [0] * len(perm)
-    for i, p in enumerate(perm):
-        inverse[p] = i
-    return g.transpose(dy, inverse)
+    # Without, the axes are in reverse: it undoes itself.
+    return g.transpose(dy, np.argsort(perm)) if perm else g.op("Transpose", dy)
 
 
 @register_gradient("Expand")
@@ -67,15 +55,7 @@ def concat(g, node, dy):
     axis = node.attr("axis")
     if len(node.x) == 1:
         return dy
-    if any(x.rank is None for x in node.x):
-        axes = [axis]
-        lengths = [g.op("Gather", g.op("Shape", x), axes) for x in node.x]
-    else:
-        lengths = [g.dims_of(x, [axis % x.rank]) for x in node.x]
-    if all(n.value is not None for n in lengths):
-        sizes = g.ints(*(int(n.value[0]) for n in lengths))
-    else:
-        sizes = g.op("Concat", *lengths, axis=0)
+    sizes = g.joined(*(g.dims_of(x, [axis]) for x in node.x))
     return g.op("Split", dy, sizes, outputs=len(node.x), axis=axis)
 
 
@@ -107,12 +87,9 @@ def depth_to_space(g, node, dy):
     if node.attr("mode") == "DCR":
         return g.op("SpaceToDepth", dy, blocksize=size)
     # SpaceToDepth has that order in the newest opsets alone.
-    apart = []
-    for axis in range(4):
-        length = g.dims_of(x, [axis])
-        apart.append(g.op("Div", length, g.ints(size**2)) if axis == 1 else length)
-        apart += [g.ints(size)] if axis > 1 else []
-    apart = g.reshape(dy, g.op("Concat", *apart, axis=0))
+    n, c, h, w = (g.dims_of(x, [axis]) for axis in range(4))
+    apart = g.joined(n, g.op("Div", c, g.ints(size**2)), h, size, w, size)
+    apart = g.reshape(dy, apart)
     return g.reshape_like(g.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
 
 
@@ -157,7 +134,8 @@ def pad(g, node, dy):
     dx = dy
     if pads.value is None or (axes is not None and axes.value is None):
         axes = g.ints(*range(x.rank)) if axes is None else axes.cast(7)
-        before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **_halves(g))
+        halves = {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
+        before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **halves)
         lengths = g.op("Gather", g.op("Shape", dy), axes)
         dx = g.op("Slice", dx, before, lengths - after, axes)
         given = [axes] if node.input(3) is not None else []
@@ -171,10 +149,6 @@ def pad(g, node, dy):
         dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
         dvalue = g.reshape_like(dvalue, value)
     return dx, None, dvalue
-
-
-def _halves(g) -> dict:
-    return {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
 
 
 def _cropped(g, x, dy, pads, axes):
@@ -193,32 +167,19 @@ def _cropped(g, x, dy, pads, axes):
     return dy
 
 
-def _pad_with_copies(g, node, dy):
-    """By a matrix along each padded axis, or by a Gather where a length or the pads are open."""
-    x, pads, axes = node.x[0], node.x[1], node.input(3)
+@written_out
+def _pad_with_copies(g, node):
+    """By a Gather along each padded axis: see there."""
+    y, pads, axes = node.x[0], node.x[1], node.input(3)
     if axes is not None and axes.value is None:
         raise node.refuse(f"its axes must be a constant in mode {node.attr('mode')!r}")
-    axes = [int(a) % x.rank for a in (range(x.rank) if axes is None else axes.value)]
-    if pads.value is None or pads.value.min(initial=0) < 0:
-        return written_out(_gathered_copies)(g, node, dy)
-    ends = [(a, *pair) for a, pair in zip(axes, pads.value.reshape(2, -1).T, strict=True)]
-    ends = [(a, int(b), int(e)) for a, b, e in ends if b or e]
-    if not all(isinstance(x.shape[a], int) for a, _, _ in ends):
-        return written_out(_gathered_copies)(g, node, dy)
-    for a, b, e in ends:
-        n = x.shape[a]
-        copies = np.eye(n)[np.pad(np.arange(n), (b, e), node.attr("mode"))]
-        dy = along(g, dy, g.constant(copies, x.dtype), a, x.rank)
-    return dy
-
-
-def _gathered_copies(g, node):
-    y, pads, axes = node.x[0], node.x[1], node.input(3)
     axes = [int(a) % y.rank for a in (range(y.rank) if axes is None else axes.value)]
     for k, axis in enumerate(axes):
+        if pads.value is not None and not pads.value[k :: len(axes)].any():
+            continue
         ends = g.op("Gather", pads, [k, k + len(axes)])
-        length = g.op("Reshape", g.dims_of(node.x[0], [axis]), g.ints())
-        places = g.op("Pad", g.range_of(length), ends, mode=node.attr("mode"))
+        places = g.range_of(g.length(node.x[0], axis))
+        places = g.op("Pad", places, ends, mode=node.attr("mode"))
         y = g.op("Gather", y, places, axis=axis)
     return (y,)
 

@@ -19,7 +19,7 @@ from onnx import NodeProto, TensorProto
 from helpers.onnx_grad.attributes import unsupported
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.simplify import captured_names
-from helpers.onnx_grad.tensor import REAL, Node, Tensor, canonical, compatible
+from helpers.onnx_grad.tensor import REAL, Info, Node, Tensor, canonical, compatible
 
 Rule = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 
@@ -249,20 +249,21 @@ def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | N
     return terms[name][0]
 
 
-def dependents(g: Graph, nodes, start: Iterable[str]) -> set[str]:
+def dependents(infos: dict[str, Info], nodes, start: Iterable[str]) -> set[str]:
     """The real tensors that depend on those of the start, and the integers that stand for some:
     those that are quantised, and what is made of them."""
     found = set(start)
     for node in nodes:
         used = found.intersection(inputs_of(node))
         if used:
-            integers = node.op_type in QUANTIZED or not all(_may_be_real(g, x) for x in used)
-            found.update(y for y in node.output if y and (integers or _may_be_real(g, y)))
+            integers = node.op_type in QUANTIZED or not all(may_be_real(infos, x) for x in used)
+            found.update(y for y in node.output if y and (integers or may_be_real(infos, y)))
     return found
 
 
-def _may_be_real(g: Graph, name: str) -> bool:
-    return g.info(name).dtype is None or g.info(name).dtype in REAL
+def may_be_real(infos: dict[str, Info], name: str) -> bool:
+    """Whether a tensor is real, or of an unknown type."""
+    return name not in infos or infos[name].dtype in (None, *REAL)
 
 
 def inputs_of(node: NodeProto) -> set[str]:
@@ -286,7 +287,7 @@ def written_out(forward: Callable[[Graph, Node], tuple[Tensor, ...]]) -> Rule:
                 node.replace(i, y)
                 if dy is not None:
                     terms.setdefault(y.name, []).append(dy)
-        sweep(g, nodes, dependents(g, nodes, needed), terms)
+        sweep(g, nodes, dependents(g.infos, nodes, needed), terms)
         return tuple(cotangent(g, terms, x) if x in needed else None for x in node.proto.input)
 
     return rule

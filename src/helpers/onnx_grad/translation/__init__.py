@@ -12,23 +12,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 from onnx.inliner import inline_local_functions
 from onnx.numpy_helper import to_array
 from onnx.shape_inference import infer_shapes
-from pytensor.compile.mode import Mode
-from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor import TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
-from helpers.onnx_grad.attributes import known_attributes, unsupported
+from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.storage import loaded_model
+from helpers.onnx_grad.tensor import Info, canonical
 
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
@@ -39,12 +40,9 @@ from helpers.onnx_grad.translation import (  # noqa: F401
     shapes,
     windows,
 )
-from helpers.onnx_grad.translation.node import TRANSLATIONS, Node, known, numpy_dtype
+from helpers.onnx_grad.translation.node import Node, numpy_dtype, translated
 
 __all__ = ["PyTensorModel", "to_pytensor"]
-
-PLAIN = Mode(linker="py", optimizer=None)  # for constants: nothing to compile
-SUBGRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
 
 
 class PyTensorModel(NamedTuple):
@@ -96,7 +94,8 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     check_known(loaded_model(model))
     if model.functions:
         model = inline_local_functions(model)
-    graph, versions = model.graph, {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    graph, opsets = model.graph, {canonical(o.domain): o.version for o in model.opset_import}
+    g = Graph({"": 0} | opsets, {}, {}, ())
     if graph.sparse_initializer:
         names = ", ".join(repr(x.values.name) for x in graph.sparse_initializer)
         raise NotImplementedError(f"sparse initializers are not translated: {names}")
@@ -112,14 +111,13 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     inputs = {x.name: _input(x, dtype) for x in graph.input if x.name not in symbols}
     symbols |= inputs
 
-    stated = ModelProto()
-    stated.CopyFrom(model)
+    stated = deepcopy(model)
     state_lengths(stated)
     inferred = infer_shapes(stated, data_prop=True).graph
     infos = {x.name: x for x in (*inferred.value_info, *inferred.output)}
     for proto in graph.node:
-        node = Node.read(proto, versions.get(proto.domain or "ai.onnx", 0), dtype)
-        results = _translate(node, proto, [symbols[name] for name in proto.input])
+        node = Node(proto, g, dtype)
+        results = translated(node, [symbols[name] for name in proto.input])
         for name, result in zip(proto.output, results, strict=False):
             if name:
                 symbols[name] = _as_declared(result, infos.get(name), node)
@@ -145,32 +143,8 @@ def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:
 
 
 def _static_shape(x: ValueInfoProto) -> tuple[int | None, ...] | None:
-    tensor = x.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(d.dim_value or None for d in tensor.shape.dim)
-
-
-def _translate(node: Node, proto: NodeProto, inputs: list) -> tuple[TensorVariable, ...]:
-    """The symbols of a node's outputs; constants if its inputs are."""
-    if node.operator in SUBGRAPHS and node.domain == "":
-        raise node.refuse("operators with subgraphs are not translated")
-    if (node.domain, node.operator) not in TRANSLATIONS:
-        raise node.refuse("there is no translation to PyTensor")
-    why = unsupported(proto, node.version, known_attributes(node.domain, node.operator))
-    if why is not None:
-        raise node.refuse(why)
-    results = TRANSLATIONS[node.domain, node.operator](node, *inputs)
-    results = results if isinstance(results, tuple) else (results,)
-    if len([name for name in proto.output if name]) > len(results):
-        raise node.refuse(f"only {len(results)} of its {len(proto.output)} outputs are translated")
-    if all(x is None or known(x) is not None for x in inputs):
-        results = tuple(_evaluated(x) for x in results)
-    return results
-
-
-def _evaluated(x: TensorVariable) -> TensorConstant:
-    return x if known(x) is not None else pt.constant(x.eval(mode=PLAIN))
+    shape = Info.of(x.type).shape
+    return shape and tuple(n if n and isinstance(n, int) else None for n in shape)
 
 
 def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node):
@@ -184,7 +158,6 @@ def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node
         return result
     if len(shape) != result.ndim:
         raise node.refuse(f"the result has {result.ndim} axes, by ONNX's rules {len(shape)}")
-    known_to_onnx_alone = any(
-        n is not None and m is None for n, m in zip(shape, result.type.shape, strict=True)
-    )
+    pairs = zip(shape, result.type.shape, strict=True)
+    known_to_onnx_alone = any(n is not None and m is None for n, m in pairs)
     return pt.specify_shape(result, shape) if known_to_onnx_alone else result

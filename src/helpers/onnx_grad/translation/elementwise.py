@@ -13,74 +13,58 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.translation.node import TRANSLATIONS, Node, clip, number, select, translates
+from helpers.onnx_grad.translation.node import Node, clip, number, of_inputs, select, translates
 
-SAME = {  # the operators that PyTensor has under another name, or the same
-    "Add": pt.add,
-    "Sub": pt.sub,
-    "Mul": pt.mul,
-    "Neg": pt.neg,
-    "Abs": pt.abs,
-    "Sign": pt.sign,
-    "Floor": pt.floor,
-    "Ceil": pt.ceil,
-    "Exp": pt.exp,
-    "Log": pt.log,
-    "Sqrt": pt.sqrt,
-    "Reciprocal": pt.reciprocal,
-    "Erf": pt.erf,
-    "Sigmoid": pt.sigmoid,
-    "Softplus": pt.softplus,
-    "Sin": pt.sin,
-    "Cos": pt.cos,
-    "Tan": pt.tan,
-    "Sinh": pt.sinh,
-    "Cosh": pt.cosh,
-    "Tanh": pt.tanh,
-    "Asin": pt.arcsin,
-    "Acos": pt.arccos,
-    "Atan": pt.arctan,
-    "Asinh": pt.arcsinh,
-    "Acosh": pt.arccosh,
-    "Atanh": pt.arctanh,
-    "IsNaN": pt.isnan,
-    "And": pt.and_,
-    "Or": pt.or_,
-    "Xor": pt.xor,
-    "Not": pt.invert,
-    "BitwiseAnd": pt.and_,
-    "BitwiseOr": pt.or_,
-    "BitwiseXor": pt.xor,
-    "BitwiseNot": pt.invert,
-    "Where": select,
+LIKEWISE = """Add Sub Mul Neg Abs Sign Floor Ceil Exp Log Sqrt Reciprocal Erf Sigmoid Softplus Sin
+    Cos Tan Sinh Cosh Tanh IsNaN"""
+LOGIC = {"And": pt.and_, "Or": pt.or_, "Xor": pt.xor, "Not": pt.invert}
+COMPARISONS = {"Equal": pt.eq, "Less": pt.lt, "LessOrEqual": pt.le, "Greater": pt.gt}
+COMPARISONS["GreaterOrEqual"] = pt.ge
+
+# What an operator is of its inputs.
+of_inputs(
+    {name: getattr(pt, name.lower()) for name in LIKEWISE.split()}
+    | {f"A{name}": getattr(pt, f"arc{name}") for name in "sin cos tan sinh cosh tanh".split()}
+    | LOGIC
+    | {f"Bitwise{name}": function for name, function in LOGIC.items()}
+    | {
+        "Identity": lambda x: x,
+        "Mean": lambda *terms: reduce(add, terms) / number(terms[0], len(terms)),
+        "Mish": lambda x: x * pt.tanh(pt.softplus(x)),
+        "PRelu": lambda x, slope: select(x > number(x, 0), x, slope * x),
+        "Pow": lambda x, y: pt.pow(x, y).astype(x.dtype),
+        "Relu": lambda x: select(x <= number(x, 0), number(x, 0), x),
+        "Round": lambda x: pt.round(x, mode="half_to_even"),
+        "Softsign": lambda x: x / (number(x, 1) + pt.abs(x)),
+        "Sum": lambda *terms: reduce(add, terms),
+        "Where": select,
+    }
+)
+
+# What an operator is of its input x and its attributes, constants of the type of x.
+OF_ATTRIBUTES = {
+    "Celu": lambda x, a: _exponential_unit(x, a("alpha"), number(x, 1), a("alpha")),
+    "Elu": lambda x, a: _exponential_unit(x, a("alpha"), number(x, 1), number(x, 1)),
+    "HardSigmoid": lambda x, a: _hard_sigmoid(x, a("alpha"), a("beta")),
+    "HardSwish": lambda x, a: x * _hard_sigmoid(x, number(x, 1 / 6), number(x, 0.5)),
+    "LeakyRelu": lambda x, a: select(x > number(x, 0), x, a("alpha") * x),
+    "Selu": lambda x, a: _exponential_unit(x, a("alpha"), a("gamma"), number(x, 1)),
+    "Shrink": lambda x, a: select(
+        x < -a("lambd"), x + a("bias"), select(x > a("lambd"), x - a("bias"), number(x, 0))
+    ),
+    "Swish": lambda x, a: x * pt.sigmoid(a("alpha") * x),
+    "ThresholdedRelu": lambda x, a: select(x > a("alpha"), x, number(x, 0)),
 }
 
 
-COMPARISONS = {
-    "Equal": pt.eq,
-    "Less": pt.lt,
-    "LessOrEqual": pt.le,
-    "Greater": pt.gt,
-    "GreaterOrEqual": pt.ge,
-}
+@translates(*OF_ATTRIBUTES)
+def _of_attributes(node: Node, x):
+    return OF_ATTRIBUTES[node.op_type](x, lambda name: number(x, node.attr(name)))
 
 
 @translates(*COMPARISONS)
 def _compare(node: Node, x, y):
-    return disconnected_grad(COMPARISONS[node.operator](x, y))  # see `select`
-
-
-def _plain(node: Node, *inputs):
-    return SAME[node.operator](*inputs)
-
-
-for operator in SAME:
-    TRANSLATIONS["", operator] = _plain
-
-
-@translates("Identity")
-def _identity(node, x):
-    return x
+    return disconnected_grad(COMPARISONS[node.op_type](x, y))  # see `select`
 
 
 @translates("Div")
@@ -93,46 +77,26 @@ def _div(node, x, y):
 
 @translates("Mod")
 def _mod(node, x, y):
-    if not node.attribute("fmod", 0):
+    if not node.attr("fmod"):
         return pt.mod(x, y)
     towards_zero = pt.abs(x) - pt.abs(y) * pt.floor(pt.abs(x) / pt.abs(y))
     return (pt.sign(x) * towards_zero).astype(x.dtype)
 
 
-@translates("Pow")
-def _pow(node, x, y):
-    return pt.pow(x, y).astype(x.dtype)
-
-
-@translates("Round")
-def _round(node, x):
-    return pt.round(x, mode="half_to_even")
-
-
 @translates("IsInf")
 def _isinf(node, x):
-    positive, negative = node.attribute("detect_positive", 1), node.attribute("detect_negative", 1)
+    positive, negative = node.attr("detect_positive"), node.attr("detect_negative")
     if positive and negative:
         return pt.isinf(x)
     infinity = number(x, np.inf if positive else -np.inf)
     return pt.eq(x, infinity) if positive or negative else pt.zeros_like(x, dtype="bool")
 
 
-@translates("Sum")
-def _sum(node, *terms):
-    return reduce(add, terms)
-
-
-@translates("Mean")
-def _mean(node, *terms):
-    return reduce(add, terms) / number(terms[0], len(terms))
-
-
 @translates("Max", "Min")
 def _extremum(node, *inputs):
     def larger(one, other):
         (x, n), (y, m) = one, other  # values, and how many arguments have them
-        first, second = (x > y, y > x) if node.operator == "Max" else (x < y, y < x)
+        first, second = (x > y, y > x) if node.op_type == "Max" else (x < y, y < x)
         both = x
         if x.dtype.startswith("float"):
             # Equal arguments, and a NaN, fall through to the mean, which shares the derivative.
@@ -146,100 +110,31 @@ def _extremum(node, *inputs):
 
 @translates("Clip")
 def _clip(node, x, low=None, high=None):
-    if low is None and "min" in node.attributes:  # attributes before operator set 11
-        low = number(x, node.attributes["min"])
-    if high is None and "max" in node.attributes:
-        high = number(x, node.attributes["max"])
+    if low is None and node.attr("min") is not None:  # attributes before operator set 11
+        low = number(x, node.attr("min"))
+    if high is None and node.attr("max") is not None:
+        high = number(x, node.attr("max"))
     return clip(x, low, high)
 
 
 # --- activations ----------------------------------------------------------------------------------
 
 
-@translates("Relu")
-def _relu(node, x):
-    return select(x <= number(x, 0), number(x, 0), x)
-
-
-@translates("LeakyRelu")
-def _leaky_relu(node, x):
-    return select(x > number(x, 0), x, number(x, node.attribute("alpha", 0.01)) * x)
-
-
-@translates("PRelu")
-def _prelu(node, x, slope):
-    return select(x > number(x, 0), x, slope * x)
-
-
-@translates("ThresholdedRelu")
-def _thresholded_relu(node, x):
-    return select(x > number(x, node.attribute("alpha", 1.0)), x, number(x, 0))
-
-
-@translates("Elu")
-def _elu(node, x):
-    return _exponential_unit(x, node.attribute("alpha", 1.0), 1.0)
-
-
-@translates("Selu")
-def _selu(node, x):
-    alpha = node.attribute("alpha", 1.67326319217681884765625)
-    return _exponential_unit(x, alpha, node.attribute("gamma", 1.05070102214813232421875))
-
-
-def _exponential_unit(x, alpha: float, gamma: float):
+def _exponential_unit(x, alpha, gamma, width):
     # The exponential of the negative part alone: where x is large it would overflow unseen, and
     # infinity times the switch's 0 is NaN in the gradient.
-    below = number(x, alpha) * pt.expm1(select(x > number(x, 0), number(x, 0), x))
-    return number(x, gamma) * select(x > number(x, 0), x, below)
+    below = alpha * pt.expm1(select(x > number(x, 0), number(x, 0), x) / width)
+    return gamma * select(x > number(x, 0), x, below)
 
 
-@translates("Celu")
-def _celu(node, x):
-    alpha = number(x, node.attribute("alpha", 1.0))
-    below = alpha * pt.expm1(select(x > number(x, 0), number(x, 0), x) / alpha)
-    return select(x > number(x, 0), x, below)
-
-
-def _hard_sigmoid(x, alpha: float, beta: float):
-    return clip(number(x, alpha) * x + number(x, beta), number(x, 0), number(x, 1))
-
-
-@translates("HardSigmoid")
-def _hard_sigmoid_of_node(node, x):
-    return _hard_sigmoid(x, node.attribute("alpha", 0.2), node.attribute("beta", 0.5))
-
-
-@translates("HardSwish")
-def _hard_swish(node, x):
-    return x * _hard_sigmoid(x, 1 / 6, 0.5)
-
-
-@translates("Softsign")
-def _softsign(node, x):
-    return x / (number(x, 1) + pt.abs(x))
-
-
-@translates("Mish")
-def _mish(node, x):
-    return x * pt.tanh(pt.softplus(x))
-
-
-@translates("Swish")
-def _swish(node, x):
-    return x * pt.sigmoid(number(x, node.attribute("alpha", 1.0)) * x)
+def _hard_sigmoid(x, alpha, beta):
+    return clip(alpha * x + beta, number(x, 0), number(x, 1))
 
 
 @translates("Gelu")
 def _gelu(node, x):
     half, one = number(x, 0.5), number(x, 1)
-    if node.attribute("approximate", "none") == "tanh":
+    if node.attr("approximate") == "tanh":
         inner = number(x, np.sqrt(2 / np.pi)) * (x + number(x, 0.044715) * x**3)
         return half * x * (one + pt.tanh(inner))
     return half * x * (one + pt.erf(x * number(x, np.sqrt(0.5))))
-
-
-@translates("Shrink")
-def _shrink(node, x):
-    bias, lambd = (number(x, node.attribute(k, v)) for k, v in (("bias", 0.0), ("lambd", 0.5)))
-    return select(x < -lambd, x + bias, select(x > lambd, x - bias, number(x, 0)))

@@ -15,30 +15,30 @@ ML = "ai.onnx.ml"
 
 @translates("LinearRegressor", domain=ML)
 def _linear_regressor(node: Node, x):
-    targets = node.attribute("targets", 1)
-    W = number(x, np.reshape(node.attribute("coefficients"), (targets, -1)))
-    b = number(x, node.attribute("intercepts", [0.0] * targets))
+    targets = node.attr("targets")
+    W = number(x, np.reshape(node.attr("coefficients"), (targets, -1)))
+    b = number(x, node.attr("intercepts") or [0.0] * targets)
     return x @ W.T + b
 
 
 @translates("Scaler", domain=ML)
 def _scaler(node: Node, x):
-    return (x - number(x, node.attribute("offset"))) * number(x, node.attribute("scale"))
+    return (x - number(x, node.attr("offset"))) * number(x, node.attr("scale"))
 
 
 @translates("Normalizer", domain=ML)
 def _normalizer(node: Node, x):
-    return over_norm(x, 1 if node.attribute("norm") == "L1" else 2, axis=-1)
+    return over_norm(x, 1 if node.attr("norm") == "L1" else 2, axis=-1)
 
 
 @translates("LinearClassifier", domain=ML)
 def _linear_classifier(node: Node, x):
     """The labels, and the scores."""
-    labels, transform = node.attribute("classlabels_ints"), node.attribute("post_transform", "NONE")
-    intercepts = node.attribute("intercepts")
+    labels, transform = node.attr("classlabels_ints"), node.attr("post_transform")
+    intercepts = node.attr("intercepts")
     if not labels or len(intercepts or labels) != len(labels):
         raise node.refuse("only labels that are integers, with a score each, are translated")
-    W = number(x, np.reshape(node.attribute("coefficients"), (len(labels), -1)))
+    W = number(x, np.reshape(node.attr("coefficients"), (len(labels), -1)))
     scores = x @ W.T + number(x, intercepts or np.zeros(len(labels)))
     found = pt.constant(np.array(labels))[pt.argmax(scores, axis=-1)]
     transforms = {"NONE": lambda z: z, "LOGISTIC": pt.sigmoid, "SOFTMAX": partial(softmax, axis=-1)}
@@ -52,11 +52,11 @@ def _array_feature_extractor(node: Node, x, indices):
 
 @translates("Binarizer", domain=ML)
 def _binarizer(node: Node, x):
-    return select(x > number(x, node.attribute("threshold", 0.0)), number(x, 1), number(x, 0))
+    return select(x > number(x, node.attr("threshold")), number(x, 1), number(x, 0))
 
 
 @translates("Imputer", domain=ML)
 def _imputer(node: Node, x):
-    missing = node.attribute("replaced_value_float", 0.0)
+    missing = node.attr("replaced_value_float")
     found = pt.isnan(x) if np.isnan(missing) else pt.eq(x, number(x, missing))
-    return select(found, number(x, node.attribute("imputed_value_floats")), x)
+    return select(found, number(x, node.attr("imputed_value_floats")), x)

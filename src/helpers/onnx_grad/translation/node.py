@@ -7,17 +7,22 @@ the end, for an optional one that is left out); it returns the symbol of the out
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 from onnx import NodeProto, TensorProto
-from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
-from onnx.numpy_helper import to_array
+from onnx.helper import tensor_dtype_to_np_dtype
+from pytensor.compile.mode import Mode
 from pytensor.gradient import disconnected_grad
 from pytensor.tensor import TensorConstant, TensorVariable
 
+from helpers.onnx_grad import tensor
+from helpers.onnx_grad.attributes import known_attributes, unsupported
+from helpers.onnx_grad.builder import Graph
+
 TRANSLATIONS: dict[tuple[str, str], Callable] = {}  # (domain, operator) -> translation
+PLAIN = Mode(linker="py", optimizer=None)  # for constants: nothing to compile
+SUBGRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
 
 
 def translates(*operators: str, domain: str = "") -> Callable[[Callable], Callable]:
@@ -31,41 +36,43 @@ def translates(*operators: str, domain: str = "") -> Callable[[Callable], Callab
     return enter
 
 
-class Node(NamedTuple):
-    """One node of an ONNX graph, its attributes as Python and NumPy values."""
+def of_node(functions: Mapping[str, Callable], domain: str = "") -> None:
+    """Enter translations by the names of their operators."""
+    TRANSLATIONS.update({(domain, operator): f for operator, f in functions.items()})
 
-    operator: str
-    domain: str
-    name: str
-    version: int  # of the operator set, which decides what the operator means
-    attributes: Mapping[str, Any]
-    n_outputs: int
-    dtype: np.dtype | None  # what real numbers are computed in; None: as the model says
 
-    @classmethod
-    def read(cls, proto: NodeProto, version: int, dtype: np.dtype | None) -> Node:
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
-        attributes = {a.name: _value(get_attribute_value(a)) for a in proto.attribute}
-        name = proto.name or next((f"-> {o}" for o in proto.output if o), "")
-        return cls(proto.op_type, domain, name, version, attributes, len(proto.output), dtype)
+def of_inputs(functions: Mapping[str, Callable]) -> None:
+    """Enter functions of an operator's inputs, which need nothing else of the node."""
+    of_node({name: lambda node, *inputs, f=f: f(*inputs) for name, f in functions.items()})
+
+
+class Node(tensor.Node):
+    """One node of a model, and what real numbers are computed in; None: as the model says."""
+
+    def __init__(self, proto: NodeProto, graph: Graph, dtype: np.dtype | None):
+        super().__init__(proto, graph, 0, lambda name: True)
+        self.dtype = dtype
+
+    @property
+    def version(self) -> int:
+        """Of the operator set, which decides what the operator means."""
+        return self.graph.opsets.get(self.domain, 0)
 
     def __str__(self) -> str:
-        return f"{self.operator} (domain '{self.domain or 'ai.onnx'}', node '{self.name}')"
-
-    def attribute(self, name: str, default=None):
-        return self.attributes.get(name, default)
+        name = self.proto.name or next((f"-> {o}" for o in self.proto.output if o), "")
+        return f"{self.op_type} (domain '{self.domain or 'ai.onnx'}', node '{name}')"
 
     def refuse(self, why: str) -> NotImplementedError:
         return NotImplementedError(f"{self}: {why}")
 
-    def parameter(self, name: str, given: TensorVariable | None = None, default=None):
+    def parameter(self, name: str, given: TensorVariable | None = None):
         """A parameter that older operator sets have as an attribute, newer ones as an input.
 
         Its value as an array: what an input computes is not known when the graph is built.
         """
         if given is None:
-            value = self.attribute(name)
-            return default if value is None else np.asarray(value)
+            value = self.attr(name)
+            return None if value is None else np.asarray(value)
         value = known(given)
         if value is None:
             raise self.refuse(f"{name!r} must be a constant, here the graph computes it")
@@ -85,14 +92,6 @@ class Node(NamedTuple):
         return self.real(numpy_dtype(code, str(self)))
 
 
-def _value(value):
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, list):
-        return [_value(v) for v in value]
-    return to_array(value) if isinstance(value, TensorProto) else value
-
-
 def numpy_dtype(code: int, what: str) -> np.dtype:
     """NumPy's type for one of ONNX; ValueError for those that NumPy and PyTensor do not have."""
     dtype = np.dtype(tensor_dtype_to_np_dtype(code)) if code else np.dtype(object)
@@ -106,6 +105,27 @@ def numpy_dtype(code: int, what: str) -> np.dtype:
 def known(x: TensorVariable | None) -> np.ndarray | None:
     """The value of a symbol that does not depend on inputs and weights; None if it does."""
     return x.data if isinstance(x, TensorConstant) else None
+
+
+def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
+    """The symbols of a node's outputs; constants if its inputs are."""
+    if node.op_type in SUBGRAPHS and node.domain == "":
+        raise node.refuse("operators with subgraphs are not translated")
+    if (node.domain, node.op_type) not in TRANSLATIONS:
+        raise node.refuse("there is no translation to PyTensor")
+    attributes = known_attributes(node.domain, node.op_type)
+    why = unsupported(node.proto, node.version, attributes)
+    if why is not None:
+        raise node.refuse(why)
+    results = TRANSLATIONS[node.domain, node.op_type](node, *inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    made = node.proto.output
+    if len([name for name in made if name]) > len(results):
+        raise node.refuse(f"only {len(results)} of its {len(made)} outputs are translated")
+    if all(x is None or known(x) is not None for x in inputs):
+        values = [x if known(x) is not None else x.eval(mode=PLAIN) for x in results]
+        results = tuple(map(pt.as_tensor, values))
+    return results
 
 
 def number(x: TensorVariable, value) -> TensorConstant:
@@ -132,12 +152,9 @@ def sizes(x: TensorVariable) -> list:
     return [size(x, axis) for axis in range(x.ndim)]
 
 
-def product(lengths):
-    """Product of ints and symbols."""
-    total = 1
-    for length in lengths:
-        total = total * length
-    return total
+def counted(length, axis: int, ndim: int) -> TensorVariable:
+    """0, 1, ..., length - 1 along one axis of `ndim`."""
+    return pt.arange(length).reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
 def larger(n, m):

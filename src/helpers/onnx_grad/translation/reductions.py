@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.translation.node import number, product, select, size, sizes, translates
+from helpers.onnx_grad.translation.node import (
+    counted,
+    number,
+    select,
+    size,
+    sizes,
+    translates,
+)
 
 
 def _nonzero_sqrt(x):
@@ -34,16 +42,8 @@ def extremum(function, x, axis, keepdims: bool):
     # Where x is the extremum the difference is 0 and only its derivative counts; infinities and NaN
     # stand outside of it.
     change = select(at & ~pt.isinf(x), x - disconnected_grad(x), number(x, 0))
-    return _of(best, keepdims, axis) + pt.sum(
-        share.astype(x.dtype) * change, axis=axis, keepdims=keepdims
-    )
-
-
-def _of(kept, keepdims: bool, axis):
-    if keepdims:
-        return kept
-    axes = range(kept.ndim) if axis is None else {a % kept.ndim for a in axis}
-    return kept.reshape([n for i, n in enumerate(sizes(kept)) if i not in axes])
+    added = pt.sum(share.astype(x.dtype) * change, axis=axis, keepdims=keepdims)
+    return disconnected_grad(function(x, axis=axis, keepdims=keepdims)) + added
 
 
 REDUCTIONS = {
@@ -63,36 +63,36 @@ REDUCTIONS = {
 @translates(*REDUCTIONS)
 def _reduce(node, x, axes=None):
     axis = node.axes(axes)
-    if axis is None and node.attribute("noop_with_empty_axes", 0):
+    if axis is None and node.attr("noop_with_empty_axes"):
         axis = ()  # each entry by itself: a sum is the entry, a sum of squares its square
-    return REDUCTIONS[node.operator](x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+    return REDUCTIONS[node.op_type](x, axis=axis, keepdims=bool(node.attr("keepdims")))
 
 
 @translates("CumSum")
 def _cumsum(node, x, axis):
     axis = int(node.parameter("axis", axis)) % x.ndim
     backwards = (slice(None),) * axis + (slice(None, None, -1),)
-    x = x[backwards] if node.attribute("reverse", 0) else x
+    x = x[backwards] if node.attr("reverse") else x
     total = pt.cumsum(x if x.dtype.startswith("float") else x.astype("int64"), axis=axis)
-    total = total - x if node.attribute("exclusive", 0) else total
-    return (total[backwards] if node.attribute("reverse", 0) else total).astype(x.dtype)
+    total = total - x if node.attr("exclusive") else total
+    return (total[backwards] if node.attr("reverse") else total).astype(x.dtype)
 
 
 @translates("ArgMax", "ArgMin")
 def _arg_extremum(node, x):
-    axis = node.attribute("axis", 0) % x.ndim
-    function = pt.argmax if node.operator == "ArgMax" else pt.argmin
-    last = node.attribute("select_last_index", 0)
+    axis = node.attr("axis") % x.ndim
+    function = pt.argmax if node.op_type == "ArgMax" else pt.argmin
+    last = node.attr("select_last_index")
     x = x[(slice(None),) * axis + (slice(None, None, -1),)] if last else x
-    index = function(x, axis=axis, keepdims=bool(node.attribute("keepdims", 1)))
+    index = function(x, axis=axis, keepdims=bool(node.attr("keepdims")))
     return size(x, axis) - 1 - index if last else index
 
 
 @translates("TopK")
 def _top_k(node, x, k=None):
-    axis = node.attribute("axis", -1) % x.ndim
-    k = node.attribute("k") if k is None else k.reshape(())
-    largest = node.attribute("largest", 1)
+    axis = node.attr("axis") % x.ndim
+    k = node.attr("k") if k is None else k.reshape(())
+    largest = node.attr("largest") != 0  # all were before operator set 11
     order = pt.argsort(-x if largest else x, axis=axis, kind="stable")
     order = order[(slice(None),) * axis + (slice(None, k),)]
     return pt.take_along_axis(x, order, axis=axis), order
@@ -116,28 +116,26 @@ def _log_softmax(x, axis: int):
 
 @translates("Softmax", "LogSoftmax")
 def _softmax_of_node(node, x):
-    function = softmax if node.operator == "Softmax" else _log_softmax
+    function = softmax if node.op_type == "Softmax" else _log_softmax
+    axis = node.attr("axis") % x.ndim
     if node.version >= 13:
-        return function(x, axis=node.attribute("axis", -1))
+        return function(x, axis=axis)
     # Before: over all axes from this one on.
-    axis = node.attribute("axis", 1) % x.ndim
-    flat = x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
+    flat = x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
     return function(flat, axis=-1).reshape(sizes(x), ndim=x.ndim)
 
 
 @translates("NegativeLogLikelihoodLoss")
 def _negative_log_likelihood(node, log_prob, labels, weight=None):
-    n_classes = size(log_prob, 1)
-    ignored = node.attribute("ignore_index")
-    counted = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
-    label = pt.expand_dims(select(counted, labels, 0), 1)
-    classes = pt.arange(n_classes).reshape([-1 if i == 1 else 1 for i in range(log_prob.ndim)])
-    hit = pt.eq(label, classes)
+    ignored = node.attr("ignore_index")
+    heeded = pt.ones_like(labels, dtype="bool") if ignored is None else pt.neq(labels, ignored)
+    label = pt.expand_dims(select(heeded, labels, 0), 1)
+    hit = pt.eq(label, counted(size(log_prob, 1), 1, log_prob.ndim))
     loss = -pt.sum(select(hit, log_prob, number(log_prob, 0)), axis=1)
-    w = counted.astype(log_prob.dtype)
+    w = heeded.astype(log_prob.dtype)
     w = w if weight is None else w * weight[label[:, 0]]
-    loss = select(counted, loss * w, number(log_prob, 0))
-    reduction = node.attribute("reduction", "mean")
+    loss = select(heeded, loss * w, number(log_prob, 0))
+    reduction = node.attr("reduction")
     if reduction == "none":
         return loss
     return pt.sum(loss) if reduction == "sum" else pt.sum(loss) / pt.sum(w)
@@ -169,31 +167,31 @@ def _along(parameter, axis: int, ndim: int):
 
 @translates("LayerNormalization")
 def _layer_normalization(node, x, scale, bias=None):
-    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
-    normal, mean, inverse = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    axes = tuple(range(node.attr("axis") % x.ndim, x.ndim))
+    normal, mean, inverse = _standardized(x, axes, node.attr("epsilon"))
     y = normal * scale
     return y if bias is None else y + bias, mean, inverse
 
 
 @translates("RMSNormalization")
 def _rms_normalization(node, x, scale):
-    axes = tuple(range(node.attribute("axis", -1) % x.ndim, x.ndim))
+    axes = tuple(range(node.attr("axis") % x.ndim, x.ndim))
     square = pt.mean(x * x, axis=axes, keepdims=True)
-    return x / pt.sqrt(square + number(x, node.attribute("epsilon", 1e-5))) * scale
+    return x / pt.sqrt(square + number(x, node.attr("epsilon"))) * scale
 
 
 @translates("InstanceNormalization")
 def _instance_normalization(node, x, scale, bias):
     axes = tuple(range(2, x.ndim))
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
+    normal, _, _ = _standardized(x, axes, node.attr("epsilon"))
     return normal * _along(scale, 1, x.ndim) + _along(bias, 1, x.ndim)
 
 
 @translates("GroupNormalization")
 def _group_normalization(node, x, scale, bias):
-    groups, channels = node.attributes["num_groups"], size(x, 1)
+    groups, channels = node.attr("num_groups"), size(x, 1)
     grouped = x.reshape((size(x, 0), groups, -1))
-    normal, _, _ = _standardized(grouped, (2,), node.attribute("epsilon", 1e-5))
+    normal, _, _ = _standardized(grouped, (2,), node.attr("epsilon"))
     if node.version >= 21:  # scale and bias of each channel, before that of each group
         normal = normal.reshape((size(x, 0), channels, -1))
     y = normal * _along(scale, 1, 3) + _along(bias, 1, 3)
@@ -202,14 +200,13 @@ def _group_normalization(node, x, scale, bias):
 
 @translates("BatchNormalization")
 def _batch_normalization(node, x, scale, bias, mean, variance):
-    epsilon = number(x, node.attribute("epsilon", 1e-5))
     scale, bias = _along(scale, 1, x.ndim), _along(bias, 1, x.ndim)
-    if not node.attribute("training_mode", 0):
-        deviation = pt.sqrt(_along(variance, 1, x.ndim) + epsilon)
+    if not node.attr("training_mode"):
+        deviation = pt.sqrt(_along(variance, 1, x.ndim) + number(x, node.attr("epsilon")))
         return (x - _along(mean, 1, x.ndim)) / deviation * scale + bias
     axes = tuple(i for i in range(x.ndim) if i != 1)
-    normal, _, _ = _standardized(x, axes, node.attribute("epsilon", 1e-5))
-    keep = number(x, node.attribute("momentum", 0.9))
+    normal, _, _ = _standardized(x, axes, node.attr("epsilon"))
+    keep = number(x, node.attr("momentum"))
     rest = number(x, 1) - keep
     return (
         normal * scale + bias,
@@ -220,7 +217,7 @@ def _batch_normalization(node, x, scale, bias, mean, variance):
 
 @translates("MeanVarianceNormalization")
 def _mean_variance_normalization(node, x):
-    axes = tuple(node.attribute("axes", (0, 2, 3)))
+    axes = tuple(node.attr("axes"))
     centred = x - pt.mean(x, axis=axes, keepdims=True)
     deviation = _nonzero_sqrt(pt.mean(centred * centred, axis=axes, keepdims=True))
     return centred / (deviation + number(x, 1e-9))  # the number is the standard's
@@ -228,22 +225,18 @@ def _mean_variance_normalization(node, x):
 
 @translates("LpNormalization")
 def _lp_normalization(node, x):
-    return over_norm(x, node.attribute("p", 2), node.attribute("axis", -1))
+    return over_norm(x, node.attr("p"), node.attr("axis"))
 
 
 def over_norm(x, p: int, axis: int):
     """x divided by its norm along an axis; 0 where that is 0."""
-    if p == 1:
-        norm = pt.sum(pt.abs(x), axis=axis, keepdims=True)
-    else:
-        norm = _nonzero_sqrt(pt.sum(x * x, axis=axis, keepdims=True))
+    norm = REDUCTIONS[f"ReduceL{p}"](x, axis=axis, keepdims=True)
     zero = pt.eq(norm, number(x, 0))
     return select(zero, number(x, 0), x / select(zero, number(x, 1), norm))
 
 
 @translates("Hardmax")
 def _hardmax(node, x):
-    axis = node.attribute("axis", -1) % x.ndim
+    axis = node.attr("axis") % x.ndim
     where = pt.argmax(x, axis=axis, keepdims=True)
-    index = pt.arange(size(x, axis)).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-    return pt.eq(where, index).astype(np.dtype(x.dtype))
+    return pt.eq(where, counted(size(x, axis), axis, x.ndim)).astype(np.dtype(x.dtype))

@@ -7,16 +7,21 @@ vector of lengths apart into the ones that are numbers and the ones that are sym
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
+from onnx.numpy_helper import to_array
 from pytensor.tensor.basic import MakeVector
 
+from helpers.onnx_grad.rules.index import as_slice
 from helpers.onnx_grad.translation.node import (
+    counted,
     known,
     larger,
     number,
-    product,
+    of_inputs,
+    of_node,
     select,
     size,
     sizes,
@@ -58,12 +63,37 @@ def target_shape(node, shape) -> list:
     return lengths
 
 
+of_inputs(
+    {
+        "CastLike": lambda x, like: x.astype(like.dtype),
+        "Range": lambda start, limit, delta: pt.arange(start, limit, delta, dtype=start.dtype),
+        "Size": lambda x: pt.as_tensor(prod(sizes(x)), dtype="int64"),
+    }
+)
+of_node(
+    {
+        "Cast": lambda node, x: x.astype(node.onnx_dtype(node.attr("to"))),
+        "GatherElements": lambda node, x, indices: x[_elements(node, x, indices)],
+        "GatherND": lambda node, x, indices: x[_points(node, x, indices)],
+        "ScatterND": lambda node, x, at, new: _scatter(node, x[_points(node, x, at)], new),
+        "Shape": lambda node, x: vector(sizes(x)[node.attr("start") : node.attr("end")]),
+        "Tile": lambda node, x, repeats: pt.tile(x, target_shape(node, repeats)),
+        "Transpose": lambda node, x: x.transpose(node.attr("perm") or tuple(range(x.ndim))[::-1]),
+        **dict.fromkeys(
+            ("Scatter", "ScatterElements"),
+            lambda node, x, at, new: _scatter(node, x[_elements(node, x, at)], new),
+        ),
+    }
+)
+
+
 # --- making ---------------------------------------------------------------------------------------
 
 
 @translates("Constant")
 def _constant(node):
-    ((name, value),) = node.attributes.items()
+    (a,) = node.proto.attribute
+    name, value = a.name, to_array(a.t) if a.name == "value" else node.attr(a.name)
     kinds = {"value_float": "float32", "value_floats": "float32"}
     kinds |= {"value_int": "int64", "value_ints": "int64"}
     value = np.asarray(value, kinds.get(name))
@@ -72,51 +102,27 @@ def _constant(node):
 
 @translates("ConstantOfShape")
 def _constant_of_shape(node, shape):
-    value = np.asarray(node.attribute("value", np.zeros(1, "float32"))).ravel()
+    value = node.attr("value")
+    value = np.zeros(1, "float32") if value is None else to_array(value).ravel()
     return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
-
-
-@translates("Shape")
-def _shape(node, x):
-    return vector(sizes(x)[node.attribute("start", 0) : node.attribute("end")])
-
-
-@translates("Size")
-def _size(node, x):
-    return pt.as_tensor(product(sizes(x)), dtype="int64")
-
-
-@translates("Range")
-def _range(node, start, limit, delta):
-    return pt.arange(start, limit, delta, dtype=start.dtype)
 
 
 @translates("EyeLike")
 def _eye_like(node, x):
-    code = node.attribute("dtype")
+    code = node.attr("dtype")
     dtype = x.dtype if code is None else node.onnx_dtype(code)
-    return pt.eye(*sizes(x), node.attribute("k", 0), dtype=dtype)
+    return pt.eye(*sizes(x), node.attr("k"), dtype=dtype)
 
 
 @translates("OneHot")
 def _one_hot(node, indices, depth, values):
     depth = depth.reshape(()).astype("int64")
-    axis = node.attribute("axis", -1)
+    axis = node.attr("axis")
     axis += indices.ndim + 1 if axis < 0 else 0
     indices = pt.expand_dims(indices.astype("int64"), axis)
-    index = pt.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim)])
+    index = counted(depth, axis, indices.ndim)
     hit = pt.eq(indices, index) | pt.eq(indices + depth, index)
     return select(hit, values[1], values[0])
-
-
-@translates("Cast")
-def _cast(node, x):
-    return x.astype(node.onnx_dtype(node.attribute("to")))
-
-
-@translates("CastLike")
-def _cast_like(node, x, like):
-    return x.astype(like.dtype)
 
 
 @translates("Dropout")
@@ -133,7 +139,7 @@ def _dropout(node, x, ratio=None, training=None):
 @translates("Reshape")
 def _reshape(node, x, shape):
     lengths = target_shape(node, shape)
-    if not node.attribute("allowzero", 0):  # 0 copies the length
+    if not node.attr("allowzero"):  # 0 copies the length
         lengths = [_copied(n, x, axis) for axis, n in enumerate(lengths)]
     return x.reshape(lengths, ndim=len(lengths))
 
@@ -146,32 +152,25 @@ def _copied(length, x, axis: int):
 
 @translates("Flatten")
 def _flatten(node, x):
-    axis = node.attribute("axis", 1)
+    axis = node.attr("axis")
     axis += x.ndim if axis < 0 else 0
-    return x.reshape((product(sizes(x)[:axis]), product(sizes(x)[axis:])))
-
-
-@translates("Transpose")
-def _transpose(node, x):
-    return x.transpose(node.attribute("perm", tuple(range(x.ndim))[::-1]))
+    return x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
 
 
 @translates("DepthToSpace")
 def _depth_to_space(node, x):
-    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
-    depth_first = node.attribute("mode", "DCR") == "DCR"
+    k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
+    depth_first = node.attr("mode") != "CRD"
     parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
     order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
-    return (
-        x.reshape((n, *parts, h, w)).transpose(order).reshape((n, channels // k**2, h * k, w * k))
-    )
+    blocks = x.reshape((n, *parts, h, w)).transpose(order)
+    return blocks.reshape((n, channels // k**2, h * k, w * k))
 
 
 @translates("SpaceToDepth")
 def _space_to_depth(node, x):
-    k, (n, channels, h, w) = node.attributes["blocksize"], sizes(x)
-    depth_first = node.attribute("mode", "DCR") == "DCR"
-    order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+    k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
+    order = (0, 3, 5, 1, 2, 4) if node.attr("mode") != "CRD" else (0, 1, 3, 5, 2, 4)
     blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
     return blocks.reshape((n, channels * k**2, h // k, w // k))
 
@@ -213,11 +212,6 @@ def _broadcast(present, wanted):
     return wanted if isinstance(wanted, int) else pt.switch(pt.eq(wanted, 1), present, wanted)
 
 
-@translates("Tile")
-def _tile(node, x, repeats):
-    return pt.tile(x, target_shape(node, repeats))
-
-
 @translates("Pad")
 def _pad(node, x, pads=None, value=None, axes=None):
     pads = node.parameter("pads").tolist() if pads is None else target_shape(node, pads)
@@ -225,8 +219,8 @@ def _pad(node, x, pads=None, value=None, axes=None):
     before, after = [0] * x.ndim, [0] * x.ndim
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    fill = number(x, node.attribute("value", 0)) if value is None else value.reshape(())
-    mode = node.attribute("mode", "constant")
+    fill = number(x, node.attr("value") or 0) if value is None else value.reshape(())
+    mode = node.attr("mode")
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if all(isinstance(k, int) and k == 0 for k in (low, high)):
             continue
@@ -258,15 +252,15 @@ def _concat(node, *parts):
     taken = [entries(part) if part.ndim == 1 and part.dtype == "int64" else None for part in parts]
     if all(lengths is not None for lengths in taken):
         return vector(sum(taken, []))
-    return pt.join(node.attribute("axis", 1) % parts[0].ndim, *parts)
+    return pt.join(node.attr("axis") % parts[0].ndim, *parts)
 
 
 @translates("Split")
 def _split(node, x, lengths=None):
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attr("axis") % x.ndim
     lengths = node.parameter("split", lengths)
     if lengths is None:
-        n, parts = x.type.shape[axis], node.attribute("num_outputs", node.n_outputs)
+        n, parts = x.type.shape[axis], node.attr("num_outputs") or len(node.proto.output)
         if n is None:
             raise node.refuse(f"the length of axis {axis}, to be split evenly, is not known")
         each = -(-n // parts)
@@ -281,7 +275,7 @@ def _split(node, x, lengths=None):
 def _trilu(node, x, k=None):
     k = 0 if k is None else k.reshape(())
     rows, columns = pt.arange(size(x, -2)).dimshuffle(0, "x"), pt.arange(size(x, -1))
-    kept = columns - rows >= k if node.attribute("upper", 1) else columns - rows <= k
+    kept = columns - rows >= k if node.attr("upper") else columns - rows <= k
     return select(kept, x, number(x, 0))
 
 
@@ -291,7 +285,7 @@ def _trilu(node, x, k=None):
 @translates("Slice")
 def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
     if starts is None:  # attributes before operator set 10
-        starts, ends = (pt.constant(np.array(node.attribute(k))) for k in ("starts", "ends"))
+        starts, ends = (pt.constant(np.array(node.attr(k))) for k in ("starts", "ends"))
     starts, ends = target_shape(node, starts), target_shape(node, ends)
     axes = node.axes(axes) or range(len(starts))
     steps = np.ones(len(starts), int) if steps is None else node.parameter("steps", steps)
@@ -299,23 +293,17 @@ def _slice(node, x, starts=None, ends=None, axes=None, steps=None):
     for axis, start, end, step in zip(axes, starts, ends, steps.tolist(), strict=True):
         n = x.type.shape[axis]
         if n is not None and isinstance(start, int) and isinstance(end, int):
-            start, end, step = _within(n, start, end, step)
-        elif isinstance(end, int) and abs(end) >= 2**31 - 1:  # the usual "to the end"
-            end = None
-        index[axis] = slice(start, end, step)
+            index[axis] = as_slice(start, end, step, n)
+            continue
+        far = isinstance(end, int) and abs(end) >= 2**31 - 1  # the usual "to the end"
+        index[axis] = slice(start, None if far else end, step)
     lengths = entries(x) if x.ndim == 1 else None
     return x[tuple(index)] if lengths is None else vector(lengths[index[0]])
 
 
-def _within(n: int, start: int, end: int, step: int):
-    """The same slice without the far-off bounds that exporters write."""
-    start, end, step = slice(start, end, step).indices(n)
-    return start, None if end < 0 else end, step
-
-
 @translates("ReverseSequence")
 def _reverse_sequence(node, x, lengths):
-    time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
+    time, batch = node.attr("time_axis"), node.attr("batch_axis")
     order = [time, batch, *(axis for axis in range(x.ndim) if axis not in (time, batch))]
     t = pt.arange(size(x, time)).dimshuffle(0, "x")
     source = pt.switch(t < lengths, lengths - 1 - t, t)
@@ -325,7 +313,7 @@ def _reverse_sequence(node, x, lengths):
 
 @translates("Gather")
 def _gather(node, x, indices):
-    axis = node.attribute("axis", 0) % x.ndim
+    axis = node.attr("axis") % x.ndim
     lengths = entries(x) if x.ndim == 1 else None
     where = known(indices)
     if lengths is not None and where is not None and where.ndim <= 1:
@@ -334,32 +322,11 @@ def _gather(node, x, indices):
     return x[(slice(None),) * axis + (indices,)]
 
 
-@translates("GatherElements")
-def _gather_elements(node, x, indices):
-    return x[_elements(node, x, indices)]
-
-
-@translates("ScatterElements", "Scatter")
-def _scatter_elements(node, x, indices, updates):
-    return _scatter(node, x[_elements(node, x, indices)], updates)
-
-
-@translates("GatherND")
-def _gather_nd(node, x, indices):
-    return x[_points(node, x, indices)]
-
-
-@translates("ScatterND")
-def _scatter_nd(node, x, indices, updates):
-    return _scatter(node, x[_points(node, x, indices)], updates)
-
-
 def _elements(node, x, indices) -> tuple:
     """Index that picks along one axis; along the others each entry stays where it is."""
-    axis = node.attribute("axis", 0) % x.ndim
-    own = [pt.arange(size(indices, i)) for i in range(x.ndim)]
-    shaped = [k.reshape([-1 if j == i else 1 for j in range(x.ndim)]) for i, k in enumerate(own)]
-    return (*shaped[:axis], indices, *shaped[axis + 1 :])
+    axis = node.attr("axis") % x.ndim
+    own = [counted(size(indices, i), i, x.ndim) for i in range(x.ndim)]
+    return (*own[:axis], indices, *own[axis + 1 :])
 
 
 def _points(node, x, indices) -> tuple:
@@ -367,21 +334,13 @@ def _points(node, x, indices) -> tuple:
     depth = indices.type.shape[-1]
     if depth is None:
         raise node.refuse("the length of the last axis of the indices is not known")
-    batch = node.attribute("batch_dims", 0)
-    ndim = indices.ndim - 1
-    own = [
-        pt.arange(size(indices, i)).reshape([-1 if j == i else 1 for j in range(ndim)])
-        for i in range(batch)
-    ]
+    batch = node.attr("batch_dims") or 0
+    own = [counted(size(indices, i), i, indices.ndim - 1) for i in range(batch)]
     return (*own, *(indices[..., i] for i in range(depth)))
 
 
 def _scatter(node, place, updates):
-    reduction = node.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
+    reduction = node.attr("reduction")
+    if reduction not in (None, "none", "add"):
         raise node.refuse(f"reduction {reduction!r} is not translated, only 'none' and 'add'")
-    return (
-        pt.set_subtensor(place, updates)
-        if reduction == "none"
-        else pt.inc_subtensor(place, updates)
-    )
+    return (pt.inc_subtensor if reduction == "add" else pt.set_subtensor)(place, updates)
