@@ -810,7 +810,7 @@ def assert_tangents(
     arrays = {"y": y, **model.asdict()}
     if given is None:
         given = {x: rng.standard_normal((count, *arrays[x].shape)) for x in names or arrays}
-    dot = hessian.in_time(y, model, reference.check_directions(y, model, given))
+    dot = reference.moves_in_time(y, model, reference.check_directions(y, model, given))
     weights = np.ones(len(y)) if weights is None else weights
     W_bar, slopes, dy, expected = hessian._one_by_one(y, model, dot, weights)
     found = run_tangents(y, model, dot, weights, groups, tol, everywhere)

@@ -184,7 +184,7 @@ FAULTS = {
     ),
     "few states: a gap does not end a steady state": (
         "small.py",
-        "until, steady = observed.same_until[t], False",
+        "until, steady = same_until[t], False",
         "until, steady = n, False",
     ),
     "few states: N left as it is, though gains change": (
@@ -476,8 +476,8 @@ FAULTS = {
     ),
     "few states: a change in units of the later variances alone": (
         "small.py",
-        "scale = max(P[i, i], P_next[i, i]) * max(P[j, j], P_next[j, j])",
-        "scale = P_next[i, i] * P_next[j, j]",
+        "    x = larger(diagonal(still(P)), diagonal(still(P_next)))\n",
+        "    x = diagonal(still(P_next))\n",
     ),
     "a vague start not noticed": (
         "forward.py",
