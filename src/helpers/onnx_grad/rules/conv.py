@@ -36,8 +36,9 @@ class Windows(NamedTuple):
 def windows(attr, refuse, lengths, kernel, pool: bool = False) -> Windows:
     """Read the attributes of a convolution or a pool; ``auto_pad`` becomes numbers.
 
-    ``attr`` and ``refuse`` are as of ``interpolations`` in :mod:`~helpers.onnx_grad.rules.resize`; a
-    length of the image is an int, a symbol to compute with, or open where it is a str or None.
+    ``attr`` and ``refuse`` are as of ``interpolations`` in
+    :mod:`~helpers.onnx_grad.rules.resize`; a length of the image is an int, a symbol to compute
+    with, or open where it is a str or None.
     """
     w, auto = _as_given(attr, kernel), attr("auto_pad")
     same = auto in ("SAME_UPPER", "SAME_LOWER")
