@@ -20,11 +20,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 from numba.extending import intrinsic, models, register_model
 
 from helpers.kalman import recursions
-from helpers.kalman.fused.tiles import DOUBLES
+from helpers.kalman.fused.tiles import DOUBLES, stands_for
 from helpers.kalman.tangents import Moving, still
 
 _DOUBLE, _INT, _PLACE = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
@@ -224,15 +223,12 @@ def written(function, numbers=False):
         given = signature.bind(*given, **named).args
         if not (numbers or any(map(_holds, given))):
             return None
-        nowhere = ir.IRBuilder(
-            ir.Function(
-                ir.Module(), ir.FunctionType(ir.VoidType(), ()), "nowhere"
-            ).append_basic_block()
+        nothing, kind_of = (
+            ir.FunctionType(ir.VoidType(), ()),
+            cpu_target.target_context.get_value_type,
         )
-        likes = [
-            ir.Constant(cpu_target.target_context.get_value_type(kind), ir.Undefined)
-            for kind in given
-        ]
+        nowhere = ir.IRBuilder(ir.Function(ir.Module(), nothing, "nowhere").append_basic_block())
+        likes = (ir.Constant(kind_of(kind), ir.Undefined) for kind in given)
         pairs = zip(given, likes, strict=True)
         returned = _kind_of(function(*(_stands_for(nowhere, *pair) for pair in pairs)))
 
@@ -247,9 +243,7 @@ def written(function, numbers=False):
     machine.__signature__ = signature.replace(
         parameters=[typing, *(x.replace(kind=1) for x in signature.parameters.values())]
     )
-    template = make_intrinsic_template(function, machine, function.__name__)
-    infer(template)
-    infer_global(function, types.Function(template))
+    stands_for(function, machine)
     return function
 
 

@@ -106,12 +106,12 @@ class Memory:
 DOUBLES = ir.DoubleType().as_pointer()
 
 
-def stands_for(function, machine):
-    """Let compiled code call the intrinsic ``machine`` where it finds the function.
+def stands_for(function, definition):
+    """Let compiled code have what an intrinsic's ``definition`` writes where it finds the function.
 
     `numba.extending.overload` would compile a function that calls it, for all types of arguments.
     """
-    template = make_intrinsic_template(function, machine._defn, function.__name__)
+    template = make_intrinsic_template(function, definition, function.__name__)
     infer(template)
     infer_global(function, types.Function(template))
 
@@ -120,7 +120,7 @@ def compiled_as(machine):
     """Let compiled code call the intrinsic ``machine`` where Python calls the function below."""
 
     def decorate(function):
-        stands_for(function, machine)
+        stands_for(function, machine._defn)
         return function
 
     return decorate
