@@ -21,7 +21,7 @@ from scipy.optimize import minimize_scalar
 
 from benchmarks.statsmodels_fits import Autoregression, random_model
 from helpers.checks import complex_step, relative_error
-from helpers.kalman import StateSpace, diffuse, reference
+from helpers.kalman import StateSpace, diffuse, fused, reference
 from helpers.kalman import statsmodels as ours
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.statsmodels import updates
@@ -1230,6 +1230,16 @@ def test_a_trial_where_an_array_overflows_turns_an_optimiser_back():
         ours.loglike(mod, [1.0, 1.0])
 
 
+def test_a_value_alone_takes_no_way_back(monkeypatch):
+    mod = sm.tsa.UnobservedComponents(nile(), "llevel")
+    expected, failing = mod.loglike([1.4e4, 1.2e3]), np.array([-1.0, -1.0])
+    monkeypatch.setattr(fused, "evaluate", lambda *_, **__: pytest.fail("it ran backwards"))
+    assert abs(ours.loglike(mod, [1.4e4, 1.2e3]) - expected) < 1e-9 * abs(expected)
+    monkeypatch.undo()
+    with pytest.raises(np.linalg.LinAlgError, match="at step 0"):
+        ours.loglike(mod, failing)
+
+
 def test_second_derivatives_that_cannot_be_had_end_a_fit_with_a_warning(monkeypatch):
     def none(*arguments, **how):
         raise np.linalg.LinAlgError("F is not positive definite for the Hessian")
@@ -1249,7 +1259,7 @@ def test_what_is_changed_within_a_context_counts():
         one.ssm.endog[:] = mod.ssm.endog
         one.ssm.filter_concentrated = mod.ssm.filter_concentrated
         one.ssm.initialization = mod.ssm.initialization
-        return ours.loglike(one, x)
+        return pytest.approx(ours.loglike(one, x), rel=1e-14)
 
     with ours.using(mod):
         assert mod.loglike(x) == anew()

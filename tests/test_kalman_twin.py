@@ -196,19 +196,22 @@ def test_some_columns_of_a_start_in_roots(columns, T):  # noqa: N803
     truth, (_, _, G) = true_gradient(y, vague), reference.loglike_and_grad(y, vague)
     assert all(relative_error(getattr(G, x), truth[x]) < 1e-9 for x in "TZH")
     answers = []
-    for chosen in (np.arange(m), np.array(columns, np.int64)):
+    columns = np.array(columns, np.int64)
+    for chosen in (np.arange(m), columns):
         l = np.empty(n)
         steps, _, _, B_t, good = square_root.filter_roots(
             y, np.ones((n, 1)), given.a0, 1e6 * np.eye(m), given.c, given.d, given.T, given.Z,
             given.H, given.W, l, chosen,
         )  # fmt: skip
         assert good and len(steps) > 2
-        carried, found = square_root.carry(np.ones(m), np.eye(m), B_t), [l[: len(steps)]]
+        carried = square_root.carry(np.ones(m), np.eye(m), B_t, chosen)
+        found = [l[: len(steps)]]
         for step in reversed(steps):
             *bars, carried = square_root.pull_step(step, carried, 1.0, T_t, chosen)
             e, T_bar, Z_bar, H_bar = bars
-            found += [e, T_bar[:, columns], Z_bar[:, columns], H_bar]
-        answers.append([*found, *carried])
+            T_bar = T_bar if chosen is columns else T_bar[:, columns]
+            found += [e, T_bar, Z_bar[:, columns], H_bar]
+        answers.append([*found, *carried[:-1], *([carried.BPi] if len(columns) else [])])
     for every, some in zip(*answers, strict=True):
         np.testing.assert_allclose(
             some, every, rtol=1e-11, atol=1e-11 * np.abs(every).max(initial=1)

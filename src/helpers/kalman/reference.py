@@ -224,12 +224,13 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
         bar = _complete(FilterOutputs(l=g[k:]), filtered.out)
         r, Pi, per_step = _pull_outputs(T[k:], filtered, bar)
     if k:
-        carried = square_root.carry(r, Pi, B_t)
+        columns = np.arange(model.m)
+        carried = square_root.carry(r, Pi, B_t, columns)
         for t in reversed(range(k)):
             c_bar, W_bar = carried.r, carried.Pi
             T_t = square_root.listed(np.ascontiguousarray(T[t].T))
             e, T_bar, Z_bar, H_bar, carried = square_root.pull_step(
-                steps[t], carried, g[t], T_t, np.arange(model.m)
+                steps[t], carried, g[t], T_t, columns
             )
             per_step.insert(0, StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
         r, Pi = square_root.at_the_start(carried, symmetric(model.P0))

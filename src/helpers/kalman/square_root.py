@@ -249,26 +249,29 @@ def is_owed(owed_t, B_t):
 class Listed(NamedTuple):
     """A matrix and where it is not zero: in row i in the columns index[start[i] : start[i + 1]].
 
-    Most models have few such entries: a step of a season is a permutation. ``index`` is empty where
-    there are many, and a product of whole matrices is as fast.
+    Most models have few such entries, which ``entry`` repeats: a step of a season is a permutation.
+    ``index`` is empty where there are many, and a product of whole matrices is as fast.
     """
 
     matrix: np.ndarray
     start: np.ndarray
     index: np.ndarray
+    entry: np.ndarray
 
 
 def listed(A):
     """`Listed` for a contiguous A (rows, cols)."""
     rows, cols = A.shape
     start, index, k = np.zeros(rows + 1, np.int64), np.empty(A.size, np.int64), 0
+    entry = np.empty(A.size, A.dtype)
     for i in range(rows):
         for j in range(cols):
             if A[i, j] != 0:
-                index[k] = j
+                index[k], entry[k] = j, A[i, j]
                 k += 1
         start[i + 1] = k
-    return Listed(A, start, index[: k if 5 * k < A.size else 0].copy())
+    k = k if 5 * k < A.size else 0
+    return Listed(A, start, index[:k].copy(), entry[:k].copy())
 
 
 def times(A, X):
@@ -278,10 +281,8 @@ def times(A, X):
     out = np.zeros((len(A.matrix), X.shape[1]), X.dtype)
     for i in range(len(out)):
         for e in range(A.start[i], A.start[i + 1]):
-            row = A.index[e]
-            a = A.matrix[i, row]
             for j in range(X.shape[1]):
-                out[i, j] += a * X[row, j]
+                out[i, j] += A.entry[e] * X[A.index[e], j]
     return out
 
 
@@ -293,7 +294,7 @@ def times_transposed(X, A):
     for k in range(len(X)):
         for i in range(out.shape[1]):
             for e in range(A.start[i], A.start[i + 1]):
-                out[k, i] += X[k, A.index[e]] * A.matrix[i, A.index[e]]
+                out[k, i] += X[k, A.index[e]] * A.entry[e]
     return out
 
 
@@ -373,19 +374,27 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
 
 
 class Carried(NamedTuple):
-    """What the way back carries: cotangents of a and P, and the same seen from P's root B."""
+    """What the way back carries: cotangents of a and P, and the same seen from P's root B.
+
+    B' Pi serves the gradients of T and Z alone, and has no columns where nobody wants them.
+    """
 
     r: np.ndarray  # (m,), the cotangent of a
     Pi: np.ndarray  # (m, m), that of P
     Br: np.ndarray  # (k,), B'r
     BPiB: np.ndarray  # (k, k), B' Pi B
-    BPi: np.ndarray  # (k, m), B' Pi
+    BPi: np.ndarray  # (k, m or 0), B' Pi
 
 
-def carry(r, Pi, B_t):
-    """The cotangents r and Pi after the last step of the start, seen from its root."""
+def carry(r, Pi, B_t, columns):
+    """The cotangents r and Pi after the last step of the start, seen from its root.
+
+    ``columns`` are those of :func:`filter_roots`.
+    """
     BPi = B_t @ Pi
-    return Carried(r, Pi, B_t @ r, BPi @ np.ascontiguousarray(B_t.T), BPi)
+    width = len(Pi) if len(columns) else 0
+    BPiB = BPi @ np.ascontiguousarray(B_t.T)
+    return Carried(r, Pi, B_t @ r, BPiB, BPi[:, :width].copy())
 
 
 def turn_both(q, X):
@@ -409,45 +418,48 @@ def turn_both(q, X):
 def pull_step(step, after, g, T_t, columns):
     """The pullback of one step, for the weight g of its log-likelihood: form 1 from the root.
 
-    T_t is T', `Listed`. T_bar and Z_bar are right in the `columns` of `filter_roots` alone.
-    Returns e (p,), T_bar (m, m), Z_bar (p, m), H_bar (p, p) and what is carried to the step before;
-    d_bar is e, c_bar and W_bar are the r and Pi that came.
+    T_t is T', `Listed`. Returns e (p,), T_bar (m, len(columns)) in the `columns` of `filter_roots`,
+    Z_bar (p, m), right in these alone, H_bar (p, p) and what is carried to the step before. d_bar
+    is e, c_bar and W_bar are the r and Pi that came.
     """
     dtype, narrow = T_t.matrix.dtype, step.narrow
     p, m, k = len(step.w), len(step.a_filt), len(step.Bf_t)
     Br, BPiB, BPi = after.Br, after.BPiB, after.BPi
+    width = BPi.shape[1]
     if len(narrow.top):
         rows = narrow.h.shape[1]
-        wide = np.zeros((rows, rows + m + 1), dtype)
-        wide[:m, :m], wide[:m, rows : rows + m], wide[:m, rows + m] = BPiB, BPi, Br
+        wide = np.zeros((rows, rows + width + 1), dtype)
+        wide[:m, :m], wide[:m, rows : rows + width], wide[:m, rows + width] = BPiB, BPi, Br
         BPiB = turn_both(narrow, wide[:, :rows].copy())
         wide = turn(narrow, wide[:, rows:].copy())
-        BPi, Br = wide[:, :m].copy(), wide[:, m].copy()
+        BPi, Br = wide[:, :width].copy(), wide[:, width].copy()
     # From here on seen from Bf: T Bf are the first columns of the predicted root.
-    Bs, BPtB, BPt = Br[:k], BPiB[:k, :k], times_transposed(BPi[:k], T_t)
-    P_s, PiTP, Pt_P = np.zeros(m, dtype), np.zeros((m, m), dtype), np.zeros((m, m), dtype)
-    P_s[columns] = Bs @ step.Bf_t
-    some = np.ascontiguousarray((np.ascontiguousarray(step.Bf_t.T) @ BPi[:k]).T)
-    PiTP[:, columns], Pt_P[:, columns] = some, times(T_t, some)
-    T_bar, s = outer(after.r, step.a_filt) + 2 * PiTP, T_t.matrix @ after.r
+    Bs, BPtB = Br[:k], BPiB[:k, :k]
+    P_s, Pt_P, T_bar = np.zeros(m, dtype), np.zeros((m, m), dtype), np.zeros((m, 0), dtype)
+    if width:
+        P_s[columns] = Bs @ step.Bf_t
+        PiTP = np.ascontiguousarray((np.ascontiguousarray(step.Bf_t.T) @ BPi[:k]).T)
+        Pt_P[:, columns], T_bar = times(T_t, PiTP), outer(after.r, step.a_filt[columns]) + 2 * PiTP
+    s = T_t.matrix @ after.r
     Pt = times_transposed(times(T_t, after.Pi), T_t)
     e, Z_bar, H_bar, r, Pi = pull_update(
         s, Pt, g, step.w, step.u, step.C_inv, step.S, step.Kf, step.G, step.a_filt, P_s, Pt_P
     )
 
     w, S = step.w, step.S
-    b, z = times_J(step.G, S, s), w @ S
-    both, one = np.empty((p + k, p + k), dtype), np.empty((p + k, m + 1), dtype)
+    both, one = np.empty((p + k, p + k), dtype), np.empty((p + k, width + 1), dtype)
     both[:p, :p] = g / 2 * (outer(w, w) - np.eye(p).astype(dtype))
     both[:p, p:] = outer(w, Bs) / 2
     both[p:, :p] = both[:p, p:].T
     both[p:, p:] = BPtB
-    one[:p, :m] = outer(w, b + g * z) / 2 - g / 2 * S
-    one[p:, :m] = times_J(step.G, S, BPt) + outer(Bs, z) / 2
-    one[:p, m] = g * w
-    one[p:, m] = Bs
+    if width:
+        b, z, BPt = times_J(step.G, S, s), w @ S, times_transposed(BPi[:k], T_t)
+        one[:p, :m] = outer(w, b + g * z) / 2 - g / 2 * S
+        one[p:, :m] = times_J(step.G, S, BPt) + outer(Bs, z) / 2
+    one[:p, width] = g * w
+    one[p:, width] = Bs
     both, one = turn_both(step.update, both), turn(step.update, one)
-    before = Carried(r, Pi, one[p:, m].copy(), both[p:, p:].copy(), one[p:, :m].copy())
+    before = Carried(r, Pi, one[p:, width].copy(), both[p:, p:].copy(), one[p:, :width].copy())
     return e, T_bar, Z_bar, H_bar, before
 
 

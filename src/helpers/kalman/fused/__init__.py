@@ -72,7 +72,7 @@ def loglike(y, model: StateSpace, tol: float = TOLERANCE) -> float:
         If F is not positive definite at some step, which the message names.
     MemoryError
     """
-    l = _entry().loglike(*arrays_of(y, model), check_tolerance(tol))
+    l = values(arrays_of(y, model), check_tolerance(tol))
     if np.isnan(l).any():
         loglike_and_grad(y, model, tol)  # raises, and names the step
     return float(l.sum())
@@ -104,6 +104,11 @@ def loglike_and_grad(
     plain, weights = weights is None, check_weights(weights, len(arrays[0]), real=True)
     l, dy, out = evaluate(arrays, weights.astype(float, copy=False), check_tolerance(tol))
     return float(l.sum() if plain else weights @ l), dy, gradients_of(model, out)
+
+
+def values(arrays, tol: float = TOLERANCE):
+    """Each step's log-likelihood (n,) for the arrays of :func:`arrays_of`; NaN where one fails."""
+    return _entry().loglike(*arrays, tol)
 
 
 def evaluate(arrays, weights, tol: float = TOLERANCE, columns=None):

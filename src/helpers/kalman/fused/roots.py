@@ -55,7 +55,7 @@ def from_roots(y, model, l, columns):
 @kept_on_disk(compiled)
 def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
     """The way back through the square-root start, from the state after it: a0 and P0 of `out`."""
-    carried = carry(out.a0.copy(), out.P0.copy(), B_t)
+    carried = carry(out.a0.copy(), out.P0.copy(), B_t, columns)
     m, p = len(model.a0), y_bar.shape[1]
     for t in range(len(roots) - 1, -1, -1):
         if t == len(roots) - 1 or len(model.T) > 1:
@@ -64,7 +64,8 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
         e, T_bar, Z_bar, H_bar, carried = pull_step(roots[t], carried, l_bar[t], T_t, columns)
         recursions.at_step(out.c, t)[:] += r
         recursions.at_step(out.W, t)[:] += Pi
-        recursions.at_step(out.T, t)[:] += T_bar
+        for j, column in enumerate(columns):
+            recursions.at_step(out.T, t)[:, column] += T_bar[:, j]
         d_t, Z_t = recursions.at_step(out.d, t), recursions.at_step(out.Z, t)
         H_t = recursions.at_step(out.H, t)
         for i in range(p):

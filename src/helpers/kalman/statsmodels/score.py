@@ -70,7 +70,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
         If some F is not positive definite.
     """
     full = mod.handle_params(_checked(mod, params), transformed=transformed)
-    return _Point(mod, full, lambda *_: np.empty(0, np.int64)).value
+    return _Point(mod, full, value_only=True).value
 
 
 def score(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
@@ -183,10 +183,10 @@ def _columns(mod: MLEModel, params: np.ndarray) -> np.ndarray | None:
     return _derivatives(mod, params).columns() if params.size else None
 
 
-def _pass(y, arrays: dict, weights: np.ndarray, columns=None) -> tuple[float, Gradients]:
+def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
     """The value and the gradients of arrays that a model has written: they need no more checks.
 
-    Those of T and Z may be right in some `columns` alone.
+    Those of T and Z may be right in some `columns` alone, and all may be left out.
     """
     time = {
         x: X[:] if x in STATIC or X.ndim > len(SHAPES[x]) else X[np.newaxis]
@@ -196,10 +196,14 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns=None) -> tuple[float, Gr
     given = [time[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
     for X in given:
         X.flags.writeable = False
+    given = [y, *given, R @ Q @ R.transpose(0, 2, 1)]
+    if value_only:
+        value = float(weights @ fused.values(given))
+        if np.isfinite(value):
+            return value, None
+        columns = np.empty(0, np.int64)  # what is wrong, the pass of the gradient tells
     try:
-        l, _, out = fused.evaluate(
-            [y, *given, R @ Q @ R.transpose(0, 2, 1)], weights, columns=columns
-        )
+        l, _, out = fused.evaluate(given, weights, columns=columns)
     except np.linalg.LinAlgError:
         _refuse_not_finite(arrays)
         raise
@@ -216,10 +220,13 @@ class _Point:
     `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
     multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
     for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0. `columns` says of
-    which columns of T and Z gradients are needed, of all if it is None.
+    which columns of T and Z gradients are needed, of all if it is None. With `value_only` there are
+    none.
     """
 
-    def __init__(self, mod: MLEModel, params: np.ndarray, columns: Callable | None = None):
+    def __init__(
+        self, mod: MLEModel, params: np.ndarray, columns: Callable | None = None, value_only=False
+    ):
         _check_supported(mod)
         self.mod, self.params = mod, params
         self.arrays = arrays = _arrays(mod, params)
@@ -235,8 +242,9 @@ class _Point:
         self.columns = None if columns is None or self.A.size else columns(mod, params)
         if np.iscomplexobj(mod.ssm.transition):
             _arrays(mod, params)  # leaves the model real
-        self.value, self.raw = self._evaluate()
-        if mod.ssm.filter_concentrated:
+        concentrated = mod.ssm.filter_concentrated
+        self.value, self.raw = self._evaluate(value_only and not concentrated)
+        if concentrated:
             # The scale that maximises the likelihood: all covariances times 1 + x add
             # x/2 (sum v' F^-1 v - k) to it, k the number of observations less one for each diffuse
             # state, which fits one. There its own derivative is zero.
@@ -249,8 +257,10 @@ class _Point:
                 )
             twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
             self.scale = (twice + k) / k
-            self.value, self.raw = self._evaluate()
-        if mod.ssm.filter_concentrated or start.stationary:
+            self.value, self.raw = self._evaluate(value_only)
+        if value_only:
+            self.gradient = None
+        elif concentrated or start.stationary:
             self.gradient = self.raw._replace(
                 **{x: self.scale * getattr(self.raw, x) for x in SCALED},
                 **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
@@ -259,10 +269,10 @@ class _Point:
         else:
             self.gradient = self.raw
 
-    def _evaluate(self) -> tuple[float, Gradients]:
+    def _evaluate(self, value_only: bool) -> tuple[float, Gradients | None]:
         """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
         if not self.A.size:
-            return _pass(self.y, self._scaled(), self.weights, self.columns)
+            return _pass(self.y, self._scaled(), self.weights, self.columns, value_only)
         model = _finite(self._scaled())
         try:
             value, _, gradient, _, estimate, *_ = diffuse.loglike_and_grad(self.y, model, self.A)
