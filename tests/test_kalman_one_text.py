@@ -2,12 +2,14 @@
 
 import ast
 import inspect
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
 import pytensor.tensor as pt
 import pytest
-from jax import vjp
+from jax import disable_jit, vjp
+from pytensor import function
 from test_kalman_twin import run
 
 from helpers.datasets import random_model
@@ -30,6 +32,53 @@ class Flip(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
+MODEL = StateSpace(**random_model(2, 1, rng=np.random.default_rng(0)))
+Y = np.array([[0.3], [-1.0], [0.7]])
+ARRAYS = [getattr(MODEL, x) for x in jax_scans.INPUTS[1:-1]]
+
+
+def numpy():
+    filtered = reference.kalman_filter(Y, MODEL)
+    dy, bars = reference.smoother_form(MODEL, filtered)
+    return np.concatenate([np.ravel(x) for x in (dy, filtered.out.l, *bars)])
+
+
+def by_form_one():
+    filtered = reference.kalman_filter(Y, MODEL)
+    weights = reference.FilterOutputs(l=np.array([1.0, 2.0, 0.5]))
+    dy, bars = reference.reverse(MODEL, filtered, weights)
+    return np.concatenate([np.ravel(x) for x in (dy, *bars)])
+
+
+def registers():
+    _, steps, bars, y_bar = run(Y, MODEL, small=True)
+    return np.concatenate([np.ravel(x) for x in (y_bar, steps.l, *bars)])
+
+
+def jax():
+    inputs = [jnp.asarray(x) for x in (Y, *ARRAYS, np.eye(2))]
+    with disable_jit():
+        found, pull = vjp(jax_scans.closed_form(("l",)), *inputs)
+        return np.concatenate([np.ravel(x) for x in (found[0], *pull((np.ones(3),)))])
+
+
+def pytensor():
+    inputs = [pt.as_tensor(x) for x in (Y[0], *ARRAYS, np.eye(2))]
+    step = scan.kalman_step(*inputs)
+    pulled = scan.step_pullback(inputs, step, [pt.ones_like(x) for x in step])
+    run_both = function([], [*step, *pulled], mode="FAST_COMPILE")
+    return np.concatenate([np.ravel(x) for x in run_both()])
+
+
+def tiles():
+    return written.write_all()
+
+
+@cache
+def as_it_is(engine):
+    return engine()
+
+
 FILTER, SMOOTHER = ("gains", "filtered", "update", "predict"), ("pull_predict", "pull_update")
 
 
@@ -38,41 +87,6 @@ FILTER, SMOOTHER = ("gains", "filtered", "update", "predict"), ("pull_predict", 
 )
 def test_a_sign_of_the_text_changes_every_engine_that_runs_it(name, monkeypatch):
     """There is no second text that would go on being right."""
-    model = StateSpace(**random_model(2, 1, rng=np.random.default_rng(0)))
-    y = np.array([[0.3], [-1.0], [0.7]])
-
-    def arrays():
-        return [getattr(model, x) for x in jax_scans.INPUTS[1:-1]]
-
-    def numpy():
-        filtered = reference.kalman_filter(y, model)
-        dy, bars = reference.smoother_form(model, filtered)
-        return np.concatenate([np.ravel(x) for x in (dy, filtered.out.l, *bars)])
-
-    def by_form_one():
-        filtered = reference.kalman_filter(y, model)
-        weights = reference.FilterOutputs(l=np.array([1.0, 2.0, 0.5]))
-        dy, bars = reference.reverse(model, filtered, weights)
-        return np.concatenate([np.ravel(x) for x in (dy, *bars)])
-
-    def registers():
-        _, steps, bars, y_bar = run(y, model, small=True)
-        return np.concatenate([np.ravel(x) for x in (y_bar, steps.l, *bars)])
-
-    def jax():
-        inputs = [jnp.asarray(x) for x in (y, *arrays(), np.eye(2))]
-        found, pull = vjp(jax_scans.closed_form(("l",)), *inputs)
-        return np.concatenate([np.ravel(x) for x in (found[0], *pull((np.ones(3),)))])
-
-    def pytensor():
-        inputs = [pt.as_tensor(x) for x in (y[0], *arrays(), np.eye(2))]
-        step = scan.kalman_step(*inputs)
-        pulled = scan.step_pullback(inputs, step, [pt.ones_like(x) for x in step])
-        return np.concatenate([np.ravel(x.eval()) for x in (*step, *pulled)])
-
-    def tiles():
-        return written.write_all()
-
     engines = [tiles, numpy, registers]
     if name == "joseph":  # compiled passes take it where little is left of a variance
         engines.remove(registers)
@@ -80,7 +94,7 @@ def test_a_sign_of_the_text_changes_every_engine_that_runs_it(name, monkeypatch)
         engines += [jax, pytensor]
     if name in SMOOTHER:
         engines = [by_form_one, jax, pytensor]
-    before = [engine() for engine in engines]
+    before = [as_it_is(engine) for engine in engines]
     text = getattr(recursions, name)
     changed = ast.fix_missing_locations(
         Flip(name == "joseph").visit(ast.parse(inspect.getsource(text)))
