@@ -232,11 +232,6 @@ FAULTS = {
         "            moved = moved + self.X @ other.dX\n",
         "            pass\n",
     ),
-    "tangents: what is missing moves": (
-        "registers.py",
-        "Moving(filled(y.X), recursions.rows(y.dX, seen(y.X)))",
-        "Moving(filled(y.X), y.dX)",
-    ),
     "few states: a steady state though tangents go on": (
         "small.py",
         "    return of_tangent and is_steady(",

@@ -359,7 +359,7 @@ def _(y: Value):
 
 @filled.register
 def _(y: Moving):
-    return Moving(filled(y.X), recursions.rows(y.dX, seen(y.X)))
+    return Moving(filled(y.X), y.dX)  # C^-1 is zero for what is missing, whatever moves there
 
 
 class Along(NamedTuple):
