@@ -101,7 +101,8 @@ def unsupported(node: NodeProto, version: int, known: Mapping[str, tuple]) -> st
     """
     domain, defaults, newer = canonical(node.domain), {}, ""
     if defs.has(node.op_type, version, domain):
-        schema, read = defs.get_schema(node.op_type, version, domain), READ_UP_TO.get(domain, version)
+        schema = defs.get_schema(node.op_type, version, domain)
+        read = READ_UP_TO.get(domain, version)
         defaults = {name: default_of(a) for name, a in schema.attributes.items()}
         if schema.since_version > read:
             newer = f" (opset {schema.since_version} changed it; those up to {read} are known)"
