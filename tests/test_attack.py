@@ -358,6 +358,19 @@ PLANTED = {
         {"perform": perform(drawn)},
         {"repeated call": "two calls with the same inputs give different answers"},
     ),
+    "float32 inside float64": (
+        {"perform": perform(lambda s, i, o: o[0].__setitem__(
+            0, o[0][0].astype("float32").astype(i[0].dtype)))},
+        {"float64": "output 0 is of float64, and has the digits of float32 alone"},
+    ),
+    "a gradient with the digits of float32": (
+        {"pullback": pull(lambda i, c, x, w, no: [x.astype("float32").astype(x.dtype), w, no])},
+        {"float64": "the gradient for x is of float64, and has the digits of float32 alone"},
+    ),
+    "a gradient of another type": (
+        {"pullback": pull(lambda i, c, x, w, no: [x.astype("float64"), w, no])},
+        {"pullback in float32": "for x of float32 it is float64"},
+    ),
     "a shape that is wrong for an empty axis": (
         {"infer_shape": lambda self, node, shapes: [
             (pt.switch(pt.eq(shapes[0][0], 0), 1, shapes[0][0]),), (pt.constant(3),), ()]},
@@ -392,6 +405,87 @@ def test_a_derivative_that_is_wrong_in_a_case_alone_is_seen(condition, case):
     found = faults(planted(pullback=only_where(condition)), cases={"there": case})
     assert "pullback: for x is 3 times the true one" in found["case: there"]
     assert set(found) == {"case: there"}
+
+
+def test_memory_that_is_shared_in_a_case_alone_is_seen():
+    """The labels' largest, one of them: the array itself, where there is but one."""
+    handed_on = perform(lambda s, i, o: o[2].__setitem__(0, i[2].reshape(())) if i[2].size == 1
+                        else None)  # fmt: skip
+    found = faults(planted(perform=handed_on), cases={"one": (x[:1], w, labels[:1])})
+    assert set(found) == {"case: one"} and "output 2 is a view of labels" in found["case: one"]
+
+
+class Sine(Op):
+    """sin x, with a gradient that is an Op of its own and may be at fault."""
+
+    __props__ = ("fault",)
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def make_node(self, *inputs):
+        inputs = [pt.as_tensor(x) for x in inputs]
+        if any(x.ndim != 1 for x in inputs):
+            raise TypeError("expected vectors")
+        dtype = pytensor.scalar.upcast("float32", *(x.dtype for x in inputs))
+        inputs = [x.astype(dtype) for x in inputs]
+        return Apply(self, inputs, [inputs[0].type()])
+
+    def infer_shape(self, node, shapes):
+        return shapes[:1]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.sin(inputs[0])
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [SineGrad(self.fault)(*inputs, *cotangents)]
+
+
+class SineGrad(Sine):
+    def infer_shape(self, node, shapes):
+        return [(shapes[0][0] + 1,)] if self.fault == "shape" else shapes[:1]
+
+    def perform(self, node, inputs, outputs):
+        x, bar = inputs
+        y = np.cos(x) * bar
+        if self.fault == "overwritten":
+            bar *= 2
+        elif self.fault == "handed back":
+            bar[...] = y
+            bar[...], y = bar / np.cos(x), bar  # what was there is there again
+        elif self.fault == "kept":
+            self.buffer = getattr(self, "buffer", np.zeros(0))
+            if self.buffer.shape != y.shape or self.buffer.dtype != y.dtype:
+                self.buffer = y
+            self.buffer[...], y = y, self.buffer
+        elif self.fault == "strides" and not bar.flags.c_contiguous:
+            y = y[::-1].copy()
+        elif self.fault == "type":
+            y = y.astype("float32")
+        outputs[0][0] = y
+
+    def pullback(self, inputs, outputs, cotangents):
+        x, bar = inputs
+        return [-pt.sin(x) * bar * cotangents[0], pt.cos(x) * cotangents[0]]
+
+
+ALONE = {
+    "shape": "infer_shape gives the gradient for x the shape (6,), it has (5,)",
+    "overwritten": "cotangent 0 is overwritten",
+    "handed back": "the gradient for x is a view of cotangent 0",
+    "kept": "the next call overwrites the gradient for x",
+    "strides": "the gradient for x of views with strides is wrong",
+    "type": "the gradient for x is declared float64 and returned as float32",
+}
+
+
+@pytest.mark.parametrize("fault", [None, *ALONE])
+def test_a_gradient_that_is_an_op_is_attacked_as_one(fault):
+    def sine(x):
+        return Sine(fault)(x)
+
+    says = faults(sine, (x,)).get("gradient alone", "")
+    assert says.startswith(ALONE[fault]) if fault else says == ""
 
 
 @pytest.mark.parametrize("declared", [pg.grad_not_implemented, pg.grad_undefined])
@@ -794,11 +888,19 @@ OWN = {
     "expm": (linalg.expm, G / 4), "softmax": (pt.special.softmax, v),
     "log_softmax": (pt.special.log_softmax, v),
     "cast to float32": (lambda x: x.astype("float32"), v),
+    # What only PyTensor could mend, and vectors that are known but for their signs.
+    "norm of rows": (lambda x: linalg.norm(x, axis=1), M), "median": (pt.median, v),
+    "squeeze": (lambda x: pt.squeeze(x, axis=0), M[None]), "lu": (lambda A: list(linalg.lu(A)), G),
+    "increment of integers": (lambda x, y: x[::2].inc(y), v, u[:3]), "eigenvectors":
+    (pt.linalg.Eigh(), S), "schur": (lambda A: list(linalg.schur(A)), S),
+    "scan": (lambda x, A: pytensor.scan(
+        lambda a, s, A: pt.tanh(A @ s + a), sequences=[x], outputs_info=[pt.zeros(3)],
+        non_sequences=[A], return_updates=False), M.T.copy(), G / 5),
     "float32 alone": (lambda x: pt.fvector().type.filter_variable(x, allow_convert=False) * 2, v),
 }  # fmt: skip
 
 
-SLOW = {"gammainc", "kron", "logaddexp", "expm"}
+SLOW = {"gammainc", "kron", "logaddexp", "expm", "scan"}
 
 
 @pytest.mark.parametrize("name", [thorough(x, id=x) if x in SLOW else x for x in OWN])

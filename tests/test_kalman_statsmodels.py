@@ -1490,8 +1490,8 @@ def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch
         ("bfgs", 86, -1009.857), ("bfgs", 156, 13.852),
         # Where a damping goes to one the quadratic is flat; BFGS is lost, and L-BFGS is not.
         ("newton", 2, -811.771),
-        # Newton's steps alone.
-
+        # On the edge: a frequency of pi, an autoregression with a unit root and no variance.
+        ("lbfgs", 1013, -138.796), ("lbfgs", 144, -357.034),
     ],
 )  # fmt: skip
 def test_a_fit_ends_at_the_higher_of_two_maxima(method, seed, highest):

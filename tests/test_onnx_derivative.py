@@ -402,6 +402,33 @@ def test_a_number_that_is_added(op, expected):
     assert "e" not in constants_by_use(model)
 
 
+ATTENTIONS = {  # s, of one entry, in front of a Softmax
+    "scores": "k = Transpose<perm = [1, 0]>(K) P = MatMul(Q, k) A = Div(P, s) M = Add(A, m)",
+    "queries": """q = Mul(s, Q) r = Reshape(q, i) k = Transpose<perm = [1, 0]>(K)
+        P = MatMul(r, k) M = Where(b, P, m)""",
+    "keys": 'k = Mul(K, s) M = Einsum<equation = "ij,kj->ik">(Q, k)',
+    "capped": """k = Transpose<perm = [1, 0]>(K) P = MatMul(Q, k) D = Div(P, s) T = Tanh(D)
+        M = Mul(T, s)""",
+}
+NO_ATTENTIONS = {
+    "a temperature of logits": "P = MatMul(Q, w) M = Mul(P, s)",
+    "a branch that is weighted": "q = Mul(Q, s) h = Add(q, K) M = MatMul(h, w)",
+    "a transposed weight": "q = Mul(Q, s) k = Transpose<perm = [1, 0]>(w) M = MatMul(q, k)",
+}
+
+
+@pytest.mark.parametrize("shape", ["1", "1, 1"])
+@pytest.mark.parametrize("name", [*ATTENTIONS, *NO_ATTENTIONS])
+def test_what_scales_an_attention_is_no_weight(name, shape):
+    """Exporters store it with axes too; a factor of one entry elsewhere is a weight."""
+    model = model_of(f"""m (float[2, 2] X, float[2, 2] Z, bool[2, 2] b) => (float[2, 2] Y)
+        <float[{shape}] s = {{0.5}}, float[2, 2] w = {{1, 2, 3, 4}}, int64[2] i = {{2, 2}},
+        float[2, 2] m = {{0, 1, 0, 1}}> {{ Q = MatMul(X, w) K = MatMul(Z, w)
+        {(ATTENTIONS | NO_ATTENTIONS)[name]} Y = Softmax(M) }}""")
+    expected = "a scale of attention" if name in ATTENTIONS else True
+    assert constants_by_use(model).get("s", True) == expected
+
+
 def test_a_mask_with_infinities_is_no_weight():
     model = mlp()
     mask = np.array([0.0, -np.inf, 0.0], np.float64)
@@ -1236,6 +1263,7 @@ def test_a_rule_for_a_function_of_the_model_holds(rule_of, op_type):
         ("2, 3", lambda g, dy: g.sum(dy, None), r"returned shape \[1, 1\] for 'X', .* \[2, 3\]"),
         ("N, 3", lambda g, dy: g.sum(dy, [1]), r"returned shape \['N', 1\] for 'X', .*'N', 3"),
         ("N, 3", lambda g, dy: g.sum(dy, None, False), r"returned shape \[\] for 'X'"),
+        ("N, 3", lambda g, dy: g.sum(dy, [0]), r"returned shape \[1, 3\] for 'X', .*'N', 3"),
         ("2, 3", lambda g, dy: g.transpose(dy, [1, 0]), r"returned shape \[3, 2\] for 'X'"),
         ("N, 3", lambda g, dy: dy.cast(1), "returned type float for 'X', which is double"),
         ("N, 3", lambda g, dy: 0.0, "returned 0.0, expected a Tensor"),

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_checks import run_onnxruntime
 from test_onnx_derivative import model_of
 
-from helpers.onnx_grad import onnx_derivative, register_gradient
+from helpers.onnx_grad import attributes, onnx_derivative, register_gradient
 from helpers.onnx_grad.attributes import known_attributes
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
@@ -189,6 +189,27 @@ def test_what_no_rule_knows_of_an_attribute_is_refused(key):
             translated(read, [])
 
 
+@pytest.fixture
+def read_up_to_20(monkeypatch):
+    """As if only the opsets up to 20 had been gone through."""
+    monkeypatch.setitem(attributes.READ_UP_TO, "", 20)
+    attributes._of_standard.cache_clear()
+    yield known_attributes("", "DequantizeLinear")
+    attributes._of_standard.cache_clear()
+
+
+def test_an_attribute_that_is_newer_than_what_is_known_is_named_as_such(read_up_to_20, monkeypatch):
+    """The installed onnx may know opsets that these rules were never held against."""
+    about = ABOUT["", "DequantizeLinear"]._replace(attributes=read_up_to_20)
+    monkeypatch.setitem(ABOUT, ("", "DequantizeLinear"), about)
+    text = f"{MODEL} Y = DequantizeLinear<axis = 2%s>(Q8, X) }}"
+    message = r"block_size=2 is not supported \(opset 21 changed it; those up to 20 are known\); "
+    with pytest.raises(NoGradientError, match=f"{message}it has to be left out or 0"):
+        onnx_derivative(model_of(text % ", block_size = 2"))
+    assert "block_size" not in read_up_to_20
+    onnx_derivative(model_of((text % "").replace("<axis = 2>(Q8, X)", "(Q8, pad)")))
+
+
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 def test_broadcasting_along_an_axis_was_before_opset_7(operator):
     """It is no attribute of the forms that are translated, and would be left out of account."""
@@ -319,6 +340,45 @@ def test_a_quantised_model_may_be_taken_straight_through(monkeypatch, name, kind
     ds = bar * np.where(kept, steps - Z - X / S, np.clip(steps, low, high) - Z)
     ds = ds.sum(axis=0 if "-1" in how else 1 if how else None)
     np.testing.assert_allclose(found["s_grad"], np.reshape(ds, s.shape), rtol=1e-5, atol=1e-4)
+
+
+SCALE, ROWS = [0.3, -0.4, 2.5], "0.3, -0.4, 2.5, 0.1, 0.2, 0.3"
+LINEAR = {  # what scikit-learn's converters make of integers, and its Jacobian at C = round(X / s)
+    "Scaler": (f"Y = {ML}.Scaler<offset = [0.0, 1.0, 0.0], scale = {SCALE}>(C)", np.diag(SCALE)),
+    "LinearRegressor": (
+        f"Y = {ML}.LinearRegressor<coefficients = [{ROWS}], targets = 2>(C)",
+        np.reshape([float(w) for w in ROWS.split(", ")], (2, 3)),
+    ),
+    "LinearClassifier": (
+        f"""l, Y = {ML}.LinearClassifier<coefficients = [{ROWS}], intercepts = [0.1, 0.2],
+        classlabels_ints = [0, 1]>(C)""",
+        np.reshape([float(w) for w in ROWS.split(", ")], (2, 3)),
+    ),
+    "Normalizer": (
+        f'Y = {ML}.Normalizer<norm = "L2">(C)',
+        (np.eye(3) - np.outer([1, -2, 2], [1, -2, 2]) / 9) / 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_integers_of_a_linear_model_stand_for_real_numbers(monkeypatch, name):
+    """Their gradient is real: in the type of the integers, all of it would be cut off."""
+    nodes, J = LINEAR[name]
+    model = model_of(
+        f"""m (float[1, 3] X) => (float[1, {len(J)}] Y) <float[1] s = {{0.5}}, int8[1] z = {{0}}>
+        {{ Q = QuantizeLinear(X, s, z) C = Cast<to = 6>(Q) {nodes} }}""",
+        domains=[ML],
+    )
+    with pytest.raises(NoGradientError, match="QuantizeLinear .* it rounds"):
+        onnx_derivative(model, weights=[])
+    monkeypatch.setitem(RULES, ("", "QuantizeLinear"), None)
+    monkeypatch.setitem(ABOUT, ("", "QuantizeLinear"), None)
+    register_gradient("QuantizeLinear", straight_through)
+    bar = np.float32([[1.0, -2.0, 0.5]])[:, : len(J)]
+    feeds = {"X": np.float32([[0.6, -1.1, 0.9]]), "Y_grad": bar}
+    found = run_onnxruntime(onnx_derivative(model, weights=[]), feeds)
+    np.testing.assert_allclose(found["X_grad"], bar @ J / 0.5, rtol=1e-6)
 
 
 def test_an_index_of_unknown_rank_is_named():

@@ -12,29 +12,40 @@ FOLDED = {"hide-input", "remove-input", "hide-cell", "remove-cell"}
 FOLDED_TEXT = re.compile(
     r"^(`{3,}|:{3,})\{(?:solution|dropdown)\}.*?^\1[ ]*$", re.MULTILINE | re.DOTALL
 )
+SOLUTION = re.compile(r"(\{solution-start\}|\{solution-end\})")
+MARKUP = re.compile(r"^(?:`{3,}|:{3,}|:\w+:).*$|\((?:eq|def)-[\w-]+\)", re.MULTILINE)
 IMPORT = re.compile(r"^(?:from \S+ )?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 SAID = re.compile(r"Reading time: (?:about )?(\d+) minutes")
 
 
-def minutes(cells: Iterable[nbformat.NotebookNode]) -> float:
-    """Minutes for the text, the formulas and the code that is not folded; solutions are folded.
+def counts(cells: Iterable[nbformat.NotebookNode]) -> tuple[int, int, int]:
+    """Words, formulas and lines of code that are not folded; solutions are folded.
 
     Nobody reads the lines that import.
     """
-    total, solution = 0.0, False
+    words, formulas, lines, solution = 0, 0, 0, False
     for cell in cells:
-        solution = solution or "{solution-start}" in cell.source
-        if solution:
-            solution = "{solution-end}" not in cell.source
-        elif cell.cell_type == "markdown":
-            text = FOLDED_TEXT.sub(" ", cell.source)
-            text, formulas = re.subn(r"\$\$.*?\$\$", " ", text, flags=re.DOTALL)
-            text = re.sub(r"\$[^$]+\$", "x", text)
-            total += len(text.split()) / WORDS + formulas / FORMULAS
-        elif cell.cell_type == "code" and not FOLDED & set(cell.metadata.get("tags", [])):
-            code = IMPORT.sub("", cell.source)
-            total += sum(bool(line.strip()) for line in code.splitlines()) / LINES
-    return total
+        if cell.cell_type == "markdown":
+            shown = []  # a solution begins and ends in the middle of cells
+            for piece in SOLUTION.split(cell.source):
+                if SOLUTION.fullmatch(piece):
+                    solution = "start" in piece
+                elif not solution:
+                    shown.append(piece)
+            text = FOLDED_TEXT.sub(" ", " ".join(shown))
+            text, displayed = re.subn(r"\$\$.*?\$\$", " ", text, flags=re.DOTALL)
+            formulas += displayed
+            text = re.sub(r"\$[^$]+\$", "x", MARKUP.sub("", text))
+            words += sum(any(map(str.isalnum, word)) for word in text.split())
+        elif not solution and not FOLDED & set(cell.metadata.get("tags", [])):
+            lines += sum(bool(line.strip()) for line in IMPORT.sub("", cell.source).splitlines())
+    return words, formulas, lines
+
+
+def minutes(cells: Iterable[nbformat.NotebookNode]) -> float:
+    """Minutes for what `counts` counts."""
+    words, formulas, lines = counts(cells)
+    return words / WORDS + formulas / FORMULAS + lines / LINES
 
 
 def rounded(time: float) -> int:

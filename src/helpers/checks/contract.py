@@ -14,6 +14,7 @@ returns what it has to say, and raises :class:`Found` where something is wrong o
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ DIFFERENCES = 1e-5  # what central differences can be trusted to
 SINGLE = 1e-3  # float32, after a short computation
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
 SINGLE_STEPS = np.logspace(0, -3, 13)  # that they take
+JUMP = 1e-5  # of the values: more is no rounding
 MANY = 200  # entries of an array, of which each is moved alone
 OUTSIDE = 8  # entries on each side of an input that must not matter
 
@@ -240,6 +242,7 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
         "shape alone": shape_alone,
         "integers for floats": integers,
         "float32": single,
+        "float64": double,
         "number of dimensions": dimensions,
         "empty": cut,
         "not contiguous": strided,
@@ -264,7 +267,8 @@ def _derivatives(at: Point) -> list[Attack]:
         for k, why in of.nulls.items()
     ]
     right = bool(of.x_bars) and found[0].status != "FAULT"
-    checks = {"pullback is linear": pull_linear} if at.has_shapes else {}
+    checks = {"gradient alone": pull_alone, "pullback is linear": pull_linear}
+    checks = checks if at.has_shapes else {}
     if right:
         checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
         checks |= {"empty gradient": pull_empty, "pullback in float32": pull_single}
@@ -285,8 +289,10 @@ def _case(at: Point, case: Sequence) -> None:
     """Values, shapes and derivatives at further inputs, as one line."""
     there = at.moved(case)
     runs(there)
-    found = [_attempt("value", value, there)] if at.of.truth else []
-    found += [_attempt("shape alone", shape_alone, there), *_derivatives(there)]
+    checks = {"value": value} if at.of.truth else {}
+    checks |= {"repeated call": repeated, "shape alone": shape_alone}
+    found = [_attempt(name, check, there) for name, check in checks.items()]
+    found += _derivatives(there)
     if faults := [f"{a.name}: {a.says}" for a in found if a.status == "FAULT"]:
         raise Found("; ".join(faults))
 
@@ -321,8 +327,7 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
         if says or not there.is_finite:
             return says
         same_answers(there, f, g, name)
-        if backend == "jax":
-            jax_rule(there)
+        jax_rule(there) if backend == "jax" else repeated(there, f)
         return None
 
     found += [_attempt(f"{name}: {x}", case_agrees, case) for x, case in cases.items()]
@@ -359,23 +364,24 @@ class Graph:
         # applies to each entry) are PyTensor's own.
         ops = [node.op for node in applys_between(xs, ys)]
         ops = [type(getattr(op, "scalar_op", getattr(op, "core_op", op))) for op in ops]
-        self.mendable = "FAULT" if self.owned else "note"
         self.severity = "FAULT" if self.is_op and self.owned else "note"
         self.inherited = "FAULT" if any(map(_is_brought, ops)) else "note"
         self.y_bars = [ys[j].type(f"cotangent {j}") for j in self.smooth]
-        # One scalar cost: pullback(list) takes the cotangent of each entry for its total.
-        cost = _along(self.y_bars, [ys[j] for j in self.smooth])
-        found = _outcome(self.gradients, cost, self.moving)
+        # They come into the pullback as they are; of copies, for an output may be made of another.
+        ends = [pt.tensor_copy(ys[j]) for j in self.smooth]
+        found = _outcome(
+            self.gradients, None, self.moving, dict(zip(ends, self.y_bars, strict=True))
+        )
         self.no_pull = found if isinstance(found, Exception) else None
         self.x_bars, self.nulls = ({}, {}) if self.no_pull else found
         # The real inputs that have a gradient.
         self.free = self.moving if self.no_pull else list(self.x_bars)
 
-    def gradients(self, cost, which) -> tuple[dict, dict]:
+    def gradients(self, cost, which, cotangents=None) -> tuple[dict, dict]:
         """The gradients for inputs, and why those of others are declared missing."""
         xs = pytensor.grad(
-            cost, [self.xs[k] for k in which], disconnected_inputs="ignore",
-            return_disconnected="zero", null_gradients="return",
+            cost, [self.xs[k] for k in which], known_grads=cotangents,
+            disconnected_inputs="ignore", return_disconnected="zero", null_gradients="return",
         )  # fmt: skip
         found = dict(zip(which, xs, strict=True))
         nulls = {k: x.type for k, x in found.items() if isinstance(x.type, NullType)}
@@ -432,7 +438,7 @@ class Point:
 
     @cached_property
     def pulled(self) -> dict[int, np.ndarray]:
-        found = self.of.pull(*self.arrays, *self.y_bars)
+        found = self.of.pull(*(x.copy() for x in (*self.arrays, *self.y_bars)))
         return {k: np.array(x) for k, x in zip(self.of.free, found, strict=True)}
 
     @cached_property
@@ -645,7 +651,7 @@ def cut(at: Point) -> str | None:
         except Found as found:
             pairs = zip(of.labels, arrays, strict=True)
             shapes = ", ".join(f"{label} {x.shape}" for label, x in pairs)
-            raise Found(f"{found.says}, where {shapes}", of.mendable) from None
+            raise Found(f"{found.says}, where {shapes}", of.inherited) from None
     return says
 
 
@@ -679,10 +685,10 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
                     )
                 is_single = "float32" in (y.type.dtype, str(right.dtype))
                 rtol = SINGLE if is_single else of.rtol
-                compare(f"{who} output {j}", left, right, "that of floats", rtol)
+                compare(f"{who} output {j}", left, right, "that of floats", rtol, of.inherited)
             as_declared(ys, by_ints)
         if errors and not answered:
-            raise Found(errors[0])
+            raise Found(errors[0], of.inherited)
     return f"refused for {', '.join(refused)}" if refused else ""
 
 
@@ -695,7 +701,21 @@ def single(at: Point, mode=AS_WRITTEN) -> None:
         xs, ys = built(of.op, of.labels, arrays)
     found = compiled(xs, ys, mode)(*arrays)
     as_declared(ys, found)
-    agree(of, found, at.moved(arrays).values, "float64", rtol=SINGLE)
+    agree(of, found, at.moved(arrays).values, "float64", rtol=SINGLE, severity=of.inherited)
+
+
+def double(at: Point) -> None:
+    """What is declared float64 is not computed in float32."""
+    of = at.of
+    if of.is_single or all(_is_short(at.arrays[k]) for k in of.moving):
+        raise Found("no input has more digits than float32", "skipped")
+    found = [(f"output {j}", at.values[j]) for j in of.smooth]
+    if at.has_shapes:
+        found += [(f"the gradient for {of.labels[k]}", x) for k, x in at.pulled.items()]
+    for what, x in found:
+        whole = np.ldexp(np.frexp(x)[0], 11)  # few digits may be an answer, such as 0.25
+        if _is_short(x) and np.any((whole != np.rint(whole)) & (x != np.rint(x))):
+            raise Found(f"{what} is of float64, and has the digits of float32 alone", of.inherited)
 
 
 def dimensions(at: Point) -> None:
@@ -768,15 +788,21 @@ def slope(at: Point, k: int) -> Slope:
 
 
 def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
-    """Central differences entry by entry; NaN where f has no values on both sides."""
+    """Central differences entry by entry; NaN where f has no values on both sides, or jumps, as
+    vectors do that are known but for their signs."""
     x, cost, is_single = at.arrays[k], at.cost(k, f), at.of.is_single
     steps = SINGLE_STEPS * max(1, np.max(np.abs(x), initial=0)) if is_single else None
+    scale = _along(map(np.abs, at.y_bars), [1 + np.abs(at.values[j]) for j in at.of.smooth])
 
     def by_differences(E):
         try:
-            return step_sweep(lambda z: float(cost(z.astype(x.dtype))), x, E, steps=steps).value
+            sweep = step_sweep(lambda z: float(cost(z.astype(x.dtype))), x, E, steps=steps)
         except ValueError:  # not finite around the point
             return np.nan
+        smaller = np.abs(sweep.estimates[sweep.best :])  # steps than the best
+        steep = smaller > 2 * abs(sweep.value)
+        jumps = steep & (smaller * sweep.steps[sweep.best :] > JUMP * scale)
+        return np.nan if jumps.any() else sweep.value
 
     found = entry_by_entry(by_differences, x, symmetric, MANY)
     rtol = SINGLE_DIFFERENCES if is_single else DIFFERENCES
@@ -838,14 +864,9 @@ def pullback(at: Point) -> str:
             "and gets a DisconnectedType, or the other way round"
         )
     if of.no_pull:
-        raise Found(f"pullback cannot be built: {_brief(of.no_pull)}", of.mendable)
+        raise Found(f"pullback cannot be built: {_brief(of.no_pull)}", of.inherited)
     if not of.free:
         raise Found("all gradients are declared missing", "skipped")
-    given = [*at.arrays, *at.y_bars]
-    before = [x.copy() for x in given]
-    _ = at.pulled
-    if not all(map(np.array_equal, before, given)):
-        raise Found("pullback overwrites an input or a cotangent")
     wrong, remarks = [], []
     for k, x_bar in at.pulled.items():
         who = f"for {of.labels[k]}"
@@ -863,6 +884,23 @@ def pullback(at: Point) -> str:
     if wrong or remarks:
         raise Found("; ".join(wrong or remarks), "FAULT" if wrong else "note")
     return f"against {next(iter(at.slopes.values())).against}"
+
+
+def pull_alone(at: Point) -> None:
+    """The graph of the gradients, whose Ops may be others, keeps to memory, types and shapes."""
+    of = at.of
+    labels = [*of.labels, *(f"cotangent {j}" for j in of.smooth)]
+    xs, ys = [*of.xs, *of.y_bars], [*of.x_bars.values()]
+    graph = Graph(None, labels, xs, ys, None, of.rtol, of.seed)
+    there = Point(graph, [*at.arrays, *at.y_bars])
+    try:
+        for check in (runs, repeated, memory, strided, shape_alone):
+            check(there)
+    except Found as found:
+        says = found.says
+        for n, k in enumerate(of.free):
+            says = re.sub(rf"^(.*?)output {n}\b", rf"\1the gradient for {of.labels[k]}", says)
+        raise Found(says, graph.inherited) from None
 
 
 def pull_linear(at: Point) -> None:
@@ -902,11 +940,12 @@ def pull_empty(at: Point) -> None:
     if isinstance(values, Exception) or not any(x.ndim for x in arrays):
         raise Found("no empty inputs", "skipped")
     y_bars = [np.zeros(values[j].shape, of.ys[j].type.dtype) for j in of.smooth]
-    with _told("where the value has an answer, it fails: {}"):
+    with _told("where the value has an answer, it fails: {}", of.inherited):
         x_bars = of.pull(*arrays, *y_bars)
     for k, x_bar in zip(of.free, x_bars, strict=True):
         if x_bar.shape != arrays[k].shape:
-            raise Found(f"for {of.labels[k]} of shape {arrays[k].shape} it has shape {x_bar.shape}")
+            says = f"for {of.labels[k]} of shape {arrays[k].shape} it has shape {x_bar.shape}"
+            raise Found(says, of.inherited)
 
 
 def pull_single(at: Point) -> None:
@@ -923,8 +962,9 @@ def pull_single(at: Point) -> None:
         if x_bar.dtype != dtype:
             raise Found(f"{who} it is declared {dtype}, returned as {x_bar.dtype}")
         if dtype != "float32":
-            raise Found(f"{who} of float32 it is {dtype}", "note")
-        compare(who, x_bar, true, "float64", SINGLE)
+            alike = all(narrow.ys[j].type.dtype == "float32" for j in narrow.smooth)
+            raise Found(f"{who} of float32 it is {dtype}", of.inherited if alike else "note")
+        compare(who, x_bar, true, "float64", SINGLE, of.inherited)
 
 
 def second(at: Point) -> str | None:
@@ -1113,7 +1153,7 @@ def batched(at: Point) -> None:
                for k in which}  # fmt: skip
         inputs = [new.get(x, x) for x in symbols]
         who = "a batch" if which == everything else f"a batch of {of.labels[which[0]]} alone"
-        with _told(f"{who} fails: {{}}", of.mendable):
+        with _told(f"{who} fails: {{}}", of.inherited):
             many = vectorize_graph(wanted, new)
             found = compiled(inputs, many)(*stacks, *given)
             shapes = compiled(inputs, [y.shape for y in many], SHAPES)(*stacks, *given)
@@ -1216,7 +1256,7 @@ def jax_rule(at: Point) -> str | None:
         terms = [at.slopes[k].value * d for k, d in zip(of.free, dots, strict=True)]
         forwards, rtol = _along(at.y_bars, map(np.asarray, pushed)), at.slopes[of.free[0]].rtol
         if not _is_sum(forwards, terms, rtol):
-            raise Found("JAX's own derivative is wrong", of.mendable) from None
+            raise Found("JAX's own derivative is wrong", of.inherited) from None
         return "forwards alone"
     for k, x_bar in zip(of.free, map(np.asarray, found), strict=True):
         known = at.slopes[k]
@@ -1227,7 +1267,7 @@ def jax_rule(at: Point) -> str | None:
             true, rtol = symmetrize(known.value), max(DIFFERENCES, known.rtol)
             says = _difference(symmetrize(x_bar), true, rtol)
         if says:
-            raise Found(f"JAX's own gradient for {of.labels[k]} {says}", of.mendable)
+            raise Found(f"JAX's own gradient for {of.labels[k]} {says}", of.inherited)
     return None
 
 
@@ -1253,10 +1293,11 @@ def _brings_c(node) -> bool:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def agree(of: Graph, found, trues, against, what="output {}", rtol=None) -> None:
+def agree(of: Graph, found, trues, against, what="output {}", rtol=None, severity="FAULT") -> None:
     """All outputs are the true ones."""
+    rtol = of.tolerance if rtol is None else rtol
     for j, (one, true) in enumerate(zip(found, trues, strict=True)):
-        compare(what.format(j), one, true, against, of.tolerance if rtol is None else rtol)
+        compare(what.format(j), one, true, against, rtol, severity)
 
 
 def compare(what, found, true, against, rtol, severity="FAULT") -> None:
@@ -1365,6 +1406,11 @@ def _outcome(call, *args):
         return call(*args)
     except Exception as error:
         return error
+
+
+def _is_short(x: np.ndarray) -> bool:
+    """Whether all entries are numbers of float32."""
+    return np.array_equal(x, x.astype("float32"), equal_nan=True)
 
 
 def _is_finite(x) -> bool:

@@ -99,21 +99,24 @@ def unsupported(node: NodeProto, version: int, known: Mapping[str, tuple]) -> st
     str or None
         What is met and what is supported.
     """
-    domain, defaults = canonical(node.domain), {}
+    domain, defaults, newer = canonical(node.domain), {}, ""
     if defs.has(node.op_type, version, domain):
-        attributes = defs.get_schema(node.op_type, version, domain).attributes
-        defaults = {name: default_of(a) for name, a in attributes.items()}
+        schema = defs.get_schema(node.op_type, version, domain)
+        read = READ_UP_TO.get(domain, version)
+        defaults = {name: default_of(a) for name, a in schema.attributes.items()}
+        if schema.since_version > read:
+            newer = f" (opset {schema.since_version} changed it; those up to {read} are known)"
     given = {a.name: _text(helper.get_attribute_value(a)) for a in node.attribute}
     for name, value in given.items():
         if name not in known and value != [] and value != defaults.get(name):
             default = defaults.get(name)
             only = "" if default is None else f" or {default!r}"
-            return f"{name}={value!r} is not supported; it has to be left out{only}"
+            return f"{name}={value!r} is not supported{newer}; it has to be left out{only}"
     for name, values in known.items():
         value = given.get(name, defaults.get(name))
         if values and value is not None and value not in values:
             choice = ", ".join(map(repr, values))
-            return f"{name}={value!r} is not supported; supported are {choice}"
+            return f"{name}={value!r} is not supported{newer}; supported are {choice}"
     return None
 
 

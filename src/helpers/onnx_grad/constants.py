@@ -32,6 +32,9 @@ HANDED_ON = {
 }
 # What a small number is added in front of, to stay away from a pole.
 POLES = {"Sqrt", "Log", "Reciprocal"}
+# Queries and keys are scaled, multiplied, and their product is masked in front of a Softmax.
+SCALED, PRODUCTS = {"Mul", "Div", *HANDED_ON}, {"MatMul", "Einsum"}
+ON_SCORES = {"Add", "Sub", "Tanh", "Where", *SCALED}
 
 
 def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dict[str, str]:
@@ -46,7 +49,8 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
       Dropout, the running statistics of BatchNormalization, ... (``settings`` in the rules);
       also through operators that hand them on, like Identity, Cast and Reshape,
     - used where no gradient comes back alone: in comparisons, shapes and roundings,
-    - with one entry that is added in front of a root, a logarithm or a reciprocal,
+    - with one entry that is added in front of a root, a logarithm or a reciprocal, or that scales
+      the scores of an attention,
     - not used.
 
     How an initializer is stored makes no difference: in the file or beside it, dense or sparse,
@@ -65,6 +69,7 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
     versions = {canonical(o.domain): o.version for o in plain.opset_import}
     uses, captured = _uses(plain)
     outputs = {value.name for value in graph.output} | captured
+    scores = _scores(plain)
 
     def why(name: str, size: int) -> str | None:
         """What a tensor is used as, if it is a constant in every use."""
@@ -78,6 +83,8 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
                 after = [_standard(n) for n, k in uses[node.output[0]] if k == 0]
                 if after and POLES.issuperset(after) and node.output[0] not in outputs:
                     reasons[-1] = f"added in front of {after[0]}"
+            if reasons[-1] is None and size == 1 and _standard(node) in ("Mul", "Div"):
+                reasons[-1] = "a scale of attention" if node.output[0] in scores else None
         return None if None in reasons else next(iter(reasons), "not used")
 
     found = {}
@@ -89,6 +96,32 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
             if reason is not None:
                 found[tensor.name] = reason
     return found
+
+
+def _scores(model: ModelProto) -> set[str]:
+    """What an attention scales: the product of two computed tensors that goes into a Softmax by
+    scaling, masks and rearrangement alone, and its factors."""
+    nodes = list(model.graph.node)
+    given = {t.name for t in model.graph.initializer}
+    ahead, scores = set(), set()
+    for node in reversed(nodes):
+        if _standard(node) == "Softmax" or (
+            _standard(node) in ON_SCORES and not ahead.isdisjoint(node.output)
+        ):
+            ahead.update(node.input)
+    for node in nodes:
+        if given.issuperset(node.input):
+            given.update(node.output)
+        computed = [x for x in node.input if x not in given]
+        product = _standard(node) in PRODUCTS and len(computed) == 2
+        if product or (_standard(node) in ON_SCORES and not scores.isdisjoint(computed)):
+            scores.update(ahead.intersection(node.output))
+    factors = set()
+    for node in reversed(nodes):
+        operator, made = _standard(node), set(node.output)
+        if (operator in PRODUCTS and made & scores) or (operator in SCALED and made & factors):
+            factors.update(node.input)
+    return scores | factors
 
 
 def users(model: ModelProto) -> dict[str, list[str]]:

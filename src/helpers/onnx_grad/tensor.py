@@ -140,6 +140,10 @@ class Tensor:
         """The same numbers in another element type."""
         return self if self.dtype == dtype else self.graph.op("Cast", self, to=dtype)
 
+    def cast_like(self, x: Tensor) -> Tensor:
+        """In the type of x; as it is, if the integers of x stand for real numbers."""
+        return self.cast(x.dtype) if x.dtype in REAL else self
+
     def wide(self) -> Tensor:
         """In single precision, where it is in half."""
         return self.cast(TensorProto.FLOAT) if self.dtype in HALF else self

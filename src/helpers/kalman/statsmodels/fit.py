@@ -52,6 +52,13 @@ SHORTER = 0.25
 # Where so many iterations of one of these methods gain less than `SAME`, Newton's steps go on.
 LONG, BY_SLOPES = 50, ("lbfgs", "bfgs", "cg")
 
+# Methods that climb from the same start: the last one, whose steps cost most, only where the others
+# have ended on an edge of what a parameter may be, to which they are drawn from far away.
+CLIMBS = "bfgs", "lbfgs", "newton"
+
+# By so little, a share of what it is, the optimiser moves a parameter that is on an edge.
+EDGE = 1e-3
+
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
 
@@ -216,9 +223,10 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         A trial that has no likelihood makes a line search try a shorter step.  Wherever a method
         ends, or gains next to nothing, the Hessian says what is left to gain, and Newton's steps go
         on if it is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a
-        maximum, or there is a warning.  From the same start a second method, BFGS or for that
-        L-BFGS, for "newton" both, climbs until it is known to lead to the same maximum; if it ends
-        at a higher one, that is the result.  (There may be a higher one still.)
+        maximum, or there is a warning.  From the same start BFGS and L-BFGS climb as well, each
+        until it is known to lead to the same maximum, and Newton's steps where that is on the edge
+        of what a parameter may be: a variance of zero, or a unit root.  If one of them ends at a
+        higher maximum, that is the result.  (There may be a higher one still.)
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (250 if not given, the last fifty
         for Newton's steps, where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback``
@@ -309,16 +317,13 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     how |= {"hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
     del how["hess"]
     given = {x: X for x, X in given.items() if x not in OURS}
-    given = RULES.get(method, {}) | given
-    if method == "newton":
-        named = {"method": "lbfgs", "maxiter": min(APPROACH, maxiter), "disp": False}
-    else:
-        reserved = POLISH if maxiter >= MOST else 0
-        named = {"method": method, "maxiter": maxiter - reserved, "disp": disp}
 
-    def ended(named, given, each):
+    def ended(method, most, given, each):
         """Where a method of statsmodels' ends, or its best trial if that is higher."""
         within.fitting, within.best, past = True, (-np.inf, None), []
+        named = {"method": method, "maxiter": most, "disp": disp and method == asked}
+        if method == "newton":
+            named |= {"method": "lbfgs", "maxiter": min(APPROACH, most), "disp": False}
 
         def looked(*args, **kwargs):
             each(*args, **kwargs)
@@ -327,12 +332,14 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
                 raise StopIteration
 
         named["callback"] = looked
+        given = RULES.get(method, {}) | given
         x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
         within.end()
         lost = within.best[0] > mod.loglike(x, transformed=False)
         return within.best[1] if lost else x, about | {"iterations": len(past)}
 
-    x, about = ended(named, given, callback)
+    asked, reserved = method, POLISH if maxiter >= MOST and method != "newton" else 0
+    x, about = ended(method, maxiter - reserved, given, callback)
     # A parameter on a bound that it was given stays there.
     low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
     moves = ~((x <= low) | (x >= high))
@@ -364,15 +371,16 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             raise StopIteration
 
     # By other methods from the same start: where there are several maxima, they may end higher.
-    others = ("bfgs", "lbfgs") if method == "newton" else ("lbfgs" if method == "bfgs" else "bfgs",)
-    for other in others:
+    for other in (x for x in CLIMBS if x != method):
         if not best.converged or np.isfinite([low, high]).any():
             break
-        named = {"method": other, "maxiter": min(maxiter, MOST), "disp": False}
-        x, more = ended(named, RULES.get(other, {}).copy(), unless_known)
+        if other == "newton" and not _on_an_edge(mod, best, start):
+            break
+        x, more = ended(other, min(maxiter, MOST), {}, unless_known)
         calls += more.get("fcalls", 0)
-        if not best.leads_here(x, trial):
-            again = climb(trial, curvature, x, POLISH)
+        with suppress(StopIteration):
+            unless_known(x)
+            again = climb(trial, curvature, x, POLISH, unless_known)
             calls += again.evaluations
             if again.value > best.value + SAME:
                 best, iterations = again, more["iterations"] + again.steps
@@ -397,6 +405,20 @@ def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
         return hessian(mod, free, transformed=False)
     except (np.linalg.LinAlgError, _NoLikelihoodError):
         return np.full((len(free), len(free)), np.nan)
+
+
+def _on_an_edge(mod: MLEModel, found, start) -> bool:
+    """Whether a parameter ended where what the optimiser does to it has no effect, or hardly any.
+
+    As a variance of zero, its square, or an autoregression's coefficient of one.
+    """
+    here = mod.handle_params(found.x, transformed=False)
+    for step in np.diag(np.maximum(np.abs(found.x), 1 / found.units) / 2):
+        ahead, behind = (mod.handle_params(found.x + s * step, transformed=False) for s in (1, -1))
+        size = np.abs([ahead, behind])[:, ahead != here].max(initial=0)
+        if np.abs(ahead - behind).max() <= EDGE * size:
+            return True
+    return bool(found.flat_from(start).any())
 
 
 def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:

@@ -115,8 +115,7 @@ for name, row in ENTRYWISE.items():
 @register_gradient("CastLike")
 def cast(g, node, dy):
     """dX = dY in the type of X, or as it is if the integers of X stand for real numbers."""
-    (x, *_) = node.x
-    return dy.cast(x.dtype) if x.dtype in REAL else dy
+    return dy.cast_like(node.x[0])
 
 
 @register_gradient("Sub")

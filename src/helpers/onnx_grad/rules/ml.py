@@ -15,14 +15,14 @@ def linear_regressor(g, node, dy):
     """Y = X W' + b, W of shape (targets, features) in an attribute: dX = dY W."""
     (x,) = node.x
     W = np.reshape(node.attr("coefficients"), (node.attr("targets"), -1))
-    return g.reshape_like(g.op("MatMul", dy, g.constant(W, dy.dtype)).cast(x.dtype), x)
+    return g.reshape_like(g.op("MatMul", dy, g.constant(W, dy.dtype)).cast_like(x), x)
 
 
 @register_gradient("Scaler", domain=ML)
 def scaler(g, node, dy):
     """Y = (X - offset) scale: dX = dY scale."""
     (x,) = node.x
-    return (dy * g.constant(node.attr("scale"), dy.dtype)).cast(x.dtype)
+    return (dy * g.constant(node.attr("scale"), dy.dtype)).cast_like(x)
 
 
 @register_gradient(
@@ -45,7 +45,7 @@ def linear_classifier(g, node, dlabels, dscores):
         weighted = dscores * scores
         dscores = weighted - scores * g.sum(weighted, [-1])
     W = np.reshape(coefficients, (classes, -1))
-    return g.reshape_like(g.op("MatMul", dscores, g.constant(W, scores.dtype)).cast(x.dtype), x)
+    return g.reshape_like(g.op("MatMul", dscores, g.constant(W, scores.dtype)).cast_like(x), x)
 
 
 @register_gradient("Normalizer", domain=ML)
@@ -59,7 +59,7 @@ def normalizer(g, node, dy):
     op = {"L1": "ReduceL1", "L2": "ReduceL2"}[node.attr("norm")]
     norm = g.reduce(op, x_like, [-1])
     slope = y if op == "ReduceL2" else g.op("Sign", x_like)
-    return ((dy - slope * g.sum(dy * y, [-1])) / g.where(norm.equals(0.0), 1.0, norm)).cast(x.dtype)
+    return ((dy - slope * g.sum(dy * y, [-1])) / g.where(norm.equals(0.0), 1.0, norm)).cast_like(x)
 
 
 @register_gradient("ArrayFeatureExtractor", domain=ML, ranked=[0])
