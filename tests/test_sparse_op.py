@@ -5,7 +5,6 @@ in PyTensor's Python mode, where an Op runs the same kernel.
 """
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytensor
@@ -264,9 +263,8 @@ def test_wrong_types_are_refused(arrays, error, message):
 
 
 def test_mixed_dtypes_meet_in_the_wider_one():
-    y = graph.conv(
-        (pt.fmatrix(), pt.fvector()), pt.dmatrix(), pt.dvector(), SimpleNamespace(**RULES._asdict())
-    )
+    rules = graph.SymbolicRules(RULES.src, RULES.dst, False)
+    y = graph.conv((pt.fmatrix(), pt.fvector()), pt.dmatrix(), pt.dvector(), rules)
     assert y.values.dtype == y.ground_state.dtype == "float64"
 
 

@@ -17,6 +17,7 @@ from helpers.sparse_conv import (
     graph,
     inverse_rulebook,
     next_ground_state,
+    point_map,
     rulebook,
     sparse_conv_2d,
     sparse_max_pool,
@@ -24,6 +25,7 @@ from helpers.sparse_conv import (
     submanifold_rulebook,
     transposed_rulebook,
     union_rulebooks,
+    voxel_means,
 )
 
 ONE = {"sites": [[0, 1]], "values": [[7.0, 8.0]], "shape": (2, 3, 2)}
@@ -322,3 +324,86 @@ def test_what_follows_the_kernels_size_has_a_name():
     for make in (rulebook, submanifold_rulebook, transposed_rulebook):
         with pytest.raises(TypeError, match="positional argument"):
             make([[0, 0, 0]], (4, 4, 4), 3, 2)
+
+
+X = SparseValue([[0, 1], [2, 3], [4, 4]], np.ones((3, 2)), (6, 6, 2))
+W, B, POINTS = np.ones((18, 3)), np.zeros(3), point_map(np.ones((3, 2)), 1, (6, 6))
+RULES, AT_POINTS = submanifold_rulebook(X.sites, X.grid, 3), voxel_means(np.ones((3, 2)), POINTS)
+TAKEN = {  # arguments that are taken, and then one of them is of another kind
+    SparseValue: (X.sites, X.values, X.shape, X.ground_state),
+    rulebook: (X.sites, X.grid, 3),
+    submanifold_rulebook: (X.sites, X.grid, 3),
+    transposed_rulebook: (X.sites, X.grid, 3),
+    inverse_rulebook: (RULES, X.sites, X.grid),
+    dense_rulebook: (X.sites, X.grid),
+    union_rulebooks: (X.sites, X.sites, X.grid),
+    sparse_conv.build_q: (X.values, X.ground_state, RULES),
+    sparse_conv.grad_q: (np.ones((3, 18)), RULES),
+    sparse_conv.conv_without_q: (X.values, X.ground_state, W, RULES),
+    sparse_conv.conv_without_q_grad: (X.values, X.ground_state, W, np.ones((3, 3)), RULES),
+    next_ground_state: (W, X.ground_state, 3),
+    sparse_conv.sparse_conv: (X, W, B, RULES),
+    sparse_conv.sparse_conv_grad: (X, W, RULES, np.ones((3, 3)), B),
+    sparse_conv_2d: (X, W, B, 3),
+    sparse_conv.sparse_conv_2d_grad: (X, W, 3, np.ones((12, 3)), B),
+    sparse_conv.sparse_add: (X, X),
+    sparse_conv.sparse_relu: (X,),
+    sparse_max_pool: (X, 2),
+    sparse_conv.sparse_max_pool_2d: (X, 2),
+    stack: ([X],),
+    point_map: (np.ones((3, 2)), 1.0, (6, 6)),
+    voxel_means: (np.ones((3, 2)), POINTS),
+    sparse_conv.voxel_means_grad: (np.ones((1, 2)), POINTS),
+    sparse_conv.to_points: (AT_POINTS, POINTS),
+    sparse_conv.to_points_grad: (np.ones((3, 2)), POINTS),
+    graph.conv: (X, W, B, RULES),
+    graph.conv_with_q: (X, W, B, RULES),
+    graph.max_pool: (X, RULES),
+    graph.mean_pool: (X, RULES),
+    graph.to_dense: (X, dense_rulebook(X.sites, X.grid)),
+    graph.add: (X, X, *union_rulebooks(X.sites, X.sites, X.grid)),
+    graph.relu: (X,),
+    graph.moments: (X,),
+    graph.normalise: (X, np.ones(2), np.ones(2)),
+    graph.rule_arrays: (X, RULES),
+    graph.to_points: (AT_POINTS, POINTS.voxel),
+}
+KINDS = (SparseValue, sparse_conv.Rulebook, sparse_conv.PointMap)
+
+
+@pytest.mark.parametrize("function", TAKEN, ids=lambda f: f"{f.__module__}.{f.__name__}")
+def test_an_argument_of_another_kind_is_refused_by_its_name(function):
+    """An image, a rulebook, a map of points or a number in the place of another of them."""
+    given = TAKEN[function]
+    function(*given)
+    plain = function.__module__ == graph.__name__  # arrays there are for PyTensor to refuse
+    for k, argument in enumerate(given):
+        for wrong in (X, RULES, POINTS, 2, None):
+            if isinstance(wrong, type(argument)) or (
+                not isinstance(argument, KINDS) and (plain or not isinstance(wrong, KINDS))
+            ):
+                continue
+            if function is graph.rule_arrays and k == 0 and wrong is RULES:
+                continue  # it stands for the image that its layer makes
+            with pytest.raises(TypeError, match=r"is of type \w+, expected "):
+                function(*given[:k], wrong, *given[k + 1 :])
+
+
+def test_kinds_of_rulebooks_and_of_numbers_are_refused():
+    dense, other = dense_rulebook(X.sites, X.grid), rulebook(X.sites, X.grid, 2)
+    text = np.array([["a", "b"]] * 3)
+    for call, error, message in (
+        (lambda: sparse_conv_2d(X, W, B, RULES), TypeError, "sparse_conv and graph.max_pool take"),
+        (lambda: graph.max_pool(X, 2), TypeError, "expected Rulebook or SymbolicRules"),
+        (lambda: graph.to_points(AT_POINTS, POINTS), TypeError, "its voxel"),
+        (lambda: stack(X), TypeError, "expected Sequence of SparseValue"),
+        (lambda: stack([X, RULES]), TypeError, "image 1 is of type Rulebook"),
+        (lambda: sparse_conv.build_q(text, X.ground_state, RULES), ValueError, "not an array of"),
+        (lambda: graph.to_dense(X, RULES), ValueError, "dense_rulebook"),
+        (lambda: graph.to_dense(X, rulebook(X.sites, X.grid, 1)), ValueError, "dense_rulebook"),
+        (lambda: graph.add(X, X, RULES, RULES), ValueError, "union_rulebooks"),
+        (lambda: graph.add(X, X, dense, other), ValueError, "union_rulebooks"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    np.testing.assert_array_equal(graph.to_dense(X, dense).eval(), X.to_dense().reshape(36, 2))

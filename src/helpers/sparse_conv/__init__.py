@@ -5,7 +5,8 @@ sites. NumPy functions take a :class:`~helpers.sparse_conv.value.SparseValue`, a
 :mod:`helpers.sparse_conv.graph` has the same layers for PyTensor. The kind of a convolution (with
 stride, padding or dilation, submanifold, transposed, inverse) is that of its rulebook,
 :mod:`helpers.sparse_conv.rules`. :mod:`helpers.sparse_conv.points` takes points to voxels and
-values of voxels back to points.
+values of voxels back to points. An argument of another kind, a rulebook in the place of an image
+say, is a TypeError.
 
 >>> import numpy as np
 >>> from helpers.sparse_conv import SparseValue, sparse_conv_2d

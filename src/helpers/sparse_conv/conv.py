@@ -16,8 +16,15 @@ import math
 
 import numpy as np
 
-from helpers.sparse_conv.rules import Rulebook, integer, per_axis, rulebook, union_rulebooks
-from helpers.sparse_conv.value import SparseValue, total
+from helpers.sparse_conv.rules import (
+    Rulebook,
+    expect_rules,
+    integer,
+    per_axis,
+    rulebook,
+    union_rulebooks,
+)
+from helpers.sparse_conv.value import SparseValue, array, expect_kind, total
 
 __all__ = [
     "build_q",
@@ -46,7 +53,8 @@ def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
     array (a_out, f^d*n_in)
         Column k n_in + c is channel c at position k of the window.
     """
-    values, ground_state = np.asarray(values), np.asarray(ground_state)
+    expect_rules(rules)
+    values, ground_state = array("values", values), array("ground_state", ground_state)
     expect("values", values, "(a_in, n_in)", (len(rules.dst), ground_state.size))
     expect("ground_state", ground_state, "(n_in,)", (ground_state.size,))
     if rules.transposed:
@@ -72,7 +80,8 @@ def grad_q(dQ, rules: Rulebook) -> tuple[np.ndarray, np.ndarray]:
     dM : array (a_in, n_in)
     dt : array (n_in,)
     """
-    dQ = np.asarray(dQ)
+    expect_rules(rules)
+    dQ = array("dQ", dQ)
     (a_out, positions), a = rules.src.shape, len(rules.dst)
     if dQ.ndim != 2 or len(dQ) != a_out or dQ.shape[1] % positions:
         raise ValueError(
@@ -101,7 +110,7 @@ def next_ground_state(W, ground_state, f, *, b=0.0, d: int = 2) -> np.ndarray:
     -------
     array (n_out,)
     """
-    W, t = np.asarray(W), np.asarray(ground_state)
+    W, t, b = array("W", W), array("ground_state", ground_state), array("b", b)
     expect("ground_state", t, "(n_in,)", (t.size,))
     positions = math.prod(per_axis("f", f, 1, integer("d", d, 1)))
     if W.ndim != 2 or len(W) != positions * t.size:
@@ -143,7 +152,7 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook, *, groups: int = 1) -> Sp
         If the rulebook was made of other sites than x's, W or b do not fit, or groups does not
         divide n_in and n_out.
     """
-    rules.refuse_other(x.sites, x.grid)
+    expect_rules(rules, x)
     W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1], groups)
     values, t_out = [], []
     for M, t, W_g, b_g in _groups(groups, x.values, x.ground_state, W, b):
@@ -172,8 +181,8 @@ def sparse_conv_grad(
     -------
     dM (a_in, n_in), dt (n_in,), dW of the shape of W, db (n_out,)
     """
-    rules.refuse_other(x.sites, x.grid)
-    dY, dt_out = np.asarray(dY), np.asarray(dt_out)
+    expect_rules(rules, x)
+    dY, dt_out = array("dY", dY), array("dt_out", dt_out)
     W, _ = check_weights(W, dt_out, rules.src.shape[1], x.shape[-1], groups)
     expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
     parts = []
@@ -230,6 +239,7 @@ def sparse_conv_2d_grad(
 
 
 def _rulebook_2d(x: SparseValue, f, stride, pad, dilation) -> Rulebook:
+    expect_kind("x", x, SparseValue)
     if x.d != 2:
         raise ValueError(f"x has {x.d} dimensions: use sparse_conv, which takes a rulebook")
     return rulebook(x.sites, x.grid, f, stride=stride, pad=pad, dilation=dilation, d=2)
@@ -252,6 +262,8 @@ def sparse_add(x: SparseValue, y: SparseValue) -> SparseValue:
     ValueError
         If shapes differ.
     """
+    expect_kind("x", x, SparseValue)
+    expect_kind("y", y, SparseValue)
     if (x.shape, x.d) != (y.shape, y.d):
         raise ValueError(f"images of shapes {x.shape} (d = {x.d}) and {y.shape} (d = {y.d})")
     rules = union_rulebooks(x.sites, y.sites, x.grid)
@@ -262,6 +274,7 @@ def sparse_add(x: SparseValue, y: SparseValue) -> SparseValue:
 
 def sparse_relu(x: SparseValue) -> SparseValue:
     """Rectifier of the values and of the ground state; what is active stays active."""
+    expect_kind("x", x, SparseValue)
     return SparseValue._trusted(x.sites, _relu(x.values), x.shape, _relu(x.ground_state), x.d)
 
 
@@ -273,10 +286,7 @@ def check_weights(
     W, b, positions: int, n_in: int, groups: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """W and b as arrays; ValueError if their shapes do not fit positions = f^d, n_in and groups."""
-    W, b = np.asarray(W), np.asarray(b)
-    for name, X in (("W", W), ("b", b)):
-        if X.dtype.kind not in "biufc":
-            raise ValueError(f"{name} is not an array of numbers: {X!r}")
+    W, b = array("W", W), array("b", b)
     groups = integer("groups", groups, 1)
     if n_in % groups:
         raise ValueError(f"groups = {groups} does not divide the {n_in} channels of x")

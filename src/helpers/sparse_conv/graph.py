@@ -17,8 +17,14 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor import TensorVariable
 
 from helpers.sparse_conv import dispatch, op  # noqa: F401
-from helpers.sparse_conv.rules import NOT_OF_TRANSPOSED, Rulebook, integer, refuse_transposed
-from helpers.sparse_conv.value import SparseValue
+from helpers.sparse_conv.rules import (
+    NOT_OF_TRANSPOSED,
+    Rulebook,
+    dense_rulebook,
+    integer,
+    refuse_transposed,
+)
+from helpers.sparse_conv.value import SparseValue, expect_kind, plain
 
 __all__ = [
     "SymbolicRules",
@@ -89,8 +95,11 @@ def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
         outputs of a rulebook before it.
     """
     known = list(x) if isinstance(x, list) else [x]
+    for y in known:
+        expect_kind("x", y, SparseValue, Rulebook)
     arrays = []
     for k, book in enumerate(rules):
+        expect_kind(f"rulebook {k}", book, Rulebook)
         if not any(
             book.grid_in == y.grid and np.array_equal(book.sites_in, y.sites) for y in known
         ):
@@ -159,7 +168,7 @@ def next_ground_state(W, ground_state, positions) -> TensorVariable:
 
 def relu(x: SymbolicValue) -> SymbolicValue:
     """Rectifier of values and ground state; its derivative at 0 is 0."""
-    return SymbolicValue(*(pt.switch(v <= 0, pt.zeros((), v.dtype), v) for v in x))
+    return SymbolicValue(*(pt.switch(v <= 0, pt.zeros((), v.dtype), v) for v in _symbols(x)))
 
 
 def max_pool(x: SymbolicValue, rules) -> SymbolicValue:
@@ -183,20 +192,24 @@ def add(x: SymbolicValue, y: SymbolicValue, rules_x, rules_y) -> SymbolicValue:
     ----------
     x, y : SymbolicValue (a_x, n), (a_y, n)
     rules_x, rules_y : Rulebook or SymbolicRules
-        Of :func:`~helpers.sparse_conv.rules.union_rulebooks`.
+        Of :func:`~helpers.sparse_conv.rules.union_rulebooks`; other Rulebooks are a ValueError.
 
     Returns
     -------
     SymbolicValue (a_out, n)
         At the sites of both. Where one image has no site, its ground state is added.
     """
-    values = to_dense(x, rules_x) + to_dense(y, rules_y)
-    return SymbolicValue(values, pt.as_tensor_variable(x.ground_state) + y.ground_state)
+    books = [r for r in (rules_x, rules_y) if isinstance(r, Rulebook)]
+    if any(r.src.shape[1] != 1 or not np.array_equal(r.sites, books[0].sites) for r in books):
+        raise ValueError("rules_x and rules_y are not of one call of union_rulebooks")
+    (x, *rules_x), (y, *rules_y) = _seen(x, rules_x, "the sum"), _seen(y, rules_y, "the sum")
+    values = op.build_q(*x, *rules_x) + op.build_q(*y, *rules_y)
+    return SymbolicValue(values, x.ground_state + y.ground_state)
 
 
 def moments(x: SymbolicValue) -> tuple[TensorVariable, TensorVariable]:
     """Mean and variance (n,) of each channel over the active sites; 0 if there is none."""
-    values = pt.as_tensor_variable(x.values)
+    values = _symbols(x).values
     a = pt.maximum(values.shape[0], 1).astype(values.dtype)
     mean = values.sum(axis=0) / a
     return mean, ((values - mean) ** 2).sum(axis=0) / a
@@ -224,7 +237,7 @@ def normalise(x: SymbolicValue, gamma, beta, eps=1e-5, statistics=None) -> Symbo
     """
     mean, variance = moments(x) if statistics is None else statistics
     slope = gamma / pt.sqrt(variance + pt.as_tensor_variable(eps).astype(variance.dtype))
-    return SymbolicValue(*((v - mean) * slope + beta for v in x))
+    return SymbolicValue(*((v - mean) * slope + beta for v in _symbols(x)))
 
 
 def to_dense(x: SymbolicValue, rules) -> TensorVariable:
@@ -234,7 +247,7 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
     ----------
     x : SymbolicValue (a, n)
     rules : Rulebook or SymbolicRules
-        Of :func:`~helpers.sparse_conv.rules.dense_rulebook`.
+        Of :func:`~helpers.sparse_conv.rules.dense_rulebook`; another Rulebook is a ValueError.
 
     Returns
     -------
@@ -242,6 +255,9 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
     x, src, dst = _seen(x, rules, "the dense form")
+    if isinstance(rules, Rulebook):
+        if not np.array_equal(rules.src, dense_rulebook(rules.sites_in, rules.grid_in).src):
+            raise ValueError("the dense form needs a rulebook of dense_rulebook(x.sites, x.grid)")
     return op.build_q(*x, src, dst)
 
 
@@ -255,7 +271,7 @@ def to_points(x: SymbolicValue, voxel) -> TensorVariable:
     voxel : int array (m,), or its symbol
         ``voxel`` of that map.
     """
-    values = pt.as_tensor_variable(x[0])
+    values, voxel = _symbols(x).values, plain("voxel", voxel, "its voxel")
     # Through float64, so that the gradient's sums over points are accumulated there.
     return values.astype("float64")[pt.as_tensor_variable(voxel)].astype(values.dtype)
 
@@ -269,6 +285,7 @@ def voxel_means(features, voxel, counts) -> SymbolicValue:
     voxel, counts : int arrays (m,) and (a,), or their symbols
         Of a :class:`~helpers.sparse_conv.points.PointMap`.
     """
+    voxel = plain("voxel", voxel, "its voxel")
     features, counts = pt.as_tensor_variable(features), pt.as_tensor_variable(counts)
     sums = pt.zeros((counts.shape[0], features.shape[1]), dtype="float64")
     sums = sums[pt.as_tensor_variable(voxel)].inc(features.astype("float64"))
@@ -276,19 +293,26 @@ def voxel_means(features, voxel, counts) -> SymbolicValue:
     return SymbolicValue(means, pt.zeros(features.shape[1:], dtype=features.dtype))
 
 
+def _symbols(x) -> SymbolicValue:
+    """An image as symbols: a SymbolicValue, the pair of its arrays, or a SparseValue."""
+    x = (x.values, x.ground_state) if isinstance(x, SparseValue) else x
+    if not isinstance(x, tuple | list) or len(x) != 2:
+        expect_kind("x", x, SymbolicValue, SparseValue)
+    return SymbolicValue(*map(pt.as_tensor_variable, x))
+
+
 def _seen(x, rules, what: str | None):
     """x, src and dst; for `what`, a transposed rulebook is refused, at the latest in a run."""
-    if isinstance(x, SparseValue):
-        if isinstance(rules, Rulebook):
-            rules.refuse_other(x.sites, x.grid)
-        x = x.values, x.ground_state
-    *x, src, dst = map(pt.as_tensor_variable, (*x, rules.src, rules.dst))
+    expect_kind("rules", rules, Rulebook, SymbolicRules)
+    if isinstance(x, SparseValue) and isinstance(rules, Rulebook):
+        rules.refuse_other(x.sites, x.grid)
+    x, src, dst = _symbols(x), *map(pt.as_tensor_variable, (rules.src, rules.dst))
     if what and isinstance(rules.transposed, bool):
         refuse_transposed(rules, what)
     elif what:
         check = CheckAndRaise(ValueError, f"{what} {NOT_OF_TRANSPOSED}")
         src = check(src, pt.invert(rules.transposed))
-    return SymbolicValue(*x), src, dst
+    return x, src, dst
 
 
 def _acted_on(x, rules):

@@ -23,7 +23,6 @@ its kernel of ``helpers.sparse_conv.kernels``; ``numpy`` is the same in NumPy, f
 from __future__ import annotations
 
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytensor.tensor as pt
@@ -33,6 +32,7 @@ from pytensor.graph.op import Op
 from pytensor.scalar import upcast
 
 from helpers.sparse_conv import conv, kernels, pairs, pool
+from helpers.sparse_conv.rules import Rulebook
 
 
 class RulebookOp(Op):
@@ -102,7 +102,7 @@ class RulebookOp(Op):
     def numpy(self, *inputs):
         *floats, src, dst = inputs
         # As much of a Rulebook as the functions look at; of its kind the Ops are not told.
-        rules = SimpleNamespace(src=src, dst=dst, transposed=False)
+        rules = Rulebook(None, (), src, dst, False, None, ())
         return self.reference(*floats, rules)
 
     def perform(self, node, inputs, output_storage):

@@ -18,8 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.sparse_conv.conv import expect
-from helpers.sparse_conv.rules import Rulebook
-from helpers.sparse_conv.value import total
+from helpers.sparse_conv.rules import Rulebook, expect_rules
+from helpers.sparse_conv.value import array, total
 
 __all__ = ["conv_without_q", "conv_without_q_grad"]
 
@@ -40,7 +40,8 @@ def conv_without_q(values, ground_state, W, rules: Rulebook) -> np.ndarray:
     -------
     array (a_out, n_out)
     """
-    t, blocks = np.asarray(ground_state), _blocks(W, rules)
+    t, values = array("ground_state", ground_state), array("values", values)
+    blocks = _blocks(W, rules)
     expect("ground_state", t, "(n_in,)", (blocks.shape[1],))
     if rules.transposed:
         return conv_pairs(values - t, W, np.zeros_like(t @ blocks), rules)
@@ -64,8 +65,10 @@ def conv_without_q_grad(
     dt : array (n_in,)
     dW : array (f^d*n_in, n_out)
     """
-    t, blocks = np.asarray(ground_state), _blocks(W, rules)
+    t, values = array("ground_state", ground_state), array("values", values)
+    blocks = _blocks(W, rules)
     expect("ground_state", t, "(n_in,)", (blocks.shape[1],))
+    expect("values", values, "(a_in, n_in)", (len(rules.dst), len(t)))
     dM = pairs_grad_values(dY, W, rules)
     if rules.transposed:
         return dM, -total(dM), pairs_grad_weights(values - t, dY, rules)
@@ -77,7 +80,7 @@ def conv_without_q_grad(
 
 def conv_pairs(values, W, tW, rules: Rulebook) -> np.ndarray:
     """Y (a_out, n_out) from values (a_in, n_in), W (f^d*n_in, n_out) and tW (f^d, n_out)."""
-    values, blocks = np.asarray(values), _blocks(W, rules)
+    values, blocks = array("values", values), _blocks(W, rules)
     positions, n_in, n_out = blocks.shape
     expect("values", values, "(a_in, n_in)", (len(rules.dst), n_in))
     expect("tW", np.asarray(tW), "(f^d, n_out)", (positions, n_out))
@@ -124,7 +127,8 @@ def sum_ground(dY, rules: Rulebook) -> np.ndarray:
 
 def _blocks(W, rules: Rulebook) -> np.ndarray:
     """W (f^d*n_in, n_out) as blocks (f^d, n_in, n_out)."""
-    W, positions = np.asarray(W), rules.src.shape[1]
+    expect_rules(rules)
+    W, positions = array("W", W), rules.src.shape[1]
     if W.ndim != 2 or len(W) % positions:
         raise ValueError(
             f"W has shape {W.shape}, expected (f^d*n_in, n_out) = ({positions} n_in, n_out)"
@@ -134,7 +138,7 @@ def _blocks(W, rules: Rulebook) -> np.ndarray:
 
 def _reached(dY, n_out: int, rules: Rulebook) -> np.ndarray:
     """Rows of dY that each input site reaches, side by side (a_in, f^d*n_out); zero for none."""
-    dY = np.asarray(dY)
+    dY = array("dY", dY)
     expect("dY", dY, "(a_out, n_out)", (len(rules.src), n_out))
     padded = np.concatenate([dY, np.zeros_like(dY, shape=(1, n_out))])
     return padded[rules.dst].reshape(len(rules.dst), rules.dst.shape[1] * n_out)

@@ -21,7 +21,9 @@ from helpers.sparse_conv.value import (
     check_shape,
     check_sites,
     dimensions,
+    expect_kind,
     numbers,
+    plain,
     refuse_other_sites,
 )
 
@@ -89,6 +91,8 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     (array([[0, 0],
            [3, 0]]), array([0, 1, 0]))
     """
+    for name, X in (("points", points), ("cell", cell), ("grid", grid)):
+        plain(name, X, "numbers")
     if np.ndim(grid) != 1:
         raise ValueError(f"grid is {grid!r}, expected the number of voxels along each axis")
     grid = check_shape((*grid, 1))[:-1]
@@ -134,6 +138,7 @@ def voxel_means(features, points: PointMap) -> SparseValue:
 
     Summed in float64 whatever the features' dtype.
     """
+    expect_kind("points", points, PointMap)
     features = numbers("features", features)
     if features.ndim != 2 or len(features) != len(points.voxel):
         raise ValueError(
@@ -147,6 +152,7 @@ def voxel_means(features, points: PointMap) -> SparseValue:
 
 def voxel_means_grad(dM, points: PointMap) -> np.ndarray:
     """Gradient (m, n_in) with respect to the features, from that to the means, dM (a, n_in)."""
+    expect_kind("points", points, PointMap)
     dM = _rows("dM", dM, len(points.counts))
     return (dM / points.counts[:, np.newaxis]).astype(dM.dtype)[points.voxel]
 
@@ -165,12 +171,15 @@ def to_points(y: SparseValue, points: PointMap) -> np.ndarray:
     ValueError
         If the sites of y are not the map's.
     """
+    expect_kind("points", points, PointMap)
+    expect_kind("y", y, SparseValue)
     refuse_other_sites(y.sites, y.grid, points.sites, points.grid, "the map of points")
     return y.values[points.voxel]
 
 
 def to_points_grad(dG, points: PointMap) -> np.ndarray:
     """Gradient (a, n) with respect to the voxels' values, from that to the points', dG (m, n)."""
+    expect_kind("points", points, PointMap)
     dG = _rows("dG", dG, len(points.voxel))
     return _sums(dG, points).astype(dG.dtype)
 

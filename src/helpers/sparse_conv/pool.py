@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.sparse_conv.rules import Rulebook, refuse_transposed, rulebook
-from helpers.sparse_conv.value import SparseValue
+from helpers.sparse_conv.value import SparseValue, expect_kind
 
 __all__ = [
     "max_pool_grad",
@@ -91,6 +91,7 @@ def sparse_max_pool(x: SparseValue, f, *, stride=None) -> SparseValue:
     ValueError
         If f is larger than the grid, or f or stride is not a positive integer.
     """
+    expect_kind("x", x, SparseValue)
     rules = rulebook(x.sites, x.grid, f, stride=f if stride is None else stride, d=x.d)
     winner = max_pool_winners(x.values, x.ground_state, rules)
     values = take_winners(x.values, x.ground_state, winner)
@@ -100,6 +101,7 @@ def sparse_max_pool(x: SparseValue, f, *, stride=None) -> SparseValue:
 
 def sparse_max_pool_2d(x: SparseValue, f, *, stride=None) -> SparseValue:
     """:func:`sparse_max_pool` of a picture (h, w, n), or of each of a batch."""
+    expect_kind("x", x, SparseValue)
     if x.d != 2:
         raise ValueError(f"x has {x.d} dimensions: use sparse_max_pool")
     return sparse_max_pool(x, f, stride=stride)

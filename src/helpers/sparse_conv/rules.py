@@ -15,9 +15,12 @@ import numpy as np
 from helpers.sparse_conv import search
 from helpers.sparse_conv.value import (
     INT64_MAX,
+    SparseValue,
     check_cells,
     check_sites,
     dimensions,
+    expect_kind,
+    plain,
     refuse_duplicates,
     refuse_other_sites,
     whole_numbers,
@@ -77,6 +80,14 @@ class Rulebook(NamedTuple):
     def refuse_other(self, sites: np.ndarray, grid: tuple[int, ...]) -> None:
         """ValueError if the rulebook was made of other sites or of another grid."""
         refuse_other_sites(sites, grid, self.sites_in, self.grid_in, "the rulebook")
+
+
+def expect_rules(rules, *images) -> None:
+    """TypeError if it is no rulebook; ValueError if it was made of other sites than an image's."""
+    expect_kind("rules", rules, Rulebook, made=", as rulebook or submanifold_rulebook makes it")
+    for x in images:
+        expect_kind("x", x, SparseValue)
+        rules.refuse_other(x.sites, x.grid)
 
 
 def refuse_transposed(rules, what: str) -> None:
@@ -258,6 +269,7 @@ def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
     ValueError
         If `rules` was made of other sites, or as :func:`rulebook`.
     """
+    expect_rules(rules)
     sites, grid = _on_grid(sites, shape)
     rules.refuse_other(sites, grid)
     back = not rules.transposed
@@ -393,7 +405,7 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
     """Checked sites, none twice, and their grid."""
-    columns = np.shape(sites)[1] if np.ndim(sites) == 2 else 2
+    columns = np.shape(sites)[1] if np.ndim(plain("sites", sites)) == 2 else 2
     sites, grid, _ = _arguments(sites, shape, min(columns, 3))
     refuse_duplicates(sites, grid)
     return sites, grid
@@ -401,9 +413,9 @@ def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
 
 def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...], int]:
     """Checked sites, grid and d; a last entry n_in is told by the columns of the sites."""
-    sites = np.asarray(sites)
+    sites = np.asarray(plain("sites", sites))
     columns = sites.shape[1] if sites.ndim == 2 else d or 2
-    grid = whole_numbers(shape)
+    grid = whole_numbers(plain("shape", shape, "a tuple, such as its grid"))
     if len(grid) not in (columns, columns + 1) or min(grid) < 1:
         raise ValueError(
             f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in, or a "
@@ -431,6 +443,7 @@ def _windows(f, stride, pad, dilation, d: int) -> list[_Axis]:
 
 def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
     """One integer for each of d axes; a single one serves them all."""
+    numbers = plain(name, numbers, "integers: sparse_conv and graph.max_pool take rulebooks")
     if np.ndim(numbers) == 0:
         return (integer(name, numbers, least),) * d
     if np.shape(numbers) != (d,):
@@ -440,6 +453,7 @@ def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
 
 def integer(name: str, number, least: int) -> int:
     """As Python's integer, which does not overflow; ValueError if it is none or less than least."""
+    number = plain(name, number, "an integer")
     whole = whole_numbers([number]) if not isinstance(number, bool | np.bool) else ()
     if not whole or whole[0] < least:
         expected = "a positive integer" if least else "an integer that is not negative"

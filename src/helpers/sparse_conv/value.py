@@ -174,10 +174,12 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
     ValueError
         If there is no image, one is a batch itself, or shapes or ground states differ.
     """
+    expect_kind("images", images, Sequence, made=" of SparseValue")
     if len(images) == 0:
         raise ValueError("there are no images to stack")
     first = images[0]
     for k, x in enumerate(images):
+        expect_kind(f"image {k}", x, SparseValue)
         if len(x.grid) != x.d:
             raise ValueError(f"image {k} is itself a batch: its shape is {x.shape}")
         if x.shape != first.shape:
@@ -213,7 +215,7 @@ def whole_numbers(numbers) -> tuple[int, ...]:
 
 def check_shape(shape) -> tuple[int, ...]:
     """The shape as a tuple of int; ValueError if it is not one of an image or a batch."""
-    numbers = whole_numbers(shape)
+    numbers = whole_numbers(plain("shape", shape, "a tuple, such as its shape"))
     if len(numbers) not in (2, 3, 4, 5) or min(numbers) < 1:
         raise ValueError(
             f"shape is {shape!r}, expected (h, w, n_in), or with another number of dimensions, in "
@@ -251,7 +253,7 @@ def dimensions(columns: int, d: int | None, shape) -> int:
 def check_sites(sites, grid: tuple[int, ...]) -> np.ndarray:
     """Sites as an int64 array (a, columns) within the grid, else ValueError."""
     check_cells(grid)
-    sites = np.asarray(sites)
+    sites = np.asarray(plain("sites", sites))
     d = len(grid)
     if sites.size == 0 and sites.ndim <= 2:
         return np.empty((0, d), np.int64)
@@ -292,8 +294,29 @@ def total(X: np.ndarray) -> np.ndarray:
     return X.sum(axis=0, dtype=np.result_type(X, np.float64)).astype(X.dtype)
 
 
-def numbers(name: str, X) -> np.ndarray:
-    X = np.asarray(X)
+def expect_kind(name: str, x, *kinds: type, made: str = "") -> None:
+    """TypeError if x is something else, a rulebook in the place of an image, say."""
+    if not isinstance(x, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected {expected}{made}")
+
+
+def plain(name: str, x, expected: str = "an array"):
+    """The argument itself; TypeError if it is an image, a rulebook or a map of points."""
+    if hasattr(x, "sites"):
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected {expected}")
+    return x
+
+
+def array(name: str, X) -> np.ndarray:
+    """As an array; ValueError if it does not hold numbers."""
+    X = np.asarray(plain(name, X))
     if X.dtype.kind not in "biufc":
         raise ValueError(f"{name} is not an array of numbers: {X!r}")
+    return X
+
+
+def numbers(name: str, X) -> np.ndarray:
+    """As an array of float32 or of a wider dtype."""
+    X = array(name, X)
     return X.astype(np.result_type(X, np.float32), copy=False)
