@@ -178,7 +178,7 @@ def measure_sampler(options) -> dict:
     import numpyro.distributions as dist
     from numpyro.infer import NUTS
 
-    # On a CPU what loses there takes a tenth of a second for each of them.
+    # On a CPU a gradient of the slowest takes a tenth of a second.
     draws = 20 if jax.default_backend() == "cpu" else 100
     n, draws = (500, 5) if options.quick else (10_000, draws)
     T, Z, zero = jnp.array([[1.0, 1.0], [0.0, 1.0]]), jnp.array([[1.0, 0.0]]), jnp.zeros(2)  # noqa: N806

@@ -255,9 +255,10 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
     x, src, dst = _seen(x, rules, "the dense form")
-    if isinstance(rules, Rulebook):
-        if not np.array_equal(rules.src, dense_rulebook(rules.sites_in, rules.grid_in).src):
-            raise ValueError("the dense form needs a rulebook of dense_rulebook(x.sites, x.grid)")
+    if isinstance(rules, Rulebook) and not np.array_equal(
+        rules.src, dense_rulebook(rules.sites_in, rules.grid_in).src
+    ):
+        raise ValueError("the dense form needs a rulebook of dense_rulebook(x.sites, x.grid)")
     return op.build_q(*x, src, dst)
 
 
