@@ -367,14 +367,14 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     best = found
 
     def unless_known(x):
-        if best.leads_here(x, trial):
+        if best.converged and best.leads_here(x, trial):
             raise StopIteration
 
     # By other methods from the same start: where there are several maxima, they may end higher.
     for other in (x for x in CLIMBS if x != method):
-        if not best.converged or np.isfinite([low, high]).any():
+        if taken + found.steps >= maxiter or np.isfinite([low, high]).any():
             break
-        if other == "newton" and not _on_an_edge(mod, best, start):
+        if other == "newton" and best.converged and not _on_an_edge(mod, best, start):
             break
         x, more = ended(other, min(maxiter, MOST), {}, unless_known)
         calls += more.get("fcalls", 0)
@@ -382,7 +382,8 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             unless_known(x)
             again = climb(trial, curvature, x, POLISH, unless_known)
             calls += again.evaluations
-            if again.value > best.value + SAME:
+            better = SAME if best.converged or not again.converged else -SAME
+            if again.value > best.value + better:
                 best, iterations = again, more["iterations"] + again.steps
     found = best
     ends.append((found, moves, start))
