@@ -877,7 +877,7 @@ def test_the_transformation_of_vector_autoregressions(name):
         at = mod._params_state_cov
         free[at] = rng.permutation([-0.7, 1.2, 0.4][: len(free[at])])
     found = updates._transformation(mod, free)
-    assert isinstance(found, updates._VectorTransformation)
+    assert isinstance(found, updates._VectorTransformation) == ("VARMAX" in name)
     assert relative_error(found.dense(free), updates.jacobian(mod.transform_params, free)) < 1e-10
 
 
@@ -1491,7 +1491,9 @@ def test_newton_goes_on_from_the_best_trial_of_a_method_that_is_lost(monkeypatch
         # Where a damping goes to one the quadratic is flat; BFGS is lost, and L-BFGS is not.
         ("newton", 2, -811.771),
         # On the edge: a frequency of pi, an autoregression with a unit root and no variance.
-        ("lbfgs", 1013, -138.796), ("lbfgs", 144, -357.034),
+        ("lbfgs", 1013, -138.796),
+        # L-BFGS ends on a ridge there, or does not, by the last bits of its start.
+        ("lbfgs", 144, -357.034),
     ],
 )  # fmt: skip
 def test_a_fit_ends_at_the_higher_of_two_maxima(method, seed, highest):
