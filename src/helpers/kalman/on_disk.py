@@ -22,6 +22,10 @@ from numba.core.ccallback import CFunc
 
 __all__ = ["cfunc", "njit", "watching", "writable_for_pytensor"]
 
+# Numba's own level of optimisation, 3, makes twice the machine code where there are expressions of
+# arrays, takes twice the time, and wins nothing: what has to be fast is written as instructions.
+OPT = type(numba.config.OPT)(2)
+
 # Who wants to know of each function: called with whether it has to be compiled now.
 watching: list = []
 
@@ -115,12 +119,23 @@ def temporary_folder() -> str | None:
     return folder
 
 
+@contextlib.contextmanager
+def _optimized():
+    """Numba compiles with `OPT`."""
+    before, numba.config.OPT = numba.config.OPT, OPT
+    try:
+        yield
+    finally:
+        numba.config.OPT = before
+
+
 def njit(*signature, **options):
     """:func:`numba.njit` that keeps its machine code on disk."""
 
     def decorate(function):
         made = numba.njit(**options)(function)
         made._cache = _cache(function)
+        made._compiler.compile = _optimized()(made._compiler.compile)
         for one in signature:
             made.compile(one)
         if signature:
@@ -137,7 +152,8 @@ def cfunc(signature, **options):
         kind = sigutils.normalize_signature(signature)
         made = CFunc(function, kind, locals={}, options=options)
         made._cache = _cache(function)
-        made.compile()
+        with _optimized():
+            made.compile()
         return made
 
     return decorate

@@ -13,6 +13,7 @@ from numba import _dynfunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
+from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 
 FEW = 10  # functions, up to which a part is optimised
@@ -34,9 +35,25 @@ class _Intermediate(JITCodeLibrary):
         return 0
 
 
+class _Lower(Lower):
+    """Numba's own, without the search of every tuple for what is counted where nothing is."""
+
+    def _counts(self, kind):
+        return self.context.data_model_manager[kind].contains_nrt_meminfo()
+
+    def incref(self, typ, val):
+        if self._counts(typ):
+            super().incref(typ, val)
+
+    def decref(self, typ, val):
+        if self._counts(typ):
+            super().decref(typ, val)
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(NativeLowering):
     _name = "lowering of a part"
+    lowering_class = _Lower
 
     def run_pass(self, state):
         state.library = _Intermediate(state.targetctx.codegen(), state.func_id.func_qualname)
