@@ -340,7 +340,6 @@ def measure_real(options) -> dict:
 WHOLE = {
     "closed form": ("closed_form", "NUMBA"),
     "closed form, every step": ("every_step", "NUMBA"),
-    "closed form, made": ("closed_form", "NUMBA"),
     "closed form, JAX": ("closed_form", "JAX"),
     "Standard": ("standard", "NUMBA"),
     "Standard, JAX": ("standard", "JAX"),
@@ -381,7 +380,7 @@ def measure_whole(options) -> dict:
             jobs = {
                 f"model: {name}": {
                     "what": "model", "label": label, "filter_type": WHOLE[name][0],
-                    "mode": WHOLE[name][1], "made": [model.m, model.p] * name.endswith("made"),
+                    "mode": WHOLE[name][1],
                 } for name in kinds
             }  # fmt: skip
             loaded = field.all(jobs)

@@ -4,7 +4,6 @@ What its text computes is tested without a compiler in test_kalman_twin.py; here
 """
 
 import ast
-import os
 import platform
 import re
 import resource
@@ -507,89 +506,6 @@ def test_memory_that_runs_out_is_an_error():
     )
     assert found.stdout.startswith("MemoryError"), found.stdout + found.stderr
     assert resource.getrlimit(resource.RLIMIT_AS)[0] != 2 << 30
-
-
-def made_for(m, p):
-    """Whether the pass that is called for this size is not that for any."""
-    return entry._addresses[m, p] not in (0, entry._addresses[0, 1])
-
-
-def results_of(size):
-    """What passes of this size give: gaps, steady states, vague starts, weights, varying arrays."""
-    m, p = size
-    rng, found = np.random.default_rng(9), []
-    for vary, scale, tol in ((False, 1.0, TOLERANCE), (True, 1.0, 0.0), (False, 1e9, TOLERANCE)):
-        n = 80
-        arrays = random_model(m, p, 2, rng)
-        y, _ = simulate(n, rng, **arrays)
-        y[7], y[20, 0] = np.nan, np.nan
-        model = StateSpace(**arrays | {"P0": scale * arrays["P0"]})
-        if vary:
-            model = replace(model, T=model.T * rng.uniform(0.5, 1, (n, 1, 1)))
-        for weights in (np.ones(n), rng.uniform(0.5, 2, n)):
-            l, out, dy, report = entry.loglike_and_grad(y, *over_time(model), weights, *ALL, tol)
-            found += [l, *out, dy, report]
-        found.append(entry.loglike(y, *over_time(model), tol))
-        if not vary:
-            found.append(hessian(y, model, {"H": np.eye(p)[None], "T": np.eye(m)[None]}))
-    return found
-
-
-@pytest.fixture
-def no_sizes(monkeypatch):
-    """Of passes made for their sizes nothing is left after a test."""
-    monkeypatch.delenv(entry.SIZES, raising=False)
-    before = entry._addresses.copy()
-    yield
-    entry._addresses[:] = before
-
-
-@pytest.mark.thorough
-def test_a_pass_made_for_its_size_gives_the_same_to_the_last_bit(no_sizes, capsys):
-    expected = results_of((5, 2))
-    assert not made_for(5, 2)
-    seconds = fused.warmup(sizes=[(5, 2), (3, 1), (70, 1)])
-    assert seconds > 0 and made_for(5, 2) and not made_for(5, 1)
-    for found, X in zip(results_of((5, 2)), expected, strict=True):
-        assert np.array_equal(found, X)
-    # The others have a pass for their size, or would gain nothing by one.
-    assert os.environ[entry.SIZES] == "5,2"
-    address = entry._addresses[5, 2]
-    fused.warmup(progress=False, sizes=[(5, 2)])
-    assert entry._addresses[5, 2] == address
-
-
-MADE = """
-import numpy as np
-from helpers.kalman.fused import entry
-I = np.eye(5)
-assert entry._addresses[5, 2] == 0
-entry.loglike(np.ones((9, 2)), I[0], I, I[:1], I[:1, :2], I[None] / 2, I[None, :2],
-              I[None, :2, :2], I[None], 0.0)
-print(entry._addresses[5, 2] not in (0, entry._addresses[0, 1]), entry.make_for(5, 2))
-"""
-
-
-@pytest.mark.thorough
-def test_sizes_that_the_environment_names():
-    """So that a process that starts from one that asked for them has them, too."""
-
-    def run(sizes):
-        where = os.environ | {entry.SIZES: sizes}
-        return subprocess.run(
-            [sys.executable, "-c", MADE], capture_output=True, text=True, env=where
-        )
-
-    assert run("13,1 5,2").stdout == "True True\n"
-    message = "KALMAN_BY_HAND_SIZES is '5x2', expected sizes \"m,p m,p\""
-    assert message in run("5x2").stderr
-
-
-@pytest.mark.parametrize("sizes", [[(5,)], [5], [(0, 1)], ["ab"], [(5.0, 1)], [(5, 2, 1)]])
-def test_sizes_that_are_none(sizes, no_sizes):
-    with pytest.raises(ValueError, match=r"sizes holds .*, expected pairs \(m, p\)"):
-        fused.warmup(progress=False, sizes=sizes)
-    assert entry.SIZES not in os.environ
 
 
 @pytest.mark.parametrize("size", [(2, 2), (5, 3)])

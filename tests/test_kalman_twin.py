@@ -357,20 +357,6 @@ def test_outputs_end_where_f_is_not_positive_definite():
     assert all(np.isnan(X).all() for X in found)
 
 
-@pytest.mark.parametrize("m", SIZES)
-def test_what_a_made_pass_knows_holds_for_any_number_of_steps(m):
-    for p in (1, 2, 9):
-        known = layout.OfSize(m, p).known
-        # The row length of every matrix, both sizes, and the place of all that is there once.
-        once = sum(not rows.startswith("steps") for rows, _ in LAYOUT.values())
-        assert len(known) >= len(LAYOUT) + once + 2
-        for n in (1, 2, 3, 40):
-            for saved in (Saved(False, 0), Saved(True, 0), Saved(True, m)):
-                header = np.zeros(layout.HEADER, np.int64)
-                layout.lay_out_together(Sizes(n, p, m), saved, header)
-                assert all(header[k] == x for k, x in known.items())
-
-
 @pytest.mark.parametrize("apart", [0, 10**6], ids=["one block", "two blocks"])
 @pytest.mark.parametrize("filtered", [-1, 0, 1, 17])
 def test_no_two_matrices_overlap_and_each_has_its_room(filtered, apart):

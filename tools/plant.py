@@ -177,11 +177,6 @@ FAULTS = {
         "        clear(w, total, 1)\n",
         "",
     ),
-    "made for a size: a place that depends on the number of steps taken for known": (
-        "layout.py",
-        "zip((1, 2), (False, True), header",
-        "zip((2, 2), (True, True), header",
-    ),
     "few states: a gap does not end a steady state": (
         "small.py",
         "until, steady = same_until[t], False",

@@ -106,7 +106,7 @@ def values(models: dict) -> str:
 
 
 def of_value(models: dict) -> str:
-    names = ("ours, value", "ours", "ours, every step", "ours, made")
+    names = ("ours, value", "ours", "ours, every step")
     lines = [
         [label, f"{entry['steady']} of {entry['size'][3]}"]
         + [short(ratio(entry["rows"], name, UNIT)) for name in names]

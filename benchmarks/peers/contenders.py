@@ -43,10 +43,6 @@ def _jax(package: str, loglike: str, **rest) -> Contender:
 CONTENDERS = {
     "ours": Contender("numba", "ours.contender", compiles=True),
     "ours, every step": Contender("numba", "ours.contender", {"tol": 0.0}, why="no steady state"),
-    "ours, made": Contender(
-        "numba", "ours.contender", {"made": True}, why="a pass that was made for the model's sizes"
-    ),
-    "ours, made, every step": Contender("numba", "ours.contender", {"made": True, "tol": 0.0}),
     "ours, value": Contender("numba", "ours.value_alone", value=True),
     "ours, value, every step": Contender("numba", "ours.value_alone", {"tol": 0.0}, value=True),
     "ours, PyTensor": Contender(
@@ -117,8 +113,7 @@ CONTENDERS = {
 
 # Of these the gradients are the project's own: an error stops the record.
 OWN = (
-    "ours", "ours, every step", "ours, made", "ours, made, every step", "ours, PyTensor",
-    "ours, JAX", "plain Numba", "JAX, closed form"
+    "ours", "ours, every step", "ours, PyTensor", "ours, JAX", "plain Numba", "JAX, closed form"
 )  # fmt: skip
 
 

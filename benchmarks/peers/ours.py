@@ -32,12 +32,10 @@ def pass_arrays(model: StateSpace) -> list[np.ndarray]:
 
 def contender(
     y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *,
-    tol: float = TOLERANCE, made: bool = False,
+    tol: float = TOLERANCE,
 ) -> Callable:  # fmt: skip
     from helpers.kalman.fused import entry
 
-    if made:
-        entry.make_for(model.m, model.p)
     arrays, ones, wanted = pass_arrays(model), np.ones(len(y)), flags(requested)
     y, R, Q = np.ascontiguousarray(y), model.R, model.Q
 

@@ -69,19 +69,13 @@ class Worker:
         note = getattr(self.call, "note", "")
         return {"seconds": seconds, "error": float(max(errors)), "note": note}
 
-    def model(self, label: str, filter_type: str, mode: str, made: list[int]) -> dict:
-        """Log-density and gradient of a whole PyMC model, built, compiled and called once.
-
-        With a pass that is made for ``made``, its m and p, unless that is empty.
-        """
-        from helpers.kalman.fused import entry
+    def model(self, label: str, filter_type: str, mode: str) -> dict:
+        """Log-density and gradient of a whole PyMC model, built, compiled and called once."""
         from peers import pytensor_filters
         from peers.pymc_models import logp_dlogp
 
         pytensor_filters.start(mode)
         begin = perf_counter()
-        if made:
-            entry.make_for(*made)
         self.call, phases = logp_dlogp(label, filter_type, mode)
         value, slopes = self.call()
         seconds = perf_counter() - begin

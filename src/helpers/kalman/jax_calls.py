@@ -142,7 +142,7 @@ def tangents(names, tol, inputs, l_bar, moves):
     }
     l = jax.ShapeDtypeStruct((k, *l_bar.shape), dtype)
     results, more = [l, *_only(names, dots).values()], dots.values()
-    load("entry").compile_tangents_later(inputs[1].shape[-1], inputs[0].shape[-1])
+    load("entry").compile_later(inputs[1].shape[-1], inputs[0].shape[-1], tangents=True)
     l, *found = _call_pass("tangents", tol, results, inputs, l_bar, *more, module="xla_tangents")
     return l, {
         x: G.reshape(k, *X.shape)

@@ -13,9 +13,7 @@ disturbance smoother backwards (:mod:`~helpers.kalman.fused.backward`). It compu
 - in a steady state a step forwards or backwards is one product of a row with a matrix, and the sums
   over its steps come by doubling;
 - with up to four states and series the readable text itself is compiled for the size at hand, its
-  matrices in registers (:mod:`~helpers.kalman.fused.small`);
-- with more, the pass is made for a size where that is asked for
-  (:mod:`~helpers.kalman.fused.made`).
+  matrices in registers (:mod:`~helpers.kalman.fused.small`).
 
 :func:`loglike` and :func:`loglike_and_grad` are for NumPy, :mod:`~helpers.kalman.fused.entry` is
 what compiled code calls. Importing this package compiles nothing; the first call does, once for
@@ -23,8 +21,6 @@ each machine and version, and says so: :func:`warmup` does it at a time of one's
 """
 
 import itertools
-import operator
-import os
 import time
 
 import numpy as np
@@ -145,14 +141,8 @@ def _total(X):
     return X[0] if len(X) == 1 else X.sum(axis=0)
 
 
-def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
+def warmup(progress: bool = True, everything: bool = False) -> float:
     """Compile the pass, or load it from disk where that was done before.
-
-    For a model that is called often, a pass made for its ``sizes`` pays: with up to twenty states
-    it takes a tenth to a quarter less time, and gives the same results to the last bit. Processes
-    that start from here use it too. It is compiled once for each machine and version; other
-    sessions use it if they call this function or find the sizes in the environment variable
-    ``KALMAN_BY_HAND_SIZES``, as ``"13,1 10,5"``.
 
     Parameters
     ----------
@@ -161,33 +151,19 @@ def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
     everything : bool
         Compile what second derivatives, diffuse starts, many series, JAX and each number of states
         and series up to four need, too: some minutes.
-    sizes : sequence of (m, p)
-        Numbers of states and series for which to make the pass. With up to four states and series
-        every pass is made for its size, and with more than 64 none: those are passed over.
 
     Returns
     -------
     float
         Seconds.
-
-    Raises
-    ------
-    ValueError
-        If ``sizes`` does not hold pairs of positive integers.
     """
-    start, pairs = time.perf_counter(), _pairs(sizes)
+    start = time.perf_counter()
     modules = ["entry", "roots", "outputs", *(building.PURPOSE if everything else ())]
-    count = building.functions(*modules) + len(pairs) + 1
+    count = building.functions(*modules) + 1
     # With all sizes the pass of the smallest model is among them, and each has one of tangents.
     count += 2 * SMALL_SIZES - 1 if everything else 0
     with building.told("Kalman filter", count, progress):
         entry = _entry()
-        made = [pair for pair in pairs if entry.make_for(*pair)]
-        for m, p in made:
-            entry.compile_later(m, p)
-        asked = dict.fromkeys([*entry.sizes_in(os.environ.get(entry.SIZES, "")), *made])
-        if asked:
-            os.environ[entry.SIZES] = " ".join(f"{m},{p}" for m, p in asked)
         one = np.eye(1)
         model = StateSpace([0.0], one, [0.0], [0.0], T=one / 2, Z=one, R=one, H=one, Q=one)
         loglike(one, model)
@@ -197,21 +173,8 @@ def warmup(progress: bool = True, everything: bool = False, sizes=()) -> float:
         if everything:
             for m, p in itertools.product(range(1, entry.LARGEST + 1), repeat=2):
                 entry.compile_later(m, p)
-                entry.compile_tangents_later(m, p)
+                entry.compile_later(m, p, tangents=True)
     return time.perf_counter() - start
-
-
-def _pairs(sizes) -> list[tuple[int, int]]:
-    pairs = []
-    for pair in sizes:
-        try:
-            m, p = map(operator.index, pair)
-        except (TypeError, ValueError):
-            m = p = 0
-        if min(m, p) < 1:
-            raise ValueError(f"sizes holds {pair!r}, expected pairs (m, p): states and series")
-        pairs.append((m, p))
-    return pairs
 
 
 def arrays_of(y, model: StateSpace) -> list[np.ndarray]:

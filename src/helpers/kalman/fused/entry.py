@@ -6,7 +6,6 @@ kept on disk under a name that changes with every line of its sources.
 """
 
 import ctypes
-import os
 import traceback
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +31,16 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Saved, Sizes, begin, blocks, distance, lay_out
+from helpers.kalman.fused.layout import (
+    HEADER,
+    Saved,
+    Sizes,
+    begin,
+    blocks,
+    distance,
+    integers,
+    lay_out,
+)
 from helpers.kalman.fused.one_pass import all_equal, one_pass
 from helpers.kalman.fused.tiles import LANES, PART, jitable
 from helpers.kalman.on_disk import cfunc, njit
@@ -151,12 +159,15 @@ def numbers_of(n, p, model, purpose, wanted, watch):
     """The ``sizes`` of `whole_pass`, which compiled code hands on by their address."""
     q = len(wanted.columns)
     numbers = np.empty(16 + q, np.int64)
-    numbers[:16] = (
+    first = (
         n, p, len(model.a0), len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
         len(model.W), purpose, int(wanted.matrices), int(wanted.T), int(wanted.Z), int(wanted.W),
         int(watch), q,
     )  # fmt: skip
-    numbers[16:] = wanted.columns
+    for k in range(len(first)):
+        numbers[k] = first[k]
+    for k in range(q):
+        numbers[16 + k] = wanted.columns[k]
     return numbers
 
 
@@ -223,79 +234,35 @@ LARGEST = 4
 SMALL = types.int64(*[INTEGERS] * 4, types.float64, types.float64, *[types.intp] * 22)
 SMALL_TANGENTS = types.int64(*SMALL.args, *[types.intp] * 12)
 COLLAPSED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
-# Up to so many the whole pass can be made for a size, too; beyond, it would hardly gain by it.
-LARGEST_MADE = 64
-SIZES = "KALMAN_BY_HAND_SIZES"  # names the sizes for which it is, as "13,1 10,5": m, p
-# Passes by their addresses, 0 for those that were not needed yet: by m and p those in registers and
-# the whole one, made for the size or for any; at (0, ROOTS) the one with its first steps in roots,
-# at (0, WHOLE) the whole one for any size, at (0, COLLAPSE) the one that rotates series into fewer;
-# at (m, TANGENTS + p) that of tangents in registers. At (1, 0): whether the compilation of one of
-# those in row 0 has failed.
-ROOTS, WHOLE, COLLAPSE = 0, 1, 2
+# Passes by their addresses, 0 for those that were not needed yet: at (m, p) those in registers, at
+# (m, TANGENTS + p) those of their tangents; at (0, WHOLE) the one for any size, at (0, ROOTS) the
+# one with its first steps in roots, at (0, COLLAPSE) the one that rotates series into fewer. At
+# (1, 0): whether the compilation of one of those in row 0 has failed.
+ROOTS, WHOLE, COLLAPSE, TANGENTS = 0, 1, 2, LARGEST
 _KEPT = "helpers_kalman_passes"
-TANGENTS = LARGEST_MADE
-_WIDTH = TANGENTS + LARGEST + 1
-_addresses = np.zeros((LARGEST_MADE + 1, _WIDTH), np.int64)
-_addresses[1:, 1 : LARGEST_MADE + 1] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
-_addresses[0, WHOLE] = _addresses[1, 1]
-_addresses[1 : LARGEST + 1, 1 : LARGEST + 1] = 0
+_addresses = np.zeros((LARGEST + 1, TANGENTS + LARGEST + 1), np.int64)
+_addresses[0, WHOLE] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
 
 
-def sizes_in(text: str) -> list[tuple[int, int]]:
-    """The sizes m, p that "m,p m,p" names, those that a pass is made for."""
-    sizes = []
-    for pair in text.split():
-        m, comma, p = pair.partition(",")
-        if not (comma and m.isdecimal() and p.isdecimal() and int(m) > 0 and int(p) > 0):
-            raise ValueError(f'{SIZES} is {text!r}, expected sizes "m,p m,p", such as "13,1 10,5"')
-        sizes.append((int(m), int(p)))
-    return sizes
-
-
-def make_for(m: int, p: int) -> bool:
-    """Let the whole pass for this size be compiled when it is next called; False for other sizes.
-
-    With few states and series it would not be called, with many it would gain nothing.
-    """
-    if not LARGEST < max(m, p) <= LARGEST_MADE:
-        return False
-    if _addresses[m, p] == _addresses[0, WHOLE]:
-        _addresses[m, p] = 0
-    return True
-
-
-for _m, _p in sizes_in(os.environ.get(SIZES, "")):
-    make_for(_m, _p)
-
-
-def compile_later(m, p, announce=None):
-    """Compile a pass of `_addresses`, or load it from disk, if need be."""
+def compile_later(m, p, tangents=False, announce=None):
+    """Compile a pass of `_addresses`, or load it from disk, if need be; none for more states."""
     from helpers.kalman.fused.building import load
 
-    if max(m, p) <= LARGEST_MADE and not _addresses[m, p]:
-        if not m:
-            _addresses[m, p] = load("collapsed" if p == COLLAPSE else "roots").ADDRESS
-        else:
-            passes = load("small" if max(m, p) <= LARGEST else "made")
-            _addresses[m, p] = passes.address(m, p, announce=announce)
-
-
-def compile_tangents_later(m, p, announce=None):
-    """`compile_later` for tangents in registers."""
-    from helpers.kalman.fused.building import load
-
-    if max(m, p) <= LARGEST and not _addresses[m, TANGENTS + p]:
-        _addresses[m, TANGENTS + p] = load("small").address(m, p, True, announce)
+    place = m, p + TANGENTS * tangents
+    if max(m, p) > LARGEST or _addresses[place]:
+        return
+    if m:
+        _addresses[place] = load("small").address(m, p, tangents, announce)
+    else:
+        _addresses[place] = load("collapsed" if p == COLLAPSE else "roots").ADDRESS
 
 
 def _compiled_or_zero(m, p):
-    """One of the two above for compiled code, to which ctypes returns anything if Python raises."""
+    """The same for compiled code, to which ctypes returns anything if Python raises."""
     try:
-        if p > TANGENTS:
-            compile_tangents_later(m, p - TANGENTS)
-        else:
-            compile_later(m, p)
+        tangents = p > LARGEST
+        compile_later(m, p - TANGENTS * tangents, tangents)
         return _addresses[m, p]
     except BaseException:  # an interrupt as well
         traceback.print_exc()
@@ -318,9 +285,9 @@ def _kept_address(typing, m, p):
     """The entry of `_addresses`."""
 
     def generate(context, builder, signature, args):
-        row = ir.ArrayType(ir.IntType(64), _WIDTH)
+        rows, columns = _addresses.shape
         table = builder.module.globals.get(_KEPT) or ir.GlobalVariable(
-            builder.module, ir.ArrayType(row, LARGEST_MADE + 1), _KEPT
+            builder.module, ir.ArrayType(ir.ArrayType(ir.IntType(64), columns), rows), _KEPT
         )
         return builder.load(builder.gep(table, [ir.IntType(64)(0), *args]))
 
@@ -341,16 +308,9 @@ def is_not_compiled():
 
 
 @jitable
-def address_of_pass(m, p, sizes):
-    """That of the whole pass, made for this size if it was asked for and compiled.
-
-    Those keep what a gradient keeps for all m columns, not for a few of them.
-    """
-    for_any, few = _kept_address(0, WHOLE), sizes[9] == GRADIENT and sizes[15] < m
-    if few or max(m, p) <= LARGEST or max(m, p) > LARGEST_MADE:
-        return for_any
-    address = address_of(m, p)
-    return address if address != 0 else for_any
+def address_of_pass():
+    """That of the whole pass for any size."""
+    return _kept_address(0, WHOLE)
 
 
 @intrinsic
@@ -450,7 +410,7 @@ def run_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out, more)
     memory, gains = blocks(
         n * (2 + times * of_mean if back else 2), n * times * of_gain if back else 1
     )
-    indices = memory[: 2 * n].view(np.int64)
+    indices = integers(memory)[: 2 * n]
     look_at(y, Observed(np.empty((n, p), np.uint8), indices[:n]))
     shares = np.zeros(m)
     if sizes[14] != 0:
@@ -593,13 +553,12 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     memory, gains = blocks(near + LANES, far + LANES)
     lay_out(shape, saved, plan, distance(memory, gains))
     start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
+    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
     entries = np.empty((n, p), np.uint8)
     indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
-        whole = address_of_pass(m, p, sizes)
-        how = run(whole, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = run(address_of_pass(), room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, ROOTS)
         if from_roots == 0:

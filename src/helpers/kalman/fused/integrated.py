@@ -46,7 +46,7 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Sizes, begin, lay_out_together, space
+from helpers.kalman.fused.layout import HEADER, Sizes, begin, integers, lay_out_together, space
 from helpers.kalman.fused.sweep import (
     Series,
     clear_sums,
@@ -281,11 +281,11 @@ def through(
     move, mixture = Mat(at, columns, step), Mat(at + columns, mixed, step)
     memory = np.empty(at + columns + columns * mixed + 8)
     start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
+    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
     entries = np.empty((steps, p), np.uint8)
     room = np.empty(room_for_indices(steps, p, m), np.int64)
     how = run(
-        address_of_pass(m, p, asked), (w, header, entries, room), asked, report,
+        address_of_pass(), (w, header, entries, room), asked, report,
         tol if k == n else 0.0, l_of_P, ones[:steps], nothing, unused, here, covariances,
     )  # fmt: skip
     if how != DONE:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.imputils import impl_ret_borrowed, lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model
 
 from helpers.kalman.fused.tiles import LANES, Mat, Memory, compiled_as, jitable, padded
@@ -186,6 +188,27 @@ def distance(memory, far):
     return lines // 8
 
 
+@intrinsic
+def _integers(typing, memory):
+    answer = types.Array(types.int64, 1, "C")
+
+    def generate(context, builder, signature, args):
+        given = context.make_array(memory)(context, builder, args[0])
+        made = context.make_array(answer)(context, builder)
+        for name in ("meminfo", "parent", "nitems", "itemsize", "shape", "strides"):
+            setattr(made, name, getattr(given, name))
+        made.data = builder.bitcast(given.data, made.data.type)
+        return impl_ret_borrowed(context, builder, answer, made._getvalue())
+
+    return answer(memory), generate
+
+
+@compiled_as(_integers)
+def integers(memory):
+    """The same memory as integers; Numba's `view` takes seconds to compile, for its errors."""
+    return memory.view(np.int64)
+
+
 @jitable
 def begin(memory, plan):
     """Write a pass's plan where its workspace begins in `memory`; returns where, in doubles.
@@ -193,48 +216,17 @@ def begin(memory, plan):
     Up to seven doubles are left before.
     """
     start = first_line(memory)
-    header = memory.view(np.int64)[start:]
+    header = integers(memory)[start:]
     for k in range(HEADER):
         header[k] = plan[k]
     return start
 
 
-class OfSize(types.Type):
-    """A workspace, by its address, of a pass whose sizes the compiler knows.
-
-    What follows from them is then no number to be read: how long loops are, how far rows lie apart,
-    and where the matrices lie whose place does not depend on the number of steps.
-    """
-
-    def __init__(self, m, p):
-        super().__init__(f"OfSize({m}, {p})")
-        header = [np.zeros(HEADER, np.int64) for _ in range(2)]
-        for n, saved, numbers in zip((1, 2), (False, True), header, strict=True):
-            lay_out_together(Sizes(n, p, m), Saved(saved, m if saved else 0), numbers)
-        # Of two plans that differ in all else, those numbers of the header that are the same.
-        self.known = {k: int(x) for k, (x, y) in enumerate(zip(*header, strict=True)) if x == y}
+_MAT = types.NamedUniTuple(types.intp, 3, Mat)
 
 
-@register_model(OfSize)
-class _OfSizeModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, ir.IntType(64))
-
-
-@intrinsic(prefer_literal=True)
-def of_size(typing, w, m, p):
-    """The workspace w for compiled code that is made for m states and p series."""
-
-    def generate(context, builder, signature, args):
-        return args[0]
-
-    return OfSize(m.literal_value, p.literal_value)(types.intp, m, p), generate
-
-
-def _read(w, kind, builder, index):
+def _read(w, builder, index):
     """The integer ``index`` of the header."""
-    if isinstance(kind, OfSize) and index in kind.known:
-        return ir.IntType(64)(kind.known[index])
     data = builder.inttoptr(w, ir.IntType(64).as_pointer())
     read = builder.load(builder.gep(data, [ir.IntType(64)(index)]))
     # It stays as it is for the whole pass: once read, it need not be read again after a write.
@@ -242,28 +234,45 @@ def _read(w, kind, builder, index):
     return read
 
 
+class Header(types.Type):
+    """A workspace, by its address, as a named tuple of `Mat` of the class ``places``.
+
+    A `Mat` is read where it is asked for. A tuple of all would be some two hundred numbers, which
+    Numba packs and unpacks in every function.
+    """
+
+    def __init__(self, places):
+        super().__init__(f"Header({places.__name__})")
+        self.places = places
+
+
+@register_model(Header)
+class _HeaderModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.IntType(64))
+
+
+@infer_getattr
+class _HeaderFields(AttributeTemplate):
+    key = Header
+
+    def generic_resolve(self, header, name):
+        return _MAT if name in header.places._fields else None
+
+
+@lower_getattr_generic(Header)
+def _read_mat(context, builder, header, w, name):
+    k = 2 * header.places._fields.index(name)
+    numbers = [_read(w, builder, i) for i in (k, k + 1)]
+    return context.make_tuple(builder, _MAT, [*numbers, ir.IntType(64)(1)])
+
+
 def reader(places):
     """An intrinsic that reads a named tuple of `Mat`, of the class ``places``, from a header."""
-    fields = len(places._fields)
 
     @intrinsic
     def read(typing, w):
-        mat = types.NamedUniTuple(types.intp, 3, Mat)
-        answer = types.NamedUniTuple(mat, fields, places)
-
-        def generate(context, builder, signature, args):
-            one = ir.IntType(64)(1)
-            mats = [
-                context.make_tuple(
-                    builder,
-                    mat,
-                    [*(_read(args[0], w, builder, 2 * k + i) for i in (0, 1)), one],
-                )
-                for k in range(fields)
-            ]
-            return context.make_tuple(builder, answer, mats)
-
-        return answer(w), generate
+        return Header(places)(w), lambda context, builder, signature, args: args[0]
 
     return read
 
@@ -284,7 +293,7 @@ def _sizes(typing, w):
     def generate(context, builder, signature, args):
         places = range(2 * len(LAYOUT), 2 * len(LAYOUT) + len(Sizes._fields))
         return context.make_tuple(
-            builder, answer, [_read(args[0], w, builder, place) for place in places]
+            builder, answer, [_read(args[0], builder, place) for place in places]
         )
 
     return answer(w), generate

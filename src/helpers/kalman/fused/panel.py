@@ -39,7 +39,7 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Sizes, begin, lay_out_together
+from helpers.kalman.fused.layout import HEADER, Sizes, begin, integers, lay_out_together
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import linked_pull, linked_start
 from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
@@ -133,10 +133,10 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
     start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, memory.view(np.int64)[start:]
+    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
     how = run(
-        address_of_pass(m, p, num), (w, header, entries, room), num, report, tol, l, ones, nothing,
+        address_of_pass(), (w, header, entries, room), num, report, tol, l, ones, nothing,
         unused, model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))

@@ -116,7 +116,7 @@ def start_in_roots(
         else:
             lay_out(Sizes(n - k, p, m), saved, header, header[2 * GAINS_FROM])
             room = w, header, entries, indices
-            whole = address_of_pass(m, p, rest)
+            whole = address_of_pass()
             how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
