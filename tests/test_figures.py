@@ -204,6 +204,7 @@ def run_in_ipython(monkeypatch, code, draft=""):
         ("lambda ax: ax.imshow(np.eye(3))", "image/png"),
         ("lambda ax: ax.pcolormesh(np.eye(3))", "image/png"),
         ("lambda ax: ax.scatter(*np.random.rand(2, 5000))", "image/png"),
+        ("lambda ax: ax.scatter(*np.random.rand(2, 5000), rasterized=True)", "image/svg+xml"),
     ],
 )
 def test_lines_and_points_are_shown_as_svg(monkeypatch, draw, kind):

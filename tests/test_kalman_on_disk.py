@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from numba import types
+from tiers import thorough
 
 from helpers.kalman import fused, on_disk
 from helpers.kalman.fused import building
-from tiers import thorough
 
 TEXT = """
 from numba import types

@@ -1427,6 +1427,55 @@ def test_a_start_without_a_likelihood_is_refused():
             ours.fit(Autoregression(simulated()), [2.0, 0, 1], method=method, disp=False)
 
 
+def first_order():
+    return sarimax.SARIMAX(nile())
+
+
+def errors_together(**how):
+    return dynamic_factor.DynamicFactor(
+        macro(), k_factors=1, factor_order=1, error_order=1, error_var=True, **how
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "start", "message"),
+    [
+        (first_order, [1.0], r"shape \(1,\), expected \(k,\) = \(2,\): ar.L1, sigma2"),
+        (first_order, [1.5, 1.0], "cannot become ar.L1 = 1.5. .*enforce_stationarity=False"),
+        (first_order, [0.5, -1], "optimiser of this SARIMAX moves cannot become sigma2 = -1. Oth"),
+        (
+            lambda: structural.UnobservedComponents(nile(gaps=True), "irregular"), None,
+            r"sigma2.irregular = nan. Others may have one, fit\(mod, start_params=...\)$",
+        ),
+        (
+            lambda: varmax.VARMAX(macro(), order=(1, 0), trend="n"), 2 * np.ones(15),
+            r"cannot become L1.y1.y1 = 2, .*enforce_stationarity=False",
+        ),
+        (errors_together, None, r"DynamicFactor\(..., enforce_stationarity=False\)"),
+    ],
+)  # fmt: skip
+def test_a_start_that_an_optimiser_cannot_express_is_refused(make, start, message):
+    with pytest.raises(ValueError, match=message):
+        ours.fit(make(), start, disp=False)
+
+
+def test_a_transformation_that_remembers_an_update_is_refused():
+    """Of errors that are a vector autoregression: statsmodels reads their last covariance."""
+    mod = errors_together()
+    params = mod.start_params
+    mod.update(params)
+    free = mod.untransform_params(params)
+    for function in (ours.score, ours.hessian, lambda mod, *_, **how: ours.fit(mod, disp=False)):
+        mod.update(params)
+        with pytest.raises(ValueError, match="depends on the last update .*another L1.e"):
+            function(mod, free, transformed=False)
+    mod = errors_together(enforce_stationarity=False)
+    free = mod.untransform_params(params)
+    slopes = np.where(["sigma2" in x for x in mod.param_names], 2 * free, 1.0)
+    expected = slopes * ours.score(mod, params)
+    assert relative_error(ours.score(mod, free, transformed=False), expected) < 1e-9
+
+
 def test_a_start_that_hides_a_diffuse_state_is_refused_and_another_one_is_not():
     """A cycle of four quarters beside a season of four, as statsmodels proposes it."""
     mod = structural.UnobservedComponents(

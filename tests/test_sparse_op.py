@@ -5,6 +5,7 @@ in PyTensor's Python mode, where an Op runs the same kernel.
 """
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytensor
@@ -29,6 +30,7 @@ from helpers.sparse_conv import (
     stack,
     submanifold_rulebook,
     transposed_rulebook,
+    union_rulebooks,
 )
 from helpers.sparse_conv.pool import max_pool_grad, max_pool_winners
 
@@ -263,7 +265,7 @@ def test_wrong_types_are_refused(arrays, error, message):
 
 
 def test_mixed_dtypes_meet_in_the_wider_one():
-    rules = graph.SymbolicRules(RULES.src, RULES.dst, False)
+    rules = graph.SymbolicRules(RULES.src, RULES.dst, RULES.kind)
     y = graph.conv((pt.fmatrix(), pt.fvector()), pt.dmatrix(), pt.dvector(), rules)
     assert y.values.dtype == y.ground_state.dtype == "float64"
 
@@ -474,7 +476,7 @@ def test_a_convolution_of_symbols_does_what_the_rulebook_says(layer, k):
     y, function = sparse_conv(x, W, b, rules), gradients_of(layer, PY)
     given = np.ones_like(y.values), np.ones(3)
     values, t_out, *_ = function(
-        x.values, x.ground_state, W, b, rules.src, rules.dst, rules.transposed, *given
+        x.values, x.ground_state, W, b, rules.src, rules.dst, rules.kind, *given
     )
     numbers = [v.eval(mode=PY) for v in layer(x, W, b, rules)]
     for found in ((values, t_out), numbers):
@@ -497,10 +499,33 @@ def test_what_has_no_meaning_for_a_transposed_rulebook_refuses_it(what, k, mode)
     f = pytensor.function([*z, *symbols], y if what == "to_dense" else y.values, mode=mode)
     with pytest.raises(ValueError, match=message):
         f(x.values, x.ground_state, *graph.rule_arrays(x, rules))
-    way_out = rulebook(x.sites, x.grid, 2)  # that the message names
+    # That the message names:
+    way_out = (dense_rulebook if what == "to_dense" else partial(rulebook, f=2))(x.sites, x.grid)
     assert len(f(x.values, x.ground_state, *graph.rule_arrays(x, way_out))) == len(way_out.sites)
     with pytest.raises(ValueError, match=message):
         max_pool_winners(x.values, x.ground_state, rules)
+
+
+def test_a_dense_form_and_a_sum_of_symbols_refuse_the_rulebooks_of_other_layers():
+    """A pooling's came through without a word, and the dense form had its rows."""
+    x, *_ = random_layer(7, (4, 5, 2), 2, 3)
+    z, first, second = graph.symbolic_value(), *map(graph.symbolic_rules, "ab")
+    dense = pytensor.function([*z, *first], graph.to_dense(z, first), mode=PY)
+    total = graph.add(z, z, first, second).values
+    total = pytensor.function([*z, *first, *second], total, mode=PY)
+    one, union = dense_rulebook(x.sites, x.grid), union_rulebooks(x.sites, x.sites, x.grid)
+    cells = dense(x.values, x.ground_state, *graph.rule_arrays(x, one))
+    np.testing.assert_array_equal(cells, x.to_dense().reshape(-1, 2))
+    twice = total(x.values, x.ground_state, *graph.rule_arrays(x, *union))
+    np.testing.assert_array_equal(twice, 2 * x.values)
+    kept, strided = submanifold_rulebook(x.sites, x.grid, 1), rulebook(x.sites, x.grid, 1, stride=2)
+    for other in (kept, strided, *backwards(x)):
+        for f, right in ((dense, []), (total, union[:1])):
+            with pytest.raises(ValueError, match="needs a rulebook of dense|not of one call of un"):
+                f(x.values, x.ground_state, *graph.rule_arrays(x, *right, other))
+    for f, wrong in ((dense, union[:1]), (total, (one, one))):
+        with pytest.raises(ValueError, match="needs a rulebook of dense|not of one call of un"):
+            f(x.values, x.ground_state, *graph.rule_arrays(x, *wrong))
 
 
 def test_a_rulebook_of_as_many_other_sites_is_refused_by_the_graph():

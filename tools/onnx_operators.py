@@ -18,35 +18,35 @@ HEAD = """\
 
 These are the operators that `onnx_derivative` differentiates: {rules} by a rule, {definitions} by
 the definition that the standard gives them in other operators, and {zero} whose gradient is zero
-everywhere. Opsets {oldest} to {newest} are accepted. An operator that is not here is refused with
-its name, if it stands between a chosen weight or input and an output; comparisons, shapes and other
-operators of integer or boolean results need no rule.
+everywhere. Opsets {oldest} to {newest} are accepted. An operator that is not listed is refused by
+name if it lies between a chosen weight or input and an output; comparisons, shapes and other
+operators with integer or boolean results need no rule.
 {{func}}`~helpers.onnx_grad.rules.table.register_gradient` adds a rule, and
 {{doc}}`../notebooks/onnx/02-rules` and {{doc}}`../notebooks/onnx/03-rules-of-layers` derive the
 main ones. For a model in a file, `python -m helpers.onnx_grad model.onnx` lists what has no rule.
 
-The number behind a name is the version of the domain since which the operator has its present form;
-older forms are accepted too. An attribute is followed by the values that are known, unless it is a
-number, a flag or a list, which may have any value. *Limits* say what else an attribute or an input
-has to be. Every other attribute or value is refused with the name of the node. An initializer that
-is used as a *setting* alone is a constant unless `weights` names it.
+The number after a name is the version of the domain in which the operator got its present form;
+older forms are accepted too. An attribute is followed by the values that are supported, unless it
+is a number, a flag or a list, which may have any value. *Limits* are further conditions on an
+attribute or an input. Any other attribute or value is refused, and the message names the node. An
+initializer that is used only as a *setting* is a constant unless `weights` names it.
 
-What a Where, or an Imputer, does not choose has no influence on a gradient, also where its slope is
-infinite or NaN: the branches of an exported PowerTransformer, for example, or a row of attention
-whose mask allows nothing.
+The branch that a Where or an Imputer does not choose has no influence on a gradient, even if its
+slope is infinite or NaN. Examples are the branches of an exported PowerTransformer, and a row of
+attention whose mask allows nothing.
 
-Of a quantised model the scales have gradients, and so has all that goes through DequantizeLinear
-and not through a rounding, like the input of a model whose weights have eight bits. By what is
-rounded the gradient is zero, and QuantizeLinear is refused:
-{{func}}`~helpers.onnx_grad.rules.quantize.straight_through` is a rule to register by hand that
-takes the rounding for the identity.
+In a quantised model the scales have gradients, and so has everything that passes through
+DequantizeLinear without being rounded, such as the input of a model with 8-bit weights. The
+gradient of a rounding is zero, so QuantizeLinear is refused.
+{{func}}`~helpers.onnx_grad.rules.quantize.straight_through` is a rule, to be registered by hand,
+that treats the rounding as the identity.
 
-LSTM, GRU and RNN are written out step by step, forwards and backwards, so the number of nodes grows
-with the number of steps: a GRU with all its gradients has more than 40 nodes for each step of each
-layer and direction, which is some 18 000 for two layers of 100 steps in both directions.
+LSTM, GRU and RNN are unrolled step by step, forwards and backwards, so the number of nodes grows
+with the number of steps: a GRU with all its gradients has more than 40 nodes for each step, layer
+and direction, which is about 18,000 for two layers of 100 steps in both directions.
 
 A runtime needs kernels for the operators of the gradient, in the type of the model. onnxruntime's
-CPU provider has none in float64 for {no_float64}: networks with these are run in float32 there.
+CPU provider has no float64 kernels for {no_float64}: run networks with these operators in float32.
 """
 
 # Tried in tests/book/test_onnx_operators.py.

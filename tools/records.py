@@ -22,12 +22,15 @@ HEAD = """\
 
 % Made by `make notebooks` from benchmarks/results, not by hand.
 
-{doc}`../notebooks/kalman/14-benchmarks` tells what follows from these measurements, and how
-they were made. Every number is a ratio of medians unless a unit is named. Two numbers with a
-slash divide by the time of *ours* with its steady state, and by that of *ours* with every step
-in full: the first is what a user gets from a model that settles, the second what remains where
-a model does not. A random model is named by its numbers of states, series, shocks and steps.
-"All gradients" means the value and the gradients for the nine arrays.
+{doc}`../notebooks/kalman/14-benchmarks` says how these measurements were made, and what follows
+from them. Every number is a ratio of medians unless a unit is named. Where a cell has two numbers,
+the first divides by the time of *ours* with its steady state, which is what a user gets from a
+model that settles; the second divides by the time of *ours* with every step in full, which is what
+remains for a model that does not. *In a row* means that each contender, in its turn, is called
+repeatedly; *cold* means one call after more bytes were read than the last cache holds. A random
+model is named by its numbers of states, series, shocks and steps. "All gradients" means the value
+and the gradients for the nine arrays. An error is the largest error of the gradients, relative to
+the largest entry of the reference solution; it is infinite where a gradient is not finite.
 """
 
 
@@ -65,6 +68,7 @@ def all_contenders(models: dict, rows_of) -> str:
 def contenders(record: dict) -> str:
     where = record["machine"]
     parts = [name for name in PARTS if "commit" in record[name]]
+    packages = sorted((where["packages"] | where["peers"]).items())
     lines = [
         f"{where['processor']}, {where['generation']}, {where.get('vectors', '')}, one thread; "
         f"recorded {record['random']['date'][:10]}. Commits: "
@@ -73,7 +77,7 @@ def contenders(record: dict) -> str:
         *(f"- *{name}*: {why}" for name, why in record["contenders"].items()),
         "",
         "Versions: "
-        + "; ".join(f"{x} {v}" for x, v in sorted((where["packages"] | where["peers"]).items()))
+        + "; ".join(f"{x} {v}".removesuffix(" python") for x, v in packages)
         + ".",
     ]  # fmt: skip
     absent = {}
@@ -101,7 +105,8 @@ def values(models: dict) -> str:
         ])  # fmt: skip
     counted = "multiply-adds, every step / steady"
     timed = "time, all / value, every step"
-    head = ["model", "steady at", counted, timed, "the same by count", "our value / their value"]
+    work = "multiply-adds, all / value"
+    head = ["model", "steady at", counted, timed, work, "our value / statsmodels' value"]
     return table(head, lines)
 
 
@@ -160,7 +165,7 @@ def growth(scaling: dict) -> str:
             power = np.log(times) / np.log(int(x1) / int(x0))
             expected = str(slope) if name == counted else "–"
             lines.append([f"{axis}, {x0} to {x1}", name, f"{power:.1f}", expected])
-    return table(["from, to", "contender", "power", "by count"], sorted(lines))
+    return table(["from, to", "contender", "measured power", "expected power"], sorted(lines))
 
 
 def bounds(limits: dict, models: dict) -> str:
@@ -223,7 +228,7 @@ def make() -> str:
         "Whole PyMC models, seconds to build and compile": waiting(part["whole"]),
         "Where ours is not the fastest": behind(models),
         "Errors": errors(models),
-        "Growth with the size of a model": growth(part["scaling"]),
+        "Growth of the time with a power of the size": growth(part["scaling"]),
         "Distance from the limits": bounds(part["limits"], part["random"]),
         "Compile time": compiling(part["compile"]),
         "Memory": memory(part["memory"]),

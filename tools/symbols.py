@@ -32,7 +32,7 @@ GAP = re.compile(r"\\[,;:! ]|\\q?quad(?![a-z])|~|&")
 DISPLAY = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 TABLE = re.compile(r"^:{3,}\{dropdown\} Symbols[^\n]*\n(.*?)^:{3,}$", re.DOTALL | re.MULTILINE)
 FREE = "Letters without a fixed meaning"
-VARIES = "as each place says"
+VARIES = "as each page defines it"
 LET = re.compile(r"\b[Ll]et \$([^$=]+)=([^$]+)\$")
 
 

@@ -43,7 +43,7 @@ STYLES = tuple(
 )
 """Keywords for ``ax.plot`` that differ in colour, dashes and marker alike."""
 
-LARGEST_SVG = 150_000
+LARGEST_SVG = 400_000
 """Bytes; a drawing that takes more of them is shown as PNG."""
 
 
@@ -51,7 +51,8 @@ def use_style() -> None:
     """Set matplotlib to the book's style, and how a notebook shows its figures.
 
     Lines and points are shown as SVG, the same in every run. Images, heat maps and what would be
-    a large SVG are shown as PNG. The background is white and opaque whatever the theme of the page.
+    a large SVG are shown as PNG: draw thousands of points or lines with ``rasterized=True``. The
+    background is white and opaque whatever the theme of the page.
     A plain ``ax.plot`` takes colours and dashes of `STYLES` in turn; markers are for those who ask
     (``**STYLES[0]``).
 

@@ -60,6 +60,7 @@ def open_page(browser, address):
 
     def open_page(name, width=1400, **options):
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        context.set_default_timeout(120_000)  # a busy machine takes more than half a minute
         contexts.append(context)
         troubles = []
 

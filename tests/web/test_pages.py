@@ -13,6 +13,17 @@ INSPECT = Path(__file__).with_name("inspect.js").read_text(encoding="utf-8")
 PAGES = [f"{name}.html" for name in book.page_names()]
 OTHERS = ["genindex.html", "search.html"]
 
+# The longest line of each block of code that scrolls, folded blocks too.
+CUT_OFF = """() => {
+    for (const node of document.querySelectorAll("main details")) node.open = true;
+    for (const node of document.querySelectorAll("main .toggle-hidden")) {
+        node.classList.remove("toggle-hidden");
+    }
+    return [...document.querySelectorAll("main pre")]
+        .filter((node) => node.scrollWidth > node.clientWidth)
+        .map((node) => node.textContent.split("\\n").sort((a, b) => b.length - a.length)[0]);
+}"""
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(open_page, name):
@@ -21,6 +32,8 @@ def test_page(open_page, name):
     troubles = [f"1400 px: {trouble}" for trouble in page.evaluate(INSPECT)]
     page.set_viewport_size({"width": 375, "height": 800})
     troubles += [f"375 px: {trouble}" for trouble in page.evaluate(INSPECT)]
+    page.set_viewport_size({"width": 1400, "height": 900})
+    troubles += [f"code is cut off: {line}" for line in page.evaluate(CUT_OFF)]
     troubles += page.troubles
     assert not troubles, "\n".join(troubles)
 
@@ -169,6 +182,25 @@ def test_on_a_phone_letters_of_figures_are_as_large_as_the_text(open_page):
         image.getBoundingClientRect().width / image.naturalWidth, image.src.endsWith(".svg")])""")
     letters = [13 * 4 / 3 * share for share, drawn in size if drawn]
     assert letters and min(letters) > 15
+
+
+FORMULAS = """() => [...document.querySelectorAll("div.math")].flatMap((node) => {
+    const formula = node.querySelector("mjx-container"), number = node.querySelector(".eqno");
+    if (!node.offsetWidth || !number) return [];
+    const [text, mark] = [formula, number].map((x) => x.getBoundingClientRect());
+    return [[node.id, formula.scrollWidth > formula.clientWidth + 1,
+             text.width > node.clientWidth - 2, mark.bottom <= text.top + 1]];
+})"""
+
+
+def test_on_a_phone_a_formula_has_the_whole_width(open_page):
+    """One that scrolls has it, and its number above; a number beside a formula covers nothing."""
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html", 390)
+    found = page.evaluate(FORMULAS)
+    scrolling = [name for name, scrolls, *_ in found if scrolls]
+    assert scrolling and len(scrolling) < len(found) / 2
+    assert [name for name, scrolls, *good in found if scrolls and not all(good)] == []
+    assert any(not above for *_, above in found)
 
 
 @pytest.mark.parametrize("name", [*PAGES, "404.html"])

@@ -18,11 +18,13 @@ from pytensor.tensor import TensorVariable
 
 from helpers.sparse_conv import dispatch, op  # noqa: F401
 from helpers.sparse_conv.rules import (
+    DENSE,
     NOT_OF_TRANSPOSED,
+    TRANSPOSED,
+    UNION,
+    WINDOWS,
     Rulebook,
-    dense_rulebook,
     integer,
-    refuse_transposed,
 )
 from helpers.sparse_conv.value import SparseValue, expect_kind, plain
 
@@ -46,6 +48,8 @@ __all__ = [
     "voxel_means",
 ]
 
+POOLED = WINDOWS, DENSE, UNION  # the kinds that a pooling takes
+
 
 class SymbolicValue(NamedTuple):
     """values (a, n) and ground_state (n,) of a sparse image; its sites are in the rulebook."""
@@ -55,11 +59,11 @@ class SymbolicValue(NamedTuple):
 
 
 class SymbolicRules(NamedTuple):
-    """src (a_out, f^d) and dst (a_in, f^d) of a rulebook, int32, and whether it is transposed."""
+    """src (a_out, f^d) and dst (a_in, f^d) of a Rulebook, int32, and its kind."""
 
     src: TensorVariable
     dst: TensorVariable
-    transposed: TensorVariable | bool
+    kind: TensorVariable | int
 
 
 def symbolic_value(name: str = "x", dtype: str = "float64") -> SymbolicValue:
@@ -71,15 +75,15 @@ def symbolic_value(name: str = "x", dtype: str = "float64") -> SymbolicValue:
 def symbolic_rules(name: str = "rules") -> SymbolicRules:
     """Inputs of a function: give it ``rule_arrays(x, rules)``, which looks at the sites.
 
-    Given ``rules.src``, ``rules.dst`` and ``rules.transposed`` by hand, the function cannot know of
+    Given ``rules.src``, ``rules.dst`` and ``rules.kind`` by hand, the function cannot know of
     which sites they are, and computes for any other image of as many sites.
     """
     arrays = pt.imatrix(f"{name}_src"), pt.imatrix(f"{name}_dst")
-    return SymbolicRules(*arrays, pt.scalar(f"{name}_transposed", dtype="bool"))
+    return SymbolicRules(*arrays, pt.scalar(f"{name}_kind", dtype="int8"))
 
 
 def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
-    """What a function of symbolic rulebooks takes: src, dst and transposed of each, in turn.
+    """What a function of symbolic rulebooks takes: src, dst and kind of each, in turn.
 
     Parameters
     ----------
@@ -109,7 +113,7 @@ def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
                 "grid of the layer before"
             )
         known.append(book)
-        arrays += [book.src, book.dst, np.array(book.transposed)]
+        arrays += [book.src, book.dst, np.array(book.kind, np.int8)]
     return arrays
 
 
@@ -173,14 +177,14 @@ def relu(x: SymbolicValue) -> SymbolicValue:
 
 def max_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Largest value of each window and channel, the first of equals; rules with a stride."""
-    x, src, dst = _seen(x, rules, "max pooling")
+    x, src, dst = _seen(x, rules, POOLED, f"max pooling {NOT_OF_TRANSPOSED}")
     winner = op.pool_winners(*x, src, dst)
     return SymbolicValue(op.take(*x, winner, dst), x.ground_state)
 
 
 def mean_pool(x: SymbolicValue, rules) -> SymbolicValue:
     """Mean value of each window and channel, ground state included."""
-    x, src, dst = _seen(x, rules, "mean pooling")
+    x, src, dst = _seen(x, rules, POOLED, f"mean pooling {NOT_OF_TRANSPOSED}")
     blocks = op.build_q(*x, src, dst).reshape((*src.shape, x.values.shape[1]))
     return SymbolicValue(blocks.mean(axis=1), x.ground_state)
 
@@ -192,7 +196,8 @@ def add(x: SymbolicValue, y: SymbolicValue, rules_x, rules_y) -> SymbolicValue:
     ----------
     x, y : SymbolicValue (a_x, n), (a_y, n)
     rules_x, rules_y : Rulebook or SymbolicRules
-        Of :func:`~helpers.sparse_conv.rules.union_rulebooks`; other Rulebooks are a ValueError.
+        Of :func:`~helpers.sparse_conv.rules.union_rulebooks`; others are a ValueError, at the
+        latest in a run.
 
     Returns
     -------
@@ -200,9 +205,12 @@ def add(x: SymbolicValue, y: SymbolicValue, rules_x, rules_y) -> SymbolicValue:
         At the sites of both. Where one image has no site, its ground state is added.
     """
     books = [r for r in (rules_x, rules_y) if isinstance(r, Rulebook)]
-    if any(r.src.shape[1] != 1 or not np.array_equal(r.sites, books[0].sites) for r in books):
-        raise ValueError("rules_x and rules_y are not of one call of union_rulebooks")
-    (x, *rules_x), (y, *rules_y) = _seen(x, rules_x, "the sum"), _seen(y, rules_y, "the sum")
+    message = "rules_x and rules_y are not of one call of union_rulebooks"
+    if any(not np.array_equal(r.sites, books[0].sites) for r in books):
+        raise ValueError(message)
+    (x, *rules_x), (y, *rules_y) = (
+        _seen(z, rules, (UNION,), message) for z, rules in ((x, rules_x), (y, rules_y))
+    )
     values = op.build_q(*x, *rules_x) + op.build_q(*y, *rules_y)
     return SymbolicValue(values, x.ground_state + y.ground_state)
 
@@ -247,18 +255,21 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
     ----------
     x : SymbolicValue (a, n)
     rules : Rulebook or SymbolicRules
-        Of :func:`~helpers.sparse_conv.rules.dense_rulebook`; another Rulebook is a ValueError.
+        Of :func:`~helpers.sparse_conv.rules.dense_rulebook`; others are a ValueError, at the
+        latest in a run.
 
     Returns
     -------
     TensorVariable (cells, n)
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
-    x, src, dst = _seen(x, rules, "the dense form")
-    if isinstance(rules, Rulebook) and not np.array_equal(
-        rules.src, dense_rulebook(rules.sites_in, rules.grid_in).src
-    ):
-        raise ValueError("the dense form needs a rulebook of dense_rulebook(x.sites, x.grid)")
+    x, src, dst = _seen(
+        x,
+        rules,
+        (DENSE,),
+        "the dense form needs a rulebook of dense_rulebook(x.sites, x.grid): it takes no rulebook "
+        "of a transposed or an inverse convolution, nor of any other layer",
+    )
     return op.build_q(*x, src, dst)
 
 
@@ -302,26 +313,25 @@ def _symbols(x) -> SymbolicValue:
     return SymbolicValue(*map(pt.as_tensor_variable, x))
 
 
-def _seen(x, rules, what: str | None):
-    """x, src and dst; for `what`, a transposed rulebook is refused, at the latest in a run."""
+def _seen(x, rules, kinds: tuple[int, ...] = (), message: str = ""):
+    """x, src and dst; refused, at the latest in a run, are rulebooks of none of the `kinds`."""
     expect_kind("rules", rules, Rulebook, SymbolicRules)
     if isinstance(x, SparseValue) and isinstance(rules, Rulebook):
         rules.refuse_other(x.sites, x.grid)
     x, src, dst = _symbols(x), *map(pt.as_tensor_variable, (rules.src, rules.dst))
-    if what and isinstance(rules.transposed, bool):
-        refuse_transposed(rules, what)
-    elif what:
-        check = CheckAndRaise(ValueError, f"{what} {NOT_OF_TRANSPOSED}")
-        src = check(src, pt.invert(rules.transposed))
+    if kinds and not isinstance(rules.kind, int):
+        check = CheckAndRaise(ValueError, message)
+        src = check(src, pt.eq(np.array(kinds, np.int8), rules.kind).any())
+    elif kinds and rules.kind not in kinds:
+        raise ValueError(message)
     return x, src, dst
 
 
 def _acted_on(x, rules):
     """What a convolution sees, as in :func:`~helpers.sparse_conv.conv.build_q`; src and dst."""
-    x, src, dst = _seen(x, rules, None)
-    if rules.transposed is False:  # known beforehand: nothing to be computed
+    x, src, dst = _seen(x, rules)
+    if isinstance(rules.kind, int) and rules.kind != TRANSPOSED:  # nothing to be computed
         return x, src, dst
-    transposed, zero = rules.transposed, pt.zeros_like(x.ground_state)
-    transposed = pt.constant(np.array(True)) if transposed is True else transposed
+    transposed, zero = pt.eq(rules.kind, TRANSPOSED), pt.zeros_like(x.ground_state)
     values = x.values - pt.switch(transposed, x.ground_state, zero)
     return SymbolicValue(values, pt.switch(transposed, zero, x.ground_state)), src, dst

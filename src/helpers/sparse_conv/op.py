@@ -32,7 +32,7 @@ from pytensor.graph.op import Op
 from pytensor.scalar import upcast
 
 from helpers.sparse_conv import conv, kernels, pairs, pool
-from helpers.sparse_conv.rules import Rulebook
+from helpers.sparse_conv.rules import WINDOWS, Rulebook
 
 
 class RulebookOp(Op):
@@ -102,7 +102,7 @@ class RulebookOp(Op):
     def numpy(self, *inputs):
         *floats, src, dst = inputs
         # As much of a Rulebook as the functions look at; of its kind the Ops are not told.
-        rules = Rulebook(None, (), src, dst, False, None, ())
+        rules = Rulebook(None, (), src, dst, WINDOWS, None, ())
         return self.reference(*floats, rules)
 
     def perform(self, node, inputs, output_storage):

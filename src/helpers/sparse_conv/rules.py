@@ -39,6 +39,7 @@ __all__ = [
 
 PerAxis = int | tuple[int, ...]
 INT32_MAX = 2**31 - 1
+WINDOWS, TRANSPOSED, DENSE, UNION = range(4)  # a rulebook's kind: what made it
 NOT_OF_TRANSPOSED = (
     "takes no rulebook of a transposed or an inverse convolution: its windows do not lie on the "
     "grid of the input. Make one of the same sites with rulebook or submanifold_rulebook"
@@ -61,10 +62,11 @@ class Rulebook(NamedTuple):
         that the ground state is seen.
     dst : int32 array (a_in, f^d)
         The inverse: the output that has input site s at position k; a_out where there is none.
-    transposed : bool
-        Of a transposed or an inverse convolution. These act on what differs from the ground state,
-        since what they would make of the ground state depends on the place. Convolutions do so when
-        they are given such a rulebook; what has no meaning for it, a pooling say, refuses it.
+    kind : int
+        What made it: WINDOWS of a convolution or a pooling, TRANSPOSED (or inverse), DENSE or
+        UNION. A layer refuses those that have no meaning for it. A convolution of a transposed one
+        acts on what differs from the ground state, since what it would make of the ground state
+        depends on the place.
     sites_in, grid_in : int64 array (a_in, d) or (a_in, 1 + d) and tuple
         The input sites and their grid, so that an image of other sites can be refused.
     """
@@ -73,9 +75,14 @@ class Rulebook(NamedTuple):
     grid: tuple[int, ...]
     src: np.ndarray
     dst: np.ndarray
-    transposed: bool
+    kind: int
     sites_in: np.ndarray
     grid_in: tuple[int, ...]
+
+    @property
+    def transposed(self) -> bool:
+        """Of a transposed or an inverse convolution."""
+        return self.kind == TRANSPOSED
 
     def refuse_other(self, sites: np.ndarray, grid: tuple[int, ...]) -> None:
         """ValueError if the rulebook was made of other sites or of another grid."""
@@ -272,8 +279,8 @@ def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
     expect_rules(rules)
     sites, grid = _on_grid(sites, shape)
     rules.refuse_other(sites, grid)
-    back = not rules.transposed
-    return Rulebook(sites, grid, rules.dst, rules.src, back, rules.sites, rules.grid)
+    kind = WINDOWS if rules.transposed else TRANSPOSED
+    return Rulebook(sites, grid, rules.dst, rules.src, kind, rules.sites, rules.grid)
 
 
 def dense_rulebook(sites, shape) -> Rulebook:
@@ -301,7 +308,7 @@ def dense_rulebook(sites, shape) -> Rulebook:
             "in int32: pool first, or take a smaller grid"
         )
     every = np.indices(grid, np.int64).reshape(len(grid), -1).T
-    return _copies(sites, np.ravel_multi_index(tuple(sites.T), grid), every, grid)
+    return _copies(sites, np.ravel_multi_index(tuple(sites.T), grid), every, grid, DENSE)
 
 
 def union_rulebooks(first, second, shape) -> tuple[Rulebook, Rulebook]:
@@ -334,17 +341,18 @@ def union_rulebooks(first, second, shape) -> tuple[Rulebook, Rulebook]:
     number = np.argsort(order)[inverse]
     sites = both[seen[order]]
     a = len(first)
-    return _copies(first, number[:a], sites, grid), _copies(second, number[a:], sites, grid)
+    out = sites, grid, UNION
+    return _copies(first, number[:a], *out), _copies(second, number[a:], *out)
 
 
-def _copies(sites, number, outputs, grid) -> Rulebook:
+def _copies(sites, number, outputs, grid, kind: int) -> Rulebook:
     """Site s is output number[s]."""
     a = len(sites)
     dst = number.astype(np.int32)
     src = np.full(len(outputs), a, np.int32)
     src[dst] = np.arange(a, dtype=np.int32)
     src, dst = src[:, np.newaxis], dst[:, np.newaxis]
-    return Rulebook(np.ascontiguousarray(outputs), grid, src, dst, False, sites, grid)
+    return Rulebook(np.ascontiguousarray(outputs), grid, src, dst, kind, sites, grid)
 
 
 class _Axis(NamedTuple):
@@ -399,8 +407,9 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
     if twice >= 0:
         refuse_duplicates(sites[[twice, twice]], grid)
     if len(given):
-        return Rulebook(sites, grid, src, dst, False, sites, grid)
-    return Rulebook(found, out, src, dst, transposed, sites, grid)
+        return Rulebook(sites, grid, src, dst, WINDOWS, sites, grid)
+    kind = TRANSPOSED if transposed else WINDOWS
+    return Rulebook(found, out, src, dst, kind, sites, grid)
 
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:

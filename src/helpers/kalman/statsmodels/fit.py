@@ -17,6 +17,7 @@ from statsmodels.tsa.statespace.mlemodel import MLEModel, _handle_args
 from helpers.kalman.statsmodels.arrays import (
     ARRAYS,
     _check_supported,
+    _checked,
     _Door,
     _names,
     _NoLikelihoodError,
@@ -241,7 +242,9 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     ------
     ValueError
         If the model is one of those that :func:`loglike` refuses, or its start has no likelihood;
-        or for estimates without a score, "em" and ``gls=True``.
+        if its transformation depends on the last update, as that of a `DynamicFactor` with
+        ``error_var=True`` does unless ``enforce_stationarity=False``; or for estimates without a
+        score, "em" and ``gls=True``.
 
     Warns
     -----
@@ -258,7 +261,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
             "there, if its maximum is asked for, fit(mod, start_params=results.params)"
         )
     start_params, kwargs = _inside(mod, start_params, kwargs)
-    with using(mod):
+    # Far out, the logistic functions of statsmodels' transformations overflow, and are right.
+    with using(mod), np.errstate(over="ignore"):
         ends = []
         given = {
             "method": method,
@@ -284,18 +288,34 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
 
 def _inside(mod: MLEModel, start, given: dict) -> tuple:
     """The start and the other arguments of a fit, without edges: only cycles have any."""
-    if not getattr(mod, "cycle", False) or not given.get("transformed", True):
-        return start, given
+    _check_supported(mod)
     includes_fixed = start is None or given.get("includes_fixed", False)
+    if not includes_fixed:
+        start = _checked(mod, start)
+    if start is not None and not given.get("transformed", True):
+        return start, given
     full = mod.start_params if start is None else start
     full = mod.handle_params(full, transformed=True, includes_fixed=includes_fixed)
-    with np.errstate(divide="ignore"):
-        free = np.asarray(mod.untransform_params(full), float)
+    try:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            free = np.asarray(mod.untransform_params(full), float)
+    except np.linalg.LinAlgError:  # of a vector autoregression
+        free = np.full(len(full), np.nan)
+    lost = np.isnan(free)
+    if lost.any():
+        named = (f"{x} = {full[j]:.6g}" for j, x in enumerate(mod.param_names) if lost[j])
+        model = type(mod).__name__
+        raise ValueError(
+            "the start_params have no likelihood to begin with: what the optimiser of this "
+            f"{model} moves cannot become {', '.join(named)}. Others may have one, "
+            "fit(mod, start_params=...)"
+            + f", or another model, {model}(..., enforce_stationarity=False)"
+            * bool(getattr(mod, "enforce_stationarity", False))
+        )
     edge = np.isinf(free)
-    if not edge.any():
-        return start, given
-    full = np.where(edge, mod.transform_params(np.clip(free, -FARTHEST, FARTHEST)), full)
-    return full, given | {"includes_fixed": True}
+    if edge.any():
+        full = np.where(edge, mod.transform_params(np.clip(free, -FARTHEST, FARTHEST)), full)
+    return full, given | {"includes_fixed": True, "transformed": True}
 
 
 def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, maxiter, disp, **how):

@@ -510,9 +510,28 @@ def _transformation(mod: MLEModel, free: np.ndarray):
     return known.transformation
 
 
+def _refuse_memory(mod: MLEModel, free: np.ndarray) -> None:
+    """Of a transformation: that of a `DynamicFactor` may read a covariance of the last update."""
+    params = mod.transform_params(free)
+    with suppress(ArithmeticError, ValueError):
+        mod.update(away_from(params), transformed=True, includes_fixed=True)
+    later = mod.transform_params(free)
+    mod.update(params, transformed=True, includes_fixed=True)
+    if not np.allclose(later, params, rtol=1e-9, atol=0):
+        named = ", ".join(np.array(mod.param_names)[~np.isclose(later, params, 1e-9, 0)])
+        model = mod.__class__.__name__
+        raise ValueError(
+            f"the transformation of this {model} depends on the last update of the model, not on "
+            f"its argument alone (it gives another {named} after another one), so that the "
+            "likelihood is no function of what its optimiser moves: expected one that does not, "
+            f"as that of {model}(..., enforce_stationarity=False)"
+        )
+
+
 def _new_transformation(mod: MLEModel, free: np.ndarray):
     transform, blocks = type(mod).transform_params, []
     model = proxy(mod)
+    _refuse_memory(model, free)
     if transform is VARMAX.transform_params:
 
         def root(steps):  # the Cholesky factor of L L' is L, but for the signs of its columns
