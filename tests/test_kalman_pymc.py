@@ -22,6 +22,7 @@ from pymc_extras.statespace import structural as st
 from pymc_extras.statespace.core import statespace
 from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.utils.constants import LONG_NAME_TO_SHORT
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import applys_between, explicit_graph_inputs
 from tiers import thorough
 
@@ -593,6 +594,33 @@ def test_a_sampler_does_not_compute_the_terms_and_has_the_gradient_of_their_sum_
     evaluate = within.compile_fn(weighted, inputs=within.value_vars, mode=UNOPTIMISED)
     with pytest.raises(NotImplementedError, match="each with the same weight"):
         evaluate({x: np.zeros(np.shape(X)) for x, X in within.initial_point().items()})
+
+
+@pytest.mark.parametrize("axis", [None, 1, 0])
+def test_a_batch_of_log_densities_of_a_diffuse_start(axis):
+    """As optimisers of pymc-extras take it: each is finite, though the first terms are NaN."""
+    _, within, _ = diffuse_model(season_of_four())
+    point = within.initial_point()
+    batch = {x: np.stack([X, X - 0.5, X + 0.3]) for x, X in point.items()}
+    (terms,) = within.logp(vars=within.observed_RVs, sum=False)
+    inputs = [pt.tensor(dtype=x.dtype, shape=(3, *x.type.shape)) for x in within.value_vars]
+    replaced = dict(zip(within.value_vars, inputs, strict=True))
+    found = vectorize_graph(terms, replaced).sum(axis=axis)
+    outputs = [found, *pt.grad(found.sum(), inputs)] if axis != 0 else [found]
+    given = [batch[x.name] for x in within.value_vars]
+    evaluate = pytensor.function(inputs, outputs, mode=PYTHON)
+    value, *slopes = evaluate(*given)
+    if axis == 0:  # of each step: NaN where nothing is observed, and in the diffuse ones
+        assert np.isnan(value).any() and np.isfinite(value).any()
+        return
+    assert "Scan" not in str([node.op for node in evaluate.maker.fgraph.apply_nodes])
+    one = [terms.sum(), *pt.grad(terms.sum(), within.value_vars)]
+    evaluate = pytensor.function(within.value_vars, one, mode=UNOPTIMISED)
+    singly = [evaluate(*(X[i] for X in given)) for i in range(3)]
+    expected, *expected_slopes = (np.stack(X) for X in zip(*singly, strict=True))
+    assert relative_error(value, expected if axis else expected.sum()) < 1e-12
+    for slope, X in zip(slopes, expected_slopes, strict=True):
+        assert relative_error(slope, X) < 1e-9
 
 
 def as_sampled(within, built):

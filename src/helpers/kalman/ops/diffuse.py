@@ -16,6 +16,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
 from pytensor.graph import Apply, Op
+from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.math import Sum
@@ -204,8 +205,9 @@ def predictions(y, a0, P0, c, d, T, Z, H, W, A):
 class OneStepTerms(Op):
     """The log-likelihood and its terms (n,) -> the terms, whose sum is the log-likelihood.
 
-    A model's log density adds them up, and then they are not computed: a rewrite leaves the first
-    input. It has the gradient, too, for terms of equal weight.
+    Both may have leading axes, those of a batch. A model's log density adds the terms up, and then
+    they are not computed: a rewrite leaves the first input. It has the gradient, too, for terms of
+    equal weight.
     """
 
     __props__ = ()
@@ -225,22 +227,35 @@ class OneStepTerms(Op):
         if isinstance(bar.type, DisconnectedType):
             return [disconnected_type(), disconnected_type()]
         message = "terms of a diffuse start have a gradient together, each with the same weight"
-        bar = CheckAndRaise(NotImplementedError, message)(bar[0], pt.all(pt.eq(bar, bar[0])))
-        return [bar, disconnected_type()]
+        same = pt.all(pt.eq(bar, bar[..., :1]))
+        return [CheckAndRaise(NotImplementedError, message)(bar[..., 0], same), disconnected_type()]
 
     def connection_pattern(self, node):
         return [[True], [False]]
 
 
+@_vectorize_node.register(OneStepTerms)
+def batch_of_one_step_terms(op, node, value, terms):
+    """The Op itself, whose sum is still found, on a batch of both."""
+    if value.ndim + 1 != terms.ndim:
+        value, terms = pt.broadcast_arrays(value[..., None], terms)
+        value = value[..., 0]
+    return op.make_node(value, terms)
+
+
 @register_canonicalize("fast_compile")
 @node_rewriter([Sum])
 def local_sum_of_one_step_terms(fgraph, node):
-    """The sum is what the terms came with."""
+    """The sum over the steps is what the terms came with."""
     (terms,) = node.inputs
     if terms.owner is None or not isinstance(terms.owner.op, OneStepTerms):
         return None
-    value = terms.owner.inputs[0]
-    return [value.astype(node.outputs[0].dtype)]
+    steps, value = terms.ndim - 1, terms.owner.inputs[0]
+    axes = set(range(terms.ndim) if node.op.axis is None else node.op.axis)
+    if steps not in axes:
+        return None
+    more = tuple(axes - {steps})
+    return [(value.sum(axis=more) if more else value).astype(node.outputs[0].dtype)]
 
 
 @register_specialize("fast_compile")
