@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numba
 import pytest
 from numba import types
+from numba.core.codegen import JITCodeLibrary
 from tiers import thorough
 
 from helpers.kalman import fused, on_disk
@@ -86,6 +88,19 @@ def test_damaged_files_are_thrown_away_and_the_functions_compiled_anew(module, k
     assert said.count("is damaged") == said.count("thrown away and compiled anew") == count
     assert compiled(module) == (1, 1)
     assert capfd.readouterr().err == ""
+
+
+def test_machine_code_is_optimised_at_its_own_level(module, monkeypatch):
+    """And what others compile at theirs."""
+    levels, optimize = [], JITCodeLibrary._optimize_final_module
+    monkeypatch.setattr(
+        JITCodeLibrary, "_optimize_final_module",
+        lambda library: (levels.append(numba.config.OPT), optimize(library))[1],
+    )  # fmt: skip
+    before = numba.config.OPT
+    compiled(module)
+    assert levels == [on_disk.OPT] * 2
+    assert numba.njit(module.twice)(1.0) == 2.0 and levels[-1] == before == numba.config.OPT
 
 
 def test_a_full_disk_costs_the_next_process_its_time_and_nothing_else(module, monkeypatch, capfd):

@@ -19,6 +19,7 @@ import numba
 from numba.core import sigutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["cfunc", "njit", "watching", "writable_for_pytensor"]
 
@@ -121,12 +122,13 @@ def temporary_folder() -> str | None:
 
 @contextlib.contextmanager
 def _optimized():
-    """Numba compiles with `OPT`."""
-    before, numba.config.OPT = numba.config.OPT, OPT
-    try:
-        yield
-    finally:
-        numba.config.OPT = before
+    """Numba compiles with `OPT`; what other threads compile waits."""
+    with global_compiler_lock:
+        before, numba.config.OPT = numba.config.OPT, OPT
+        try:
+            yield
+        finally:
+            numba.config.OPT = before
 
 
 def njit(*signature, **options):
@@ -135,7 +137,7 @@ def njit(*signature, **options):
     def decorate(function):
         made = numba.njit(**options)(function)
         made._cache = _cache(function)
-        made._compiler.compile = _optimized()(made._compiler.compile)
+        made.compile = _optimized()(made.compile)
         for one in signature:
             made.compile(one)
         if signature:
