@@ -334,6 +334,12 @@ class Directions(NamedTuple):
 
 
 @jitable
+def as_column(row, k):
+    """A row of k directions of a vector as tangents of one column."""
+    return Mat(row.at, k, row.step)
+
+
+@jitable
 def load_moves(w, out, X, t, group, symmetric):
     """A group's directions of X at step t to `out`, or half of their symmetric part.
 
@@ -352,17 +358,6 @@ def load_moves(w, out, X, t, group, symmetric):
 
 
 @jitable
-def load_row(w, out, X, t, group):
-    """Those of a vector (directions, t, rows, 1) at step t to a row."""
-    first, count, k, _ = group
-    _, steps, rows, _ = X.shape
-    now = t if steps > 1 else 0
-    for q in range(count):
-        for i in range(rows):
-            put(w, out.at + i * k + q, X[first + q, now, i, 0])
-
-
-@jitable
 def hand_over_moves(w, A, weight, bar, t, group):
     """Add weight times the tangents A to a group's directions of a gradient at step t."""
     first, count, k, _ = group
@@ -372,14 +367,3 @@ def hand_over_moves(w, A, weight, bar, t, group):
         for i in range(rows):
             for j in range(cols):
                 bar[first + q, now, i, j] += weight * get(w, A.at + i * A.ld + j * k + q)
-
-
-@jitable
-def hand_over_row(w, A, weight, bar, t, group):
-    """The same for a vector."""
-    first, count, k, _ = group
-    _, steps, rows, _ = bar.shape
-    now = t if steps > 1 else 0
-    for q in range(count):
-        for i in range(rows):
-            bar[first + q, now, i, 0] += weight * get(w, A.at + i * k + q)

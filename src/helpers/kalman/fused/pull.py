@@ -22,13 +22,13 @@ from helpers.kalman.fused.moves import (
     add_symmetric,
     add_times_row,
     add_times_rows,
+    as_column,
     by_lists,
     columns_from,
     from_right,
     from_right_listed,
     group_of,
     hand_over_moves,
-    hand_over_row,
     moved,
     turn,
     with_turned,
@@ -469,7 +469,7 @@ def accumulate_start(w, x, swapped, equal, weight, bars, group):
     s, d = space(w), moved(x)
     m, start = sizes(w).m, np.int64(0)
     dN, _ = in_turn(d, swapped)
-    hand_over_row(w, d.r, weight, bars.a0, start, group)
+    hand_over_moves(w, as_column(d.r, group.k), weight, bars.a0, start, group)
     clear(w, d.U, m)
     if equal:
         add_outer(w, d.U, 0.5, s.r.at, d.r, m, m, group.k)
@@ -494,12 +494,12 @@ def hand_over_rows(w, A, weight, bar, rows, total, group):
     start = np.int64(0)
     if bar.shape[1] == rows:
         for t in range(rows):
-            hand_over_row(w, below(A, t), weight, bar, t, group)
+            hand_over_moves(w, as_column(below(A, t), group.k), weight, bar, t, group)
     else:
         clear(w, total, 1)
         for t in range(rows):
             add(w, total, 1.0, below(A, t), 1)
-        hand_over_row(w, total, weight, bar, start, group)
+        hand_over_moves(w, as_column(total, group.k), weight, bar, start, group)
 
 
 @jitable

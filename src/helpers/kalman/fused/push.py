@@ -25,13 +25,13 @@ from helpers.kalman.fused.moves import (
     add_symmetric,
     add_times_row,
     add_times_rows,
+    as_column,
     by_lists,
     columns_from,
     from_right,
     from_right_listed,
     group_of,
     load_moves,
-    load_row,
     moved,
     turn,
     with_turned,
@@ -67,7 +67,7 @@ def load_directions(w, x, t, dots, observed, group):
     load_moves(w, d.Z, dots.Z, t, group, False)
     load_moves(w, d.H, dots.H, t, group, True)
     load_moves(w, d.W, dots.W, t, group, True)
-    load_row(w, d.c, dots.c, t, group)
+    load_moves(w, as_column(d.c, group.k), dots.c, t, group, False)
     for i in range(p):
         if not observed.entries[t, i]:
             clear(w, below(d.Z, i), 1)
@@ -264,7 +264,7 @@ def push_mean(w, x, t, gain, dots, observed, slopes, Z_moves, pattern, group):
     if t == n - 1:
         return
     if dots.c.shape[1] > 1:
-        load_row(w, d.c, dots.c, t, group)
+        load_moves(w, as_column(d.c, group.k), dots.c, t, group, False)
     from_right_listed(w, da_next, da, s.T, pattern.T, s.T_t, d.c, 1, m, m, k)
     if group.T.bottom > 0:
         add_moved_by_T(w, da_next, below(s.a_filt, t), d.T_t, 1, m, group)
@@ -292,7 +292,7 @@ def push_means(w, x, gain, end, dots, observed, slopes, Z_moves, pattern, group)
         dc = da_next
         clear(w, dc, steps)
         for t in range(first, end):
-            load_row(w, below(d.a, t + 1), dots.c, t, group)
+            load_moves(w, as_column(below(d.a, t + 1), group.k), dots.c, t, group, False)
     product(w, da_next, 1.0, below(s.v, first), d.K, dc, steps, p, m * k)
     from_right(w, da_next, 1.0, dv, s.K, da_next, steps, p, m, k)
     if group.T.bottom > 0:
@@ -366,7 +366,7 @@ def push(
         load_moves(w, d.half, dots.P0, 0, group, True)
         with_turned(w, d.P, d.half, m, group.k)
         clear(w, d.a, 1)
-        load_row(w, d.a, dots.a0, 0, group)
+        load_moves(w, as_column(d.a, group.k), dots.a0, 0, group, False)
     P, P_next, swapped = s.P, s.P_next, False
     steady, before, d_before, looked, since, t = False, -1.0, -1.0, 0, 0, 0
     moving = vectors_vary(model)

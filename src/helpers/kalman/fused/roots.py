@@ -64,8 +64,9 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
         e, T_bar, Z_bar, H_bar, carried = pull_step(roots[t], carried, l_bar[t], T_t, columns)
         recursions.at_step(out.c, t)[:] += r
         recursions.at_step(out.W, t)[:] += Pi
-        for j, column in enumerate(columns):
-            recursions.at_step(out.T, t)[:, column] += T_bar[:, j]
+        for row, more in zip(recursions.at_step(out.T, t), T_bar):  # noqa: B905
+            for j, column in enumerate(columns):
+                row[column] += more[j]
         d_t, Z_t = recursions.at_step(out.d, t), recursions.at_step(out.Z, t)
         H_t = recursions.at_step(out.H, t)
         for i in range(p):
