@@ -17,6 +17,7 @@ import pytest
 import xarray
 from kalman_models import make
 from kalman_oracle import true_gradient
+from pymc.model.transform.optimization import freeze_dims_and_data
 from pymc_extras.statespace import models
 from pymc_extras.statespace import structural as st
 from pymc_extras.statespace.core import statespace
@@ -621,6 +622,18 @@ def test_a_batch_of_log_densities_of_a_diffuse_start(axis):
     assert relative_error(value, expected if axis else expected.sum()) < 1e-12
     for slope, X in zip(slopes, expected_slopes, strict=True):
         assert relative_error(slope, X) < 1e-9
+
+
+def test_terms_of_a_diffuse_start_are_not_taken_for_their_sum_without_rewrites():
+    _, within, _ = diffuse_model(season_of_four())
+    point, unrewritten = within.initial_point(), pytensor.compile.mode.Mode("py", None)
+    with pytest.raises(NotImplementedError, match="optimizer='fast_compile' or 'fast_run'"):
+        within.compile_logp(mode=unrewritten)(point)
+    ones = {x.removesuffix("_log__"): np.ones(np.shape(X)) for x, X in point.items()}
+    known = pm.do(freeze_dims_and_data(within), ones)
+    value = known.compile_fn(known.observedlogp, inputs=[], mode=UNOPTIMISED, point_fn=False)()
+    expected = diffuse.loglike(season_of_four(), at_ones(None), np.eye(5))
+    assert relative_error(float(value), expected) < 1e-6
 
 
 def as_sampled(within, built):

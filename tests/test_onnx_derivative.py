@@ -894,6 +894,18 @@ def test_half_precision(text, weights):
         np.testing.assert_allclose(found["float16"][name], G, atol=0.02 * np.max(np.abs(G)))
 
 
+@pytest.mark.parametrize("kind", ["float8e4m3fn", "float8e5m2", "float4e2m1", "float16"])
+def test_a_cast_to_few_bits_is_the_identity_to_its_gradient(kind):
+    """It was for float16, and zero without a word for less."""
+    to = onnx.TensorProto.DataType.Value(kind.upper())
+    text = f"""m (float[2, 3] X) => (float[3, 2] Y) <int64[2] s = {{3, 2}}>
+        {{ Q = Cast<to = {to}>(X) R = Reshape(Q, s) Z = Cast<to = 1>(R) Y = Mul(Z, Z) }}"""
+    model, X = model_of(text, opset=23), np.array([[1, -0.7, 0.3], [2, 3.1, 0]], np.float32)
+    Y = run_reference(model, {"X": X})["Y"]
+    found = run_reference(onnx_derivative(model, options=FillGrad), {"X": X})["X_grad"]
+    np.testing.assert_array_equal(abs(found), 2 * np.sqrt(Y).reshape(2, 3))
+
+
 # Errors
 
 

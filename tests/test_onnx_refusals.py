@@ -108,6 +108,10 @@ REFUSALS = {
     ),
     ("Resize", "X"): ("Y = Resize(Z, , ones)", "the length of axis 2, which is resized, is not st"),
     ("Resize", "scales"): ("Y = Resize(X, , F)", "its scales or sizes must be constants"),
+    ("Split", "outputs"): (
+        "Y, , Y2 = Split<axis = 3, num_outputs = 3>(X)",
+        "an output has no name; give it one",
+    ),
     ("ScatterND", "reduction"): (
         'Y = ScatterND<reduction = "max">(X, J, M)',
         "reduction='max' is not supported; .*ScatterElements, with an index",

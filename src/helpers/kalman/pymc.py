@@ -369,6 +369,9 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     NaN; so is the logarithm where nothing is observed. For a comparison leave these steps out:
     ``log_likelihood.dropna("time")``.
 
+    The placeholders are the same for all draws: ``pymc_extras.fit(method="pathfinder", ...)`` takes
+    them with ``vectorize_postprocessing=False``.
+
     Parameters
     ----------
     built : PyMCStateSpace

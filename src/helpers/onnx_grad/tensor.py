@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from helpers.onnx_grad.builder import Graph
 
 REAL = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Reals that are only stored: a cotangent passes them in the type that they are cast to.
+STORED = tuple(t for n, t in TensorProto.DataType.items() if n.startswith(("FLOAT8", "FLOAT4")))
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Integer constants up to this size are kept at hand, for shapes, axes, pads and indices.
 SMALL = 4096
@@ -141,7 +143,7 @@ class Tensor:
         return self if self.dtype == dtype else self.graph.op("Cast", self, to=dtype)
 
     def cast_like(self, x: Tensor) -> Tensor:
-        """In the type of x; as it is, if the integers of x stand for real numbers."""
+        """In the type of x; as it is, if x stands for real numbers that it only stores."""
         return self.cast(x.dtype) if x.dtype in REAL else self
 
     def wide(self) -> Tensor:

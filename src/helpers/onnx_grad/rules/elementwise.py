@@ -114,7 +114,7 @@ for name, row in ENTRYWISE.items():
 @register_gradient("Cast")
 @register_gradient("CastLike")
 def cast(g, node, dy):
-    """dX = dY in the type of X, or as it is if the integers of X stand for real numbers."""
+    """dX = dY in the type of X, or as it is if X stores real numbers, in integers or 8 bits."""
     return dy.cast_like(node.x[0])
 
 

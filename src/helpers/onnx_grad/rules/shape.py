@@ -59,9 +59,11 @@ def concat(g, node, dy):
     return g.op("Split", dy, sizes, outputs=len(node.x), axis=axis)
 
 
-@register_gradient("Split")
+@register_gradient("Split", limits={"outputs": "named, all of them"})
 def split(g, node, *dys):
     """dX = the dY_i one after the other, zeros for those that nothing depends on."""
+    if None in node.y:  # its length is known to nobody, and onnxruntime 1.32 crashes
+        raise node.refuse("an output has no name; give it one, though nothing uses it")
     parts = [g.zeros_like(y) if dy is None else dy for y, dy in zip(node.y, dys, strict=True)]
     if len(parts) == 1:
         return parts[0]

@@ -19,7 +19,7 @@ from onnx import NodeProto, TensorProto
 from helpers.onnx_grad.attributes import unsupported
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.simplify import captured_names
-from helpers.onnx_grad.tensor import REAL, Info, Node, Tensor, canonical, compatible
+from helpers.onnx_grad.tensor import REAL, STORED, Info, Node, Tensor, canonical, compatible
 
 Rule = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 
@@ -269,7 +269,7 @@ def dependents(infos: dict[str, Info], nodes, start: Iterable[str]) -> set[str]:
 
 def may_be_real(infos: dict[str, Info], name: str) -> bool:
     """Whether a tensor is real, or of an unknown type."""
-    return name not in infos or infos[name].dtype in (None, *REAL)
+    return name not in infos or infos[name].dtype in (None, *REAL, *STORED)
 
 
 def inputs_of(node: NodeProto) -> set[str]:
