@@ -224,6 +224,11 @@ def drawn(self, inputs, outputs):
     outputs[0][0] = outputs[0][0] + np.random.default_rng().uniform(size=inputs[0].shape)
 
 
+def later(self, inputs, outputs):
+    outputs[0][0] *= 1.01 if hasattr(self, "called") else 1.0
+    self.called = True
+
+
 def same_types(x, w):
     return [x.type(), x.type(), pt.lscalar()]
 
@@ -314,7 +319,15 @@ PLANTED = {
     ),
     "a term without the cotangent": (
         {"pullback": pull(lambda i, c, x, w, no: [x + 1e-7 * i[0], w, no])},
-        {"pullback is linear": "for x, -2 times the cotangent does not give -2 times the answer"},
+        {"pullback is linear": "for x, the answers to two parts of the cotangent, one with zeros"},
+    ),
+    "another answer from the second call on": (
+        {"perform": perform(later)},
+        {"repeated call": "two calls with the same inputs give different answers"},
+    ),
+    "a term that is NaN where a cotangent is zero": (
+        {"pullback": pull(lambda i, c, x, w, no: [x * c[0] / c[0], w, no])},
+        {"pullback is linear": "do not add up (is NaN where it should not be)"},
     ),
     "a cotangent that may be absent": (
         {"pullback": forgetful},
@@ -344,7 +357,11 @@ PLANTED = {
     "a pushforward that is not linear": (
         {"pushforward": push(lambda i, d, y, s: [y * (1 + 1e-7 * pt.abs(y)), s])},
         {"pushforward": "not transposes",
-         "pushforward is linear": "-2 times the tangents do not give -2 times the answer"},
+         "pushforward is linear": "the answers to two parts of the tangents, one with zeros, do n"},
+    ),
+    "a pushforward that is NaN where a tangent is zero": (
+        {"pushforward": push(lambda i, d, y, s: [y * d[0] / d[0], s])},
+        {"pushforward is linear": "do not add up (is NaN where it should not be)"},
     ),
     "a tangent that may be absent": (
         {"pushforward": absent},
