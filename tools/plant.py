@@ -154,7 +154,7 @@ FAULTS = {
     ),
     "tangents: c's of the first step at every step": (
         "push.py",
-        "    if dots.c.shape[1] > 1:\n        load_row(w, d.c, dots.c, t, group)\n",
+        "    if dots.c.shape[1] > 1:\n        load_moves(w, as_column(d.c, group.k), dots.c, t, group, False)\n",
         "",
     ),
     "tangents: of dv what da makes of it left out where gains have settled": (
