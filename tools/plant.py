@@ -154,7 +154,8 @@ FAULTS = {
     ),
     "tangents: c's of the first step at every step": (
         "push.py",
-        "    if dots.c.shape[1] > 1:\n        load_moves(w, as_column(d.c, group.k), dots.c, t, group, False)\n",
+        "    if dots.c.shape[1] > 1:\n"
+        "        load_moves(w, as_column(d.c, group.k), dots.c, t, group, False)\n",
         "",
     ),
     "tangents: of dv what da makes of it left out where gains have settled": (
