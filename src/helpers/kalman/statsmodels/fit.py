@@ -226,8 +226,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
         on if it is more than 1e-8, up to fifty, as far as ``maxiter`` allows.  So the end is a
         maximum, or there is a warning.  From the same start BFGS and L-BFGS climb as well, each
         until it is known to lead to the same maximum, and Newton's steps where that is on the edge
-        of what a parameter may be: a variance of zero, or a unit root.  If one of them ends at a
-        higher maximum, that is the result.  (There may be a higher one still.)
+        of what a parameter may be, a variance of zero or a unit root, or is none.  If one of them
+        ends at a higher maximum, that is the result.  (There may be a higher one still.)
     **kwargs
         Those of ``mod.fit``, for all methods: ``maxiter`` (250 if not given, the last fifty
         for Newton's steps, where ``mod.fit`` ends after 50), ``cov_type``, ``disp``, ``callback``
