@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalman_oracle import true_gradient
+from kalman_oracle import true_gradient, true_hessian
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
 from helpers.kalman.fused import arrays_of, collapse
 from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.recursions import LOG_2PI
 from helpers.statespace import NAMES
 
@@ -29,8 +30,8 @@ CASES = {
 WEIGHTS = "equal", "unequal"
 
 
-def make(name, weights="equal"):
-    p, m, n, full, gaps, varying = CASES[name]
+def make(name, weights="equal", cases=CASES):
+    p, m, n, full, gaps, varying = cases[name]
     rng = np.random.default_rng(len(name))
     n_or_none = {"n": n, "time_varying": varying} if varying else {}
     model = StateSpace(**random_model(m, p, rng=rng, **n_or_none))
@@ -74,7 +75,7 @@ def in_python(y, model, g, read_off):
     else:
         h = collapse.smoothed(x, patterns, g, Y_bar)
     wanted = Wanted(True, True, True, True, np.arange(m))
-    collapse.expand(x, patterns, g, wanted, h, y_bar, Y_bar, stars, out)
+    collapse.expand(x, patterns, g, wanted, h, y_bar, Y_bar, stars, out, False)
     found = {name: getattr(out, name) for name in ("d", "Z", "H")}
     shapes = {name: getattr(model, name).shape for name in found}
     found = {name: X.reshape(shapes[name]) for name, X in found.items()}
@@ -109,7 +110,7 @@ def test_the_lines_in_python(name, weights, read_off):
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiled_pass(name, weights):
     y, model, g = make(name, weights)
-    assert fused._entry().collapses(y, model.m, True)
+    assert fused._entry().collapses(y, model.m, True, 1)
     value, y_bar, bars = fused.loglike_and_grad(y, model, tol=0, weights=g)
     l = fused._entry().loglike(*arrays_of(y, model), 0.0)
     assert relative_error(value, g @ l) < 1e-13
@@ -120,7 +121,7 @@ def test_a_steady_state_is_found_where_no_pattern_changes():
     rng = np.random.default_rng(6)
     model = replace(StateSpace(**random_model(3, 40, rng=rng)), H=np.eye(40))
     y, _ = simulate(600, rng, **model.asdict())
-    assert fused._entry().collapses(y, 3, False)
+    assert fused._entry().collapses(y, 3, False, 1)
     arrays = arrays_of(y, model)
     report = fused._entry().loglike_and_grad(
         *arrays, np.ones(len(y)), True, True, True, True, 1e-13
@@ -169,7 +170,7 @@ def test_a_singular_h_takes_the_other_pass():
         given = arrays_of(y, one)
         o = (~np.isnan(y)).astype(float)
         patterns = collapse.patterns_of(o, False)
-        assert fused._entry().collapses(y, 10, True)
+        assert fused._entry().collapses(y, 10, True, 1)
         assert not collapse.rotate(
             y, o, given[4], given[6], given[7], np.ones(10), patterns, True
         )[2]  # fmt: skip
@@ -178,20 +179,20 @@ def test_a_singular_h_takes_the_other_pass():
         assert relative_error(found[2].H, expected[2].H) < 1e-9
 
 
-def hard(name):
-    """Ten series, two states, four steps."""
+def hard(name, p=10):
+    """Many series, two states, four steps."""
     rng = np.random.default_rng(8)
-    model = StateSpace(**random_model(2, 10, rng=rng))
+    model = StateSpace(**random_model(2, p, rng=rng))
     if name.startswith("H times"):
         model = replace(model, H=model.H * float(name.split(",")[0].split()[-1]))
     elif name == "rows of Z repeat":
-        model = replace(model, Z=model.Z[[0] * 9 + [1]])
+        model = replace(model, Z=model.Z[[0] * (p - 1) + [1]])
     elif name == "Z of rank one":
-        model = replace(model, Z=np.outer(rng.uniform(1, 2, 10), model.Z[0]))
+        model = replace(model, Z=np.outer(rng.uniform(1, 2, p), model.Z[0]))
     elif name == "columns of Z nearly the same":
-        model = replace(model, Z=model.Z[:, [0, 0]] + 1e-7 * rng.standard_normal((10, 2)))
+        model = replace(model, Z=model.Z[:, [0, 0]] + 1e-7 * rng.standard_normal((p, 2)))
     elif name == "noise of many sizes":
-        model = replace(model, H=np.diag([1e-8, 1e-4, *np.logspace(0, 4, 8)]))
+        model = replace(model, H=np.diag([1e-8, 1e-4, *np.logspace(0, 4, p - 2)]))
     elif name == "vague":
         model = replace(model, P0=1e7 * np.eye(2))
     y, _ = simulate(4, rng, **model.asdict())
@@ -215,7 +216,7 @@ HARD = (
 def test_digits(name):
     """Against 80 digits: nearly as many as the readable filter, which factors F."""
     y, model = hard(name)
-    assert fused._entry().collapses(y, 2, True)
+    assert fused._entry().collapses(y, 2, True, 1)
     true = true_gradient(y, model)
     value, y_bar, bars = loglike_and_grad(y, model, tol=0)
     other_value, other_y, other = loglike_and_grad(y, model, method="reference")
@@ -235,6 +236,74 @@ def test_h_of_many_sizes_takes_the_other_pass():
         patterns = collapse.patterns_of(o, False)
         x, _, good = collapse.rotate(y, o, d, Z, some, g, patterns, True)
         assert good and collapse.keeps_digits(x, patterns, g) == expected
+
+
+# name: p, m, steps, whether H is full, share of gaps, arrays that vary
+MORE = {
+    "diagonal H, gaps": (24, 2, 12, False, 0.4, ()),
+    "full H, gaps": (24, 3, 10, True, 0.4, ()),
+    "full H, complete": (30, 1, 10, True, 0, ()),
+    "Z and H vary": (24, 2, 8, True, 0.2, ("Z", "H")),
+    "all vary": (24, 2, 8, False, 0.2, ("c", "d", "T", "Z", "R", "H", "Q")),
+}
+ALL, NONE = 7, 3  # directions that move all series, and none of them
+
+
+def directions_for(model, k, seed=0):
+    """Those of all arrays but y: each moves one or two series, one all of them, one none."""
+    rng = np.random.default_rng(seed)
+    found = {x: rng.standard_normal((k, *X.shape)) for x, X in model.asdict().items()}
+    for q in range(k):
+        seen = np.isin(np.arange(model.p), rng.choice(model.p, 1 + q % 2)) & (q != NONE)
+        seen |= q == ALL
+        found["d"][q][..., ~seen] = 0
+        found["Z"][q][..., ~seen, :] = 0
+        found["H"][q][..., ~(seen[:, None] & seen)] = 0
+    return {
+        x: (X + np.swapaxes(X, -1, -2)) / 2 if x in ("P0", "H", "Q") else X
+        for x, X in found.items()
+    }
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", MORE)
+def test_second_derivatives(name, weights):
+    """Directions of few series, in several rotations, and one of all series between them."""
+    y, model, g = make(name, weights, MORE)
+    assert fused._entry().collapses(y, model.m, True, fused.building.load("tangents").WORTH_IT)
+    directions = directions_for(model, 15)
+    slopes, dy, found = hessian_vector(y, model, directions, weights=g, tol=0.0)
+    others, other_dy, expected = hessian_vector(y, model, directions, "reference", g)
+    assert relative_error(slopes, others) < 1e-12
+    assert relative_error(dy, other_dy) < 1e-12
+    assert (dy[:, np.isnan(y)] == 0).all()
+    for x in NAMES:
+        assert relative_error(getattr(found, x), getattr(expected, x)) < 1e-12, x
+    second = hessian(y, model, directions, "reference", g)
+    assert relative_error(hessian(y, model, directions, weights=g), second) < 1e-12
+    diagonal = directions | {"H": directions["H"] * np.eye(model.p)}
+    second = hessian(y, model, diagonal, "reference", g)
+    assert relative_error(hessian(y, model, diagonal, weights=g), second) < 1e-12
+
+
+def test_second_derivatives_with_a_singular_h():
+    rng = np.random.default_rng(4)
+    model = replace(StateSpace(**random_model(10, 24, rng=rng)), H=np.zeros((24, 24)))
+    y, _ = simulate(6, rng, **model.asdict())
+    y[:, 9:] = np.nan
+    directions = directions_for(model, 4)
+    found, expected = (hessian(y, model, directions, method) for method in ("fused", "reference"))
+    assert relative_error(found, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_digits_of_second_derivatives(name):
+    y, model = hard(name, 30)
+    directions = {x: X for x, X in directions_for(model, 4).items() if x in ("d", "Z", "H", "T")}
+    true = true_hessian(y, model, directions)
+    found, other = (hessian(y, model, directions, method) for method in ("fused", "reference"))
+    error, known = relative_error(found, true), relative_error(other, true)
+    assert error < max(1e-13, 10 * known), (error, known)
 
 
 def test_every_interface():

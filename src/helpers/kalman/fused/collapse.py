@@ -358,18 +358,20 @@ def keeps_digits(x, patterns, g):
 
 
 @jitable
-def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out):
+def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     """Add the gradients of d, Z and H to `out`, and write y_bar (n, p): eq-hundred-gradient.
 
-    From those of the rotated series, Y_bar (n, m or more) and `bars`, and h (n, m).
+    From those of the rotated series, Y_bar (n, m or more) and `bars`, and h (n, m). With g = 0
+    their tangents, from tangents, while the rotation and what is left of y stay as they are. H's
+    may be wanted on its `diagonal` alone.
     """
-    m, p = x.B.shape[1:]
+    (m, p), states = x.B.shape[1:], h.shape[1]
     n, count, whole = len(g), len(patterns.start) - 1, len(bars.Z) == 1
     # H_bar is one product: B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step;
     # Z_bar is B' A_bar and z h'.
     rows = count * m + n if len(out.H) == 1 and len(out.Z) == 1 else m + 1
-    left, right, of_Z = np.zeros((rows, p)), np.zeros((rows, p)), np.zeros((rows, m))
-    A_bar, Phi_bar, row = np.zeros((m, m)), np.zeros((m, m)), 0
+    left, right, of_Z = np.zeros((rows, p)), np.zeros((rows, p)), np.zeros((rows, states))
+    A_bar, Phi_bar, row = np.zeros((m, states)), np.zeros((m, m)), 0
     for k in range(count):
         A_bar[:], Phi_bar[:] = 0.0, 0.0
         top = row
@@ -383,25 +385,33 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out):
             for i in range(p):
                 y_bar[t, i], left[row, i] = -g[t] * x.z[place, i], x.z[place, i]
                 right[row, i] = 0.5 * g[t] * x.z[place, i]
+            for j in range(states):
+                of_Z[row, j] = h[t, j]
             for j in range(m):
                 add(y_bar, t, Y_bar[t, j], x.B[k], j)
                 add(right, top + j, -Y_bar[t, j], x.z, place)
-                of_Z[row, j] = h[t, j]
                 Phi_bar[j, j] += 0.5 * g[t]
                 if wanted.matrices and (not whole or place == patterns.start[k]):
                     for i in range(m):
                         Phi_bar[j, i] += bars.H[at, j, i]
+                    for i in range(states):
                         A_bar[j, i] += bars.Z[at, j, i]
             add(out.d, of_d, -1.0, y_bar, t)
             row += 1
         for j in range(m):
             for i in range(m):
                 add(right, top + j, Phi_bar[j, i], x.B[k], i)
+            for i in range(states):
                 of_Z[top + j, i] = A_bar[j, i]
         if wanted.matrices and (rows == m + 1 or k == count - 1):
             t = patterns.order[patterns.start[k]]
-            left_t = np.ascontiguousarray(left[:row].T)
-            at_step(out.H, t)[:] += left_t @ right[:row]
+            left_t, H_bar = np.ascontiguousarray(left[:row].T), at_step(out.H, t)
+            if diagonal:
+                for j in range(row):
+                    for i in range(p):
+                        H_bar[i, i] += left[j, i] * right[j, i]
+            else:
+                H_bar[:] += left_t @ right[:row]
             if wanted.Z:
                 at_step(out.Z, t)[:] += left_t @ of_Z[:row]
         row = row if rows > m + 1 else 0
@@ -433,15 +443,15 @@ def smoothed(x, patterns, g, Y_bar):
 @jitable
 def rotated_model(x, patterns, model, read_off):
     """y and the model of the rotated series, with the component that h is read off, if asked."""
-    n, m = x.x.shape
+    (n, m), states = x.x.shape, len(model.a0)
     k, steps = m + int(read_off), 1 if len(patterns.start) == 2 and not read_off else n
-    y, Z, H = np.ones((n, k)), np.zeros((steps, k, m)), np.zeros((steps, k, k))
+    y, Z, H = np.ones((n, k)), np.zeros((steps, k, states)), np.zeros((steps, k, k))
     for i in range(len(patterns.start) - 1):
         for place in range(patterns.start[i], patterns.start[i + 1]):
             t = patterns.order[place]
             for j in range(m):
                 y[t, j] = x.x[place, j]
-                for l in range(m):
+                for l in range(states):
                     Z[t if steps > 1 else 0, j, l] = x.A[i, j, l]
     for t in range(steps):
         for i in range(k):

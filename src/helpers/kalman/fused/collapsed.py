@@ -62,7 +62,7 @@ def _collapsed(
             ls[patterns.order[j]] += x.l[j] + (0.5 * (LOG_2PI + 1.0) if read_off else 0.0)
         if backwards:
             h = np.ascontiguousarray(Z_star[:, m]) if read_off else smoothed(x, patterns, g, Y_bar)
-            expand(x, patterns, g, wanted, h, dys, Y_bar, bars, out)
+            expand(x, patterns, g, wanted, h, dys, Y_bar, bars, out, False)
     return how
 
 

@@ -344,8 +344,8 @@ STEADY_AFTER = 50
 
 
 @jitable
-def collapses(y, m, never_steady):
-    """Whether rotating the series of each step into m takes less time than it saves.
+def collapses(y, m, never_steady, times):
+    """Whether rotating the series of each step into m saves so many times what it takes.
 
     By nanoseconds, of which an operation of large products takes less than one. (With m + 1 series
     never: as many they are rotated into where one is to be read off.)
@@ -360,7 +360,7 @@ def collapses(y, m, never_steady):
                 changes += 1
                 break
     now = min(n, STEADY_AFTER * changes) * p * (p * p // 3 + 4 * p * m) + n * p * (p + 4 * m) // 2
-    return now > n * (1000 + 5 * p * m + p * p // 5)
+    return now > times * n * (1000 + 5 * p * m + p * p // 5)
 
 
 @jitable
@@ -531,7 +531,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     m = len(model.a0)
     sizes = numbers_of(n, p, model, GRADIENT if backwards else VALUE, wanted, True)
     how = NOT_ROTATED
-    if collapses(y, m, tol == 0.0 or varies(model)):
+    if collapses(y, m, tol == 0.0 or varies(model), 1):
         address = address_of(0, COLLAPSE)
         if address == 0:
             raise RuntimeError(NOT_COMPILED)
