@@ -240,10 +240,15 @@ def solve_root(B_t, order, X):
     return answer
 
 
-def is_owed(owed_t, B_t):
-    """Whether some variance of B B' is, but for a hundredth, what P0 alone contributes."""
+def is_owed(owed_t, B_t, most):
+    """Whether some variance of B B' is, but for a hundredth, what P0 alone contributes.
+
+    Not one that is the rounding of ``most`` (m,), the largest root that a variance had before: of a
+    state that repeats what was seen without noise.
+    """
     m = B_t.shape[1]
-    return (lengths(owed_t, 0, m) ** 2 > OWED * lengths(B_t, 0, m) ** 2).any()
+    owed, rounding = lengths(owed_t, 0, m), m * np.finfo(most.dtype).eps * most
+    return ((owed**2 > OWED * lengths(B_t, 0, m) ** 2) & (owed > rounding)).any()
 
 
 class Listed(NamedTuple):
@@ -328,6 +333,7 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
     a, B_t = a0.copy(), root(P0)[0]
     W_root, T_listed = root(W[0])[0], listed(np.ascontiguousarray(T[0]))
     owed_t = B_t.copy()  # transposed E, where P0 alone contributes E E' to P
+    most = lengths(B_t, 0, m)
     steps = []
     for t in range(n):
         d_t, Z_t, H_t = mask(o[t], at_step(d, t), at_step(Z, t), at_step(H, t))
@@ -368,8 +374,9 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
         kept = np.ascontiguousarray(Bf_t[:, columns])
         steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, G, kept, turned, narrowed))
         a = at_step(T, t) @ a_filt + at_step(c, t)
-        if not is_owed(owed_t, B_t):
+        if not is_owed(owed_t, B_t, most):
             break
+        most = np.maximum(most, lengths(B_t, 0, m))
     return steps, a, symmetric(np.ascontiguousarray(B_t.T) @ B_t), B_t, True
 
 
