@@ -30,6 +30,7 @@ from numba import njit
 from numba.core.errors import TypingError
 from numba.core.runtime import _nrt_python as counts
 from numba.core.runtime import rtsys
+from statsmodels.tsa.statespace.sarimax import SARIMAX
 from tiers import thorough
 
 from helpers.checks import relative_error
@@ -213,6 +214,28 @@ def test_roots_become_narrow_again():
     _, _, gradients = loglike_and_grad(y, model)
     for name in ("T", "Z", "P0"):
         assert relative_error(getattr(gradients, name), truth[name]) < 1e-11, name
+
+
+def test_what_is_rounding_is_not_owed_to_a_vague_start():
+    """Lags that repeat what was seen without noise are known: the rest is an ordinary pass."""
+    y = np.random.default_rng(9).normal(size=16).cumsum()
+    mod = SARIMAX(y, order=(1, 0, 0), seasonal_order=(0, 1, 1, 6))
+    mod.loglike([0.5, -0.4, 1.2])
+    names = {"d": "obs_intercept", "c": "state_intercept", "T": "transition", "Z": "design",
+             "R": "selection", "H": "obs_cov", "Q": "state_cov"}  # fmt: skip
+    arrays = {x: mod.ssm[name] for x, name in names.items()}
+    P0 = mod.ssm.filter().predicted_state_cov[:, :, 0]
+    assert P0.max() >= 1e6 and mod.k_states == 13
+    arrays["d"], arrays["c"] = np.zeros(1), np.zeros(13)
+    model, y = StateSpace(a0=np.zeros(13), P0=P0, **arrays), y[:, np.newaxis]
+    report = entry.loglike_and_grad(y, *over_time(model), np.ones(16), *ALL, 0.0)[3]
+    assert len(reference._filter_in_parts(y, model)[1][0]) == report[1] == 6  # a season, not two
+    names = ["T", "Z", "Q"]
+    truth = true_gradient(y, model, names=names)
+    for method in ("fused", "reference"):
+        _, _, gradients = loglike_and_grad(y, model, method=method)
+        for name in names:
+            assert relative_error(getattr(gradients, name), truth[name]) < 1e-11, (method, name)
 
 
 def test_steady_stretches():
