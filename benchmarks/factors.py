@@ -2,7 +2,7 @@
 
     python benchmarks/factors.py [--quick] [--record FILE]
 
-makes the record that the chapter "A hundred series" shows, in about a minute. Contenders take
+makes the record that the chapter "A hundred series" shows, in a few minutes. Contenders take
 turns in one process, with one BLAS thread. "p at once" is the package's own pass without the
 rotation: one more series without noise, with a state of its own, keeps the rotation away.
 """
@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, loglike, loglike_and_grad
+from helpers.kalman.hessian import hessian
 from helpers.timing import machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "factors.json"
@@ -53,6 +54,19 @@ def with_exact_series(y, model):
     arrays |= {x: np.append(arrays[x], 0.0) for x in ("a0", "c", "d")}
     exact = np.random.default_rng(0).standard_normal((len(y), 1))
     return np.hstack([y, exact]), StateSpace(**arrays)
+
+
+def loadings(model, series=10):
+    """A direction for each loading of the first series."""
+    k = series * model.m
+    found = np.zeros((k, model.p, model.m))
+    found[:, :series] = np.eye(k).reshape(k, series, model.m)
+    return found
+
+
+def with_one_more(Z):  # noqa: N803
+    """The same directions for the model with one series and one state more."""
+    return np.pad(Z, ((0, 0), (0, 1), (0, 1)))
 
 
 def statsmodels_filter(y, model, **how):
@@ -89,11 +103,15 @@ def main() -> None:
     for full in (False, True):
         for p, m in SIZES:
             y, model = problem(p, m, full, rng)
-            exact = with_exact_series(y, model)
+            exact, Z = with_exact_series(y, model), loadings(model)  # noqa: N806
             calls = {
                 "value": lambda y=y, model=model: loglike(y, model),
                 "gradient": lambda y=y, model=model: loglike_and_grad(y, model),
                 "p at once": lambda exact=exact: loglike_and_grad(*exact),
+                "Hessian": lambda y=y, model=model, Z=Z: hessian(y, model, {"Z": Z}),
+                "Hessian, p at once": lambda exact=exact, Z=Z: hessian(
+                    *exact, {"Z": with_one_more(Z)}
+                ),
             }
             expected = loglike(y, model)
             errors = {}

@@ -31,6 +31,7 @@ MODELS = (
       for n, gaps in ((1000, False), (1000, True), (2000, False))],
     ("level + season", 365, 1000, False),
     *[("SARIMA", s, n, False) for s, n in ((24, 1000), (52, 1000), (52, 2000), (168, 1000))],
+    ("SARIMA", 168, 1000, True),
     ("DynamicFactor", 40, 200, True),
     ("DynamicFactor", 100, 200, True),
     ("DynamicFactorMQ", 40, 200, True),
