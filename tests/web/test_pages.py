@@ -73,7 +73,11 @@ def test_formulas_keep_their_ink(open_page, name):
     page.evaluate("""() => document.querySelectorAll("div.math mjx-container").forEach((node) => {
         if (node.scrollWidth > node.clientWidth) node.style.visibility = "hidden";
     })""")
-    page.add_style_tag(content="#pst-back-to-top, .bd-header-article { display: none !important; }")
+    # The sidebar slides when a screenshot changes the window's height, and moves the text with it.
+    page.add_style_tag(
+        content="""#pst-back-to-top, .bd-header-article { display: none !important; }
+        * { transition: none !important; }"""
+    )
 
     def shot():
         clip = page.locator("article.bd-article")
