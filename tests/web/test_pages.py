@@ -179,6 +179,15 @@ def test_a_card_stays_inside_the_window(open_page, color_scheme):
         page.keyboard.press("Escape")
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_figure_whose_caption_speaks_of_light_stays_as_drawn_in_the_dark(open_page, kept):
+    """A digit is dark for large there, and its curves are turned over like those of other pages."""
+    page = open_page("notebooks/sparse/04-training-on-sparse-digits.html", color_scheme="dark")
+    image = "figure.as-drawn img" if kept else "figure:not(.as-drawn) img"
+    look = page.locator(image).first.evaluate("(image) => getComputedStyle(image).filter")
+    assert (look == "none") == kept
+
+
 def test_on_a_phone_letters_of_figures_are_as_large_as_the_text(open_page):
     """A figure drawn with text of 13 points keeps its size, and scrolls."""
     page = open_page("notebooks/pytensor/02-pushing-and-pulling.html", 390)
