@@ -208,7 +208,7 @@ FORMULAS = """() => [...document.querySelectorAll("div.math")].flatMap((node) =>
 
 def test_on_a_phone_a_formula_has_the_whole_width(open_page):
     """One that scrolls has it, and its number above; a number beside a formula covers nothing."""
-    page = open_page("notebooks/kalman/05-adjoint-smoother.html", 390)
+    page = open_page("notebooks/kalman/05-adjoint-smoother.html", 320)
     found = page.evaluate(FORMULAS)
     scrolling = [name for name, scrolls, *_ in found if scrolls]
     assert scrolling and len(scrolling) < len(found) / 2
