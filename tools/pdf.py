@@ -21,6 +21,7 @@ PAPER = """
 pre { white-space: pre-wrap !important; overflow-wrap: anywhere; }
 figure, img, mjx-container, tr, .check-mark { break-inside: avoid; }
 h1, h2, h3, h4, summary { break-after: avoid; }
+* { animation: none !important; transition: none !important; }  /* what opens fades in */
 .bd-main, .bd-content, .bd-article-container { max-width: none !important; }
 """
 # Everything that is folded is opened, and a link to a page leads to the one on the web.
