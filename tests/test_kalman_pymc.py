@@ -2,10 +2,12 @@
 
 import contextlib
 import inspect
+import os
 import pickle
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,7 @@ from pymc_extras.statespace.filters.kalman_filter import StandardFilter
 from pymc_extras.statespace.utils.constants import LONG_NAME_TO_SHORT
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import applys_between, explicit_graph_inputs
+from scipy import optimize
 from tiers import thorough
 
 from helpers.checks import relative_error, symmetrize
@@ -511,6 +514,102 @@ def test_second_derivatives_serve_the_optimisers_of_pymc_extras():
     for row, step in zip(hessian, 1e-4 * np.eye(len(at)), strict=True):
         one, two = (slope(at + k * step)[1] - slope(at - k * step)[1] for k in (1, 2))
         np.testing.assert_allclose(row, (two - 8 * one) / 12e-4, rtol=0, atol=1e-7)
+
+
+def local_level(filter_type="closed_form", **given):
+    """A random walk with noise, its first state left to the data if no prior is given."""
+    register_filter()
+    parts = st.LevelTrend(order=1) + st.MeasurementError(name="noise")
+    built = parts.build(filter_type=filter_type, verbose=False, mode=UNOPTIMISED)
+    rng = np.random.default_rng(6)
+    y = 20 + np.cumsum(rng.normal(size=40)) + rng.normal(size=40)
+    index = pd.date_range("2000-01-01", periods=40, freq="MS")
+    with pm.Model(coords=built.coords) as within:
+        pm.HalfNormal("sigma_level_trend", 1.0, dims="shock_level_trend")
+        pm.HalfNormal("sigma_noise", 1.0)
+        for name, make in given.items():
+            make(name)
+        if not given:
+            diffuse_start(built)
+        built.build_statespace_graph(pd.DataFrame({"data": y}, index=index))
+    return built, within, y
+
+
+WITH_PRIOR = {
+    "initial_level_trend": lambda name: pm.Normal(name, 20, 3, dims="state_level_trend"),
+    "P0": lambda name: pm.Deterministic(name, 0.5 * pt.eye(1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", [{}, WITH_PRIOR], ids=["diffuse", "a P0 that is a constant"])
+def test_a_laplace_approximation_takes_one_draw_at_a_time(given):
+    """Against the normal density of the differences of a random walk with noise."""
+    built, within, y = local_level(**given)
+    how = {"random_seed": 1, "progressbar": False, "draws": 400, "compile_kwargs": {"mode": PYTHON}}
+    with within:
+        found = pymc_extras.fit_laplace(vectorize_draws=False, **how)
+
+    def cost(z):
+        walk, noise = np.exp(2 * np.asarray(z[-2:]))
+        n, level = len(y), z[0] if given else 0.0
+        C = walk * np.minimum.outer(range(n), range(n)) + noise * np.eye(n) + 0.5 * bool(given)
+        D = np.eye(n) if given else np.diff(np.eye(n), axis=0)
+        error, C = D @ (y - level), D @ C @ D.T
+        value = error @ np.linalg.solve(C, error) + np.linalg.slogdet(C)[1] + walk + noise
+        return (value + bool(given) * (level - 20) ** 2 / 9) / 2
+
+    at = found.fit["mean_vector"].values
+    names = [str(name) for name in found.fit["rows"].values]
+    order = [next(k for k, x in enumerate(names) if x.startswith(name))
+             for name in (*([*given][:1]), "sigma_level_trend", "sigma_noise")]  # fmt: skip
+    best = optimize.minimize(cost, at[order], method="Nelder-Mead", tol=1e-10).x
+    assert np.abs(at[order] - best).max() < 1e-3
+    step, hessian = 1e-3 * np.eye(len(best)), []
+    for a in step:
+        hessian.append([cost(best + a + b) - cost(best + a - b) - cost(best - a + b)
+                        + cost(best - a - b) for b in step])  # fmt: skip
+    covariance = found.fit["covariance_matrix"].values[np.ix_(order, order)]
+    assert relative_error(covariance, np.linalg.inv(np.array(hessian) / 4e-6)) < 0.02
+    drawn = found if given else draw_initial(built, found, random_seed=2)
+    ahead = built.forecast(drawn, periods=2, verbose=False, progressbar=False, random_seed=1)
+    assert abs(ahead["forecast_observed"].mean() - y[-5:].mean()) < 2
+    with within, pytest.raises(ValueError) if not given else contextlib.nullcontext():
+        found = pymc_extras.fit_laplace(**how)
+        assert found.posterior["P0"].ndim == 3  # where it should have four axes
+
+
+def at_a_point(given):
+    """Log density, gradient and one draw of the observations, each with its type."""
+    _, within, _ = local_level(**given)
+    outputs = [within.logp(), *pt.grad(within.logp(), within.value_vars)]
+    evaluate = within.compile_fn(outputs, inputs=within.value_vars, mode=UNOPTIMISED)
+    found = evaluate({x: np.full_like(X, 0.25) for x, X in within.initial_point().items()})
+    found.append(pm.draw(within["obs"], random_seed=1, mode=UNOPTIMISED))
+    return [(x.dtype.name, np.ravel(x).tolist()) for x in map(np.asarray, found)]
+
+
+IN_FLOAT32 = """
+from test_kalman_pymc import WITH_PRIOR, at_a_point
+print([at_a_point(given) for given in ({}, WITH_PRIOR)])
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_whole_model_in_float32():
+    """Likelihood and gradient are those of float64, with the digits that the parameters have."""
+    run = subprocess.run(
+        [sys.executable, "-c", IN_FLOAT32], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTENSOR_FLAGS": os.environ["PYTENSOR_FLAGS"] + ",floatX=float32"},
+    )  # fmt: skip
+    in_float32 = eval(run.stdout.splitlines()[-1], {"nan": np.nan})
+    for given, found in zip(({}, WITH_PRIOR), in_float32, strict=True):
+        expected = at_a_point(given)
+        assert {kind for kind, _ in found[1:-1]} == {"float32"}
+        for (_, right), (_, x) in zip(expected[:-1], found[:-1], strict=True):
+            assert relative_error(np.array(x), np.array(right)) < 1e-5
+        assert np.isfinite(found[-1][1][1:]).all()
 
 
 def until(y, k):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytensor
 import pytest
 from onnx import helper, numpy_helper, parser
 from onnx_checks import (
@@ -928,7 +929,8 @@ def branches(condition="c", constants=""):
 
 @pytest.mark.parametrize("condition, then", [("yes", 1), ("no", 0), ("t", 1), ("f", 0)])
 def test_a_branch_with_a_constant_condition_is_taken(condition, then):
-    gradient = onnx_derivative(branches(condition, "bool t = {1}, bool f = {0},"))
+    model = branches(condition, "bool t = {1}, bool f = {0},")
+    gradient = onnx_derivative(model)
     assert "If" not in [n.op_type for n in gradient.graph.node]
     X, dY = np.random.default_rng(2).standard_normal((2, 2, 3))
     w = np.array([1.0, 2, -1])
@@ -941,6 +943,12 @@ def test_a_branch_with_a_constant_condition_is_taken(condition, then):
         found = run(gradient, feeds)
         np.testing.assert_allclose(found["X_grad"], dY * dx, rtol=1e-12)
         np.testing.assert_allclose(found["w_grad"], (dY * dw).sum(0), rtol=1e-12)
+    before, symbols = model.SerializeToString(), to_pytensor(model)
+    assert model.SerializeToString() == before
+    for name, expected in (("X", dY * dx), ("w", (dY * dw).sum(0))):
+        x = (symbols.inputs | symbols.weights)[name]
+        G = pytensor.grad((symbols.outputs["Y"] * dY).sum(), x)
+        np.testing.assert_allclose(G.eval({symbols.inputs["X"]: X}), expected, rtol=1e-12)
 
 
 def test_a_condition_that_takes_several_rounds_of_folding():
@@ -953,6 +961,9 @@ def test_a_condition_that_takes_several_rounds_of_folding():
     X, bar = np.arange(6.0).reshape(2, 3), np.ones(6)
     (G,) = run_reference(onnx_derivative(model), {"X": X, "Y_grad": bar}).values()
     np.testing.assert_allclose(G, 2 * X)
+    symbols = to_pytensor(model)
+    G = pytensor.grad(symbols.outputs["Y"].sum(), symbols.inputs["X"])
+    np.testing.assert_allclose(G.eval({symbols.inputs["X"]: X}), 2 * X)
 
 
 RESIZED = {

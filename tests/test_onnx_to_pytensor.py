@@ -11,10 +11,12 @@ from onnx import TensorProto, helper
 from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
 from onnx_cases import load, node_cases, with_constants
+from onnx_checks import run_onnxruntime
 
 from helpers.checks import finite_difference, relative_error
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, random_feed, to_pytensor
 from helpers.onnx_grad.translation.node import TRANSLATIONS
+from helpers.onnx_grad.translation.reductions import REDUCTIONS
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer=None)  # nothing is compiled
 
@@ -29,7 +31,6 @@ REFUSED = {
     "resize_tf_crop": "tf_crop_and_resize",
 }
 SKIPPED = {
-    "reduce_(max|min|log_sum_exp)_empty_set": "the maximum of nothing: NumPy has none",
     "einsum_batch_diagonal": "PyTensor takes seconds to build a diagonal in an einsum",
     "resize_downsample_scales_.*_align_corners": "fractions of a length: onnxruntime takes none",
     "top_k_uint64": "PyTensor has no descending order of unsigned numbers",
@@ -282,6 +283,58 @@ def test_what_no_node_test_has(node, kind):
     feed = {"X": np.array([[1, 2], [3, -4]], "float32")}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
     np.testing.assert_allclose(run(model, feed)["Y"], expected, rtol=1e-6, strict=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["float", "int32"])
+@pytest.mark.parametrize("operator", REDUCTIONS)
+def test_a_reduction_of_nothing_is_the_runtimes(operator, kind, axis):
+    """The mean of an empty batch is 0, its maximum the smallest number; rows of it are none."""
+    model = parsed(f"g ({kind}[N, 3] X) => ({kind}[1] Y) {{ Y = {operator}<axes = [{axis}]>(X) }}")
+    model.opset_import[0].version = 11 if operator == "ReduceSum" else 13
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    feed = {"X": np.zeros((0, 3), "float32" if kind == "float" else kind)}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(run(model, feed)["Y"], expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        ("SoftmaxCrossEntropyLoss", (2, 2)),
+        ("SoftmaxCrossEntropyLoss", (0, 2)),
+        ("NegativeLogLikelihoodLoss", (2, 2)),
+        ("NegativeLogLikelihoodLoss", (0, 2)),
+        ("NegativeLogLikelihoodLoss", ()),  # of no batch, onnxruntime takes no cross-entropy
+    ],
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", ["", ", w"])
+def test_losses_without_a_label_that_counts(loss, labels, reduction, weight):
+    """The loss is onnxruntime's, NaN included; an ignored label "does not contribute to the input
+    gradient", as torch's documentation has it, even where all are ignored: the gradient is 0."""
+    ignored = "ignore_index = 2," if labels else ""
+    model = parsed(
+        f"""g (double[N, 3] X, int64[N] c, double[3] w) => (double{"[N]" * (reduction == "none")} Y)
+        {{ Y = {loss}<{ignored} reduction = "{reduction}">(X, c{weight}) }}"""
+    )
+    X = np.random.default_rng(6).standard_normal((len(labels), 3))
+    feed = {"X": X, "c": np.array(labels, np.int64), "w": np.array([1.0, 2, 3])}
+    (y,) = run_onnxruntime(model, feed).values()
+    symbols = to_pytensor(model)
+    np.testing.assert_array_equal(run(model, feed)["Y"], y)
+    gradient = onnx_derivative(model, inputs=["X", "w"])
+    found = run_onnxruntime(gradient, feed | {"Y_grad": np.ones_like(y)})
+    wrt = [symbols.inputs[name] for name in (("X", "w") if weight else ("X",))]
+    other = pytensor.function(
+        list(symbols.inputs.values()),
+        pt.grad(symbols.outputs["Y"].sum(), wrt),
+        mode=PLAIN,
+        on_unused_input="ignore",
+    )(*feed.values())
+    for x, G in zip(wrt, other, strict=True):
+        np.testing.assert_allclose(found[f"{x.name}_grad"], G, rtol=1e-12, atol=1e-15)
+        assert not G[np.equal(labels, 2)].any() if x.name == "X" else np.isfinite(G).all()
 
 
 def test_a_slice_backwards_from_before_the_beginning():

@@ -6,6 +6,7 @@ in PyTensor's Python mode, where an Op runs the same kernel.
 
 import warnings
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytensor
@@ -526,6 +527,28 @@ def test_a_dense_form_and_a_sum_of_symbols_refuse_the_rulebooks_of_other_layers(
     for f, wrong in ((dense, union[:1]), (total, (one, one))):
         with pytest.raises(ValueError, match="needs a rulebook of dense|not of one call of un"):
             f(x.values, x.ground_state, *graph.rule_arrays(x, *wrong))
+
+
+@pytest.mark.parametrize("symbols", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_sum_refuses_halves_of_two_unions_of_as_many_sites(symbols):
+    """Their arrays alone do not tell them apart, and the sum had values at wrong sites."""
+    x, y, z = (SparseValue(np.array([[0, k]]), [[10.0**k]], (1, 3, 1)) for k in range(3))
+    unions = [union_rulebooks(x.sites, other.sites, x.grid) for other in (y, z)]
+    np.testing.assert_array_equal(unions[0][1].src, unions[1][1].src)
+    np.testing.assert_array_equal(unions[0][1].dst, unions[1][1].dst)
+
+    def total(*books):
+        rules = [graph.symbolic_rules() if s else r for s, r in zip(symbols, books, strict=True)]
+        made = [r for r in rules if isinstance(r, graph.SymbolicRules)]
+        added = graph.add((x.values, x.ground_state), (y.values, y.ground_state), *rules)
+        f = pytensor.function(list(chain(*made)), added.values, mode=PY)
+        given = [r for s, r in zip(symbols, books, strict=True) if s]
+        return f(*chain(*((r.src, r.dst, r.kind) for r in given)))  # by hand
+
+    np.testing.assert_array_equal(total(*unions[0]), [[1], [10]])
+    for first, second in (unions, unions[::-1]):
+        with pytest.raises(ValueError, match="not of one call of union_rulebooks"):
+            total(first[0], second[1])
 
 
 def test_a_rulebook_of_as_many_other_sites_is_refused_by_the_graph():

@@ -19,8 +19,12 @@ PAPER = """
 .bd-sidebar-primary, .bd-sidebar-secondary, .bd-header, .bd-header-article, .prev-next-area,
 #pst-back-to-top, .skip-link, footer, .headerlink, button { display: none !important; }
 pre { white-space: pre-wrap !important; overflow-wrap: anywhere; }
+div.highlight, div[class*="highlight-"] {
+    display: block !important; break-inside: auto !important; overflow: visible !important;
+}
 figure, img, mjx-container, tr, .check-mark { break-inside: avoid; }
 h1, h2, h3, h4, summary { break-after: avoid; }
+* { animation: none !important; transition: none !important; }  /* what opens fades in */
 .bd-main, .bd-content, .bd-article-container { max-width: none !important; }
 """
 # Everything that is folded is opened, and a link to a page leads to the one on the web.

@@ -321,8 +321,9 @@ class DiffusePredictions(distributions.SequenceMvNormal):
 def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
     """`PyMCStateSpace.make_likelihood`, with the first state's unknown numbers integrated out."""
     within = pm.modelcontext(None)
-    known = {within[name]: pt.zeros(within[name].type.shape) for name in names}
+    known = {within[name]: pt.zeros_like(within[name]) for name in names}
     given = [pt.as_tensor_variable(data), *graph_replace(matrices, known, strict=False)]
+    given = [X.astype("float64") for X in given]  # a vague start needs the digits, whatever floatX
     missing = missing_mask(given[0], built.missing_fill_value)
     y, *model = _with_jitter(given, missing, built.cov_jitter)
     value, mean, covariance = posterior(y, *model, A=A)
@@ -369,8 +370,10 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     NaN; so is the logarithm where nothing is observed. For a comparison leave these steps out:
     ``log_likelihood.dropna("time")``.
 
-    The placeholders are the same for all draws: ``pymc_extras.fit(method="pathfinder", ...)`` takes
-    them with ``vectorize_postprocessing=False``.
+    The placeholders are the same for all draws, as a P0 is that does not depend on the parameters:
+    ``pymc_extras.fit_laplace(vectorize_draws=False)`` takes them, and so does
+    ``pymc_extras.fit(method="pathfinder", vectorize_postprocessing=False)``; by default both fail.
+    Where floatX is float32, the likelihood is computed in float64 all the same.
 
     Parameters
     ----------
@@ -432,7 +435,8 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
         raise ValueError(f"{', '.join(taken)} has a prior in the model: leave it out")
     integrated_out = tuple(name for name in chosen if name in initial)
     for name in chosen:
-        empty = np.full(built.param_info[name]["shape"], np.nan if name in initial else 0.0)
+        shape, dtype = built.param_info[name]["shape"], variables[name].dtype
+        empty = np.full(shape, np.nan if name in initial else 0.0, dtype)
         pm.Deterministic(name, pt.constant(empty), dims=built.param_dims.get(name))
     ours = (
         functools.partial(_diffuse_likelihood, built, A, integrated_out),
@@ -453,7 +457,9 @@ def _added_to(x0, parameters, others) -> np.ndarray:
     rest = [X for X in explicit_graph_inputs([replaced]) if X not in flat]
     if rest:
         raise ValueError(f"the initial state depends on {', '.join(map(str, rest))} as well")
-    evaluate = pytensor.function(flat, replaced, mode="FAST_COMPILE", on_unused_input="ignore")
+    evaluate = pytensor.function(
+        flat, replaced, mode="FAST_COMPILE", on_unused_input="ignore", allow_input_downcast=True
+    )
     sizes = [int(np.prod(shape)) for shape in shapes]
 
     def at(numbers):

@@ -180,7 +180,7 @@ def reflect_rows(X, h, j):
 
 
 def place(X, i, j, block):
-    """Write `block` into X, its first entry at (i, j). A slice, compiled, takes five times as long."""
+    """Write `block` into X, its first entry at (i, j). Compiled, slices take five times as long."""
     for k in range(block.shape[0]):
         for c in range(block.shape[1]):
             X[i + k, j + c] = block[k, c]

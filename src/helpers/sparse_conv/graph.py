@@ -79,7 +79,7 @@ def symbolic_rules(name: str = "rules") -> SymbolicRules:
     which sites they are, and computes for any other image of as many sites.
     """
     arrays = pt.imatrix(f"{name}_src"), pt.imatrix(f"{name}_dst")
-    return SymbolicRules(*arrays, pt.scalar(f"{name}_kind", dtype="int8"))
+    return SymbolicRules(*arrays, pt.scalar(f"{name}_kind", dtype="int64"))
 
 
 def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
@@ -113,7 +113,7 @@ def rule_arrays(x, *rules: Rulebook) -> list[np.ndarray]:
                 "grid of the layer before"
             )
         known.append(book)
-        arrays += [book.src, book.dst, np.array(book.kind, np.int8)]
+        arrays += [book.src, book.dst, np.array(book.kind)]
     return arrays
 
 
@@ -204,14 +204,14 @@ def add(x: SymbolicValue, y: SymbolicValue, rules_x, rules_y) -> SymbolicValue:
     SymbolicValue (a_out, n)
         At the sites of both. Where one image has no site, its ground state is added.
     """
-    books = [r for r in (rules_x, rules_y) if isinstance(r, Rulebook)]
     message = "rules_x and rules_y are not of one call of union_rulebooks"
-    if any(not np.array_equal(r.sites, books[0].sites) for r in books):
-        raise ValueError(message)
-    (x, *rules_x), (y, *rules_y) = (
+    (x, src_x, dst_x), (y, src_y, dst_y) = (
         _seen(z, rules, (UNION,), message) for z, rules in ((x, rules_x), (y, rules_y))
     )
-    values = op.build_q(*x, *rules_x) + op.build_q(*y, *rules_y)
+    kinds = rules_x.kind, rules_y.kind  # with a checksum of the sites of the sum
+    numbers = all(isinstance(kind, int) for kind in kinds)
+    src_x = _only_if(kinds[0] == kinds[1] if numbers else pt.eq(*kinds), src_x, message)
+    values = op.build_q(*x, src_x, dst_x) + op.build_q(*y, src_y, dst_y)
     return SymbolicValue(values, x.ground_state + y.ground_state)
 
 
@@ -319,12 +319,20 @@ def _seen(x, rules, kinds: tuple[int, ...] = (), message: str = ""):
     if isinstance(x, SparseValue) and isinstance(rules, Rulebook):
         rules.refuse_other(x.sites, x.grid)
     x, src, dst = _symbols(x), *map(pt.as_tensor_variable, (rules.src, rules.dst))
-    if kinds and not isinstance(rules.kind, int):
-        check = CheckAndRaise(ValueError, message)
-        src = check(src, pt.eq(np.array(kinds, np.int8), rules.kind).any())
-    elif kinds and rules.kind not in kinds:
-        raise ValueError(message)
+    if kinds and isinstance(rules.kind, int):
+        src = _only_if(min(rules.kind, UNION) in kinds, src, message)
+    elif kinds:
+        src = _only_if(pt.eq(kinds, pt.minimum(rules.kind, UNION)).any(), src, message)
     return x, src, dst
+
+
+def _only_if(holds, src, message: str):
+    """src; ValueError unless the condition holds, in a run if that is a symbol."""
+    if not isinstance(holds, bool):
+        return CheckAndRaise(ValueError, message)(src, holds)
+    if not holds:
+        raise ValueError(message)
+    return src
 
 
 def _acted_on(x, rules):

@@ -8,6 +8,7 @@ padded, dilated, submanifold or transposed is said here and nowhere else.
 from __future__ import annotations
 
 import math
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,9 @@ __all__ = [
 
 PerAxis = int | tuple[int, ...]
 INT32_MAX = 2**31 - 1
-WINDOWS, TRANSPOSED, DENSE, UNION = range(4)  # a rulebook's kind: what made it
+# A rulebook's kind: what made it. From UNION on it is a union, of as many kinds as there are
+# checksums of sites, so that a sum refuses rulebooks of two unions.
+WINDOWS, TRANSPOSED, DENSE, UNION = range(4)
 NOT_OF_TRANSPOSED = (
     "takes no rulebook of a transposed or an inverse convolution: its windows do not lie on the "
     "grid of the input. Make one of the same sites with rulebook or submanifold_rulebook"
@@ -63,10 +66,10 @@ class Rulebook(NamedTuple):
     dst : int32 array (a_in, f^d)
         The inverse: the output that has input site s at position k; a_out where there is none.
     kind : int
-        What made it: WINDOWS of a convolution or a pooling, TRANSPOSED (or inverse), DENSE or
-        UNION. A layer refuses those that have no meaning for it. A convolution of a transposed one
-        acts on what differs from the ground state, since what it would make of the ground state
-        depends on the place.
+        What made it: WINDOWS of a convolution or a pooling, TRANSPOSED (or inverse), DENSE, or
+        UNION plus a checksum of the output sites. A layer refuses those that have no meaning for
+        it. A convolution of a transposed one acts on what differs from the ground state, since what
+        it would make of the ground state depends on the place.
     sites_in, grid_in : int64 array (a_in, d) or (a_in, 1 + d) and tuple
         The input sites and their grid, so that an image of other sites can be refused.
     """
@@ -341,7 +344,7 @@ def union_rulebooks(first, second, shape) -> tuple[Rulebook, Rulebook]:
     number = np.argsort(order)[inverse]
     sites = both[seen[order]]
     a = len(first)
-    out = sites, grid, UNION
+    out = sites, grid, UNION + zlib.crc32(sites.tobytes(), zlib.crc32(repr(grid).encode()))
     return _copies(first, number[:a], *out), _copies(second, number[a:], *out)
 
 

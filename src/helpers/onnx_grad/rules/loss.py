@@ -10,6 +10,8 @@ class Labels:
     """What a loss node does with its labels: which class, with which weight, and how it reduces.
 
     The classes are axis 1 of the scores (N, C, d1, ...), the labels have shape (N, d1, ...).
+    An ignored label contributes nothing to a gradient, as torch documents it: where all labels are
+    ignored the mean of nothing is NaN, and its gradient 0.
     """
 
     def __init__(self, g, node):
@@ -18,6 +20,7 @@ class Labels:
         dtype, classes = scores.dtype, scores.shape[1]
         self.plain = ignore is None and self.weights is None
         self.column = column = g.unsqueeze(labels, [1])
+        self.heeded = None
         if self.plain:
             self.total = g.size_of(labels, dtype)
         if self.plain and isinstance(classes, int) and dtype == TensorProto.FLOAT:
@@ -33,7 +36,8 @@ class Labels:
         # 1 at the label's class, and nothing for an ignored label.
         hit = column.equals(numbers)
         if ignore is not None:
-            hit = g.op("And", hit, g.op("Not", column.equals(ignore)))
+            self.heeded = g.op("Not", column.equals(ignore))
+            hit = g.op("And", hit, self.heeded)
         self.onehot = hit.cast(dtype)
         g.refine(self.onehot.name, scores.shape)
         self.weighted = self.onehot
@@ -45,10 +49,12 @@ class Labels:
     def spread(self, t, dloss):
         """t, of the scores' shape, times the cotangent of each label's own loss."""
         if self.reduction == "none":
-            return t * self.g.unsqueeze(dloss, [1])
-        if dloss.value is not None and dloss.value.size == 1 and dloss.value.item() == 1:
-            return t / self.total if self.reduction == "mean" else t
-        return t * (dloss / self.total if self.reduction == "mean" else dloss)
+            t = t * self.g.unsqueeze(dloss, [1])
+        elif dloss.value is not None and dloss.value.size == 1 and dloss.value.item() == 1:
+            t = t / self.total if self.reduction == "mean" else t
+        else:
+            t = t * (dloss / self.total if self.reduction == "mean" else dloss)
+        return t if self.heeded is None else self.g.where(self.heeded, t, 0)
 
     def reduced(self, each):
         """The losses of the labels, with an axis of length one for the classes, reduced."""

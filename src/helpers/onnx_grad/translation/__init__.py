@@ -28,6 +28,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
+from helpers.onnx_grad.simplify import take_constant_branches
 from helpers.onnx_grad.storage import loaded_model
 from helpers.onnx_grad.tensor import Info, canonical
 
@@ -77,7 +78,8 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     ------
     NotImplementedError
         If there is no translation for an operator (it names operator, domain and node), for a
-        subgraph, or for a parameter that the graph computes where PyTensor needs a constant.
+        subgraph (but the one that an If with a constant condition takes), or for a parameter that
+        the graph computes where PyTensor needs a constant.
     ValueError
         If an input has no shape, or a type that PyTensor does not have, numbers of the model are
         not loaded, or the installed onnx does not know its opset.
@@ -92,8 +94,8 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     """
     dtype = None if dtype is None else np.dtype(dtype)
     check_known(loaded_model(model))
-    if model.functions:
-        model = inline_local_functions(model)
+    model = inline_local_functions(model) if model.functions else deepcopy(model)
+    take_constant_branches(model)
     graph, opsets = model.graph, {canonical(o.domain): o.version for o in model.opset_import}
     g = Graph({"": 0} | opsets, {}, {}, ())
     if graph.sparse_initializer:

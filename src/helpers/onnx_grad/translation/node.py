@@ -110,7 +110,9 @@ def known(x: TensorVariable | None) -> np.ndarray | None:
 def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
     """The symbols of a node's outputs; constants if its inputs are."""
     if node.op_type in SUBGRAPHS and node.domain == "":
-        raise node.refuse("operators with subgraphs are not translated")
+        raise node.refuse(
+            "operators with subgraphs are not translated, but an If whose condition is a constant"
+        )
     if (node.domain, node.op_type) not in TRANSLATIONS:
         raise node.refuse("there is no translation to PyTensor")
     attributes = known_attributes(node.domain, node.op_type)

@@ -25,8 +25,39 @@ def _nonzero_sqrt(x):
     return select(zero, x, pt.sqrt(select(zero, number(x, 1), x)))
 
 
+def _or_value(x, axis, value):
+    """x, with one such value along each axis that has length 0 and is to be reduced."""
+    for a in range(x.ndim) if axis is None else axis:
+        if not x.type.shape[a]:  # open, or 0
+            added = [1 - pt.minimum(n, 1) if i == a else n for i, n in enumerate(sizes(x))]
+            x = pt.concatenate([x, pt.full(added, number(x, value))], axis=a)
+    return x
+
+
+def _mean(x, axis, keepdims: bool):
+    """The mean, which of nothing is 0 in onnxruntime."""
+    return pt.mean(_or_value(x, axis, 0), axis=axis, keepdims=keepdims)
+
+
+def _max(x, axis, keepdims: bool):
+    """The maximum, which of nothing is the smallest of all."""
+    return pt.max(_or_value(x, axis, _bounds(x)[0]), axis=axis, keepdims=keepdims)
+
+
+def _min(x, axis, keepdims: bool):
+    """The minimum, which of nothing is the largest of all."""
+    return pt.min(_or_value(x, axis, _bounds(x)[1]), axis=axis, keepdims=keepdims)
+
+
+def _bounds(x):
+    """The smallest and the largest of all values of x's type."""
+    if x.dtype.startswith("float"):
+        return -np.inf, np.inf
+    return (0, 1) if x.dtype == "bool" else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+
+
 def _log_sum_exp(x, axis, keepdims: bool):
-    top = disconnected_grad(pt.max(x, axis=axis, keepdims=True))
+    top = disconnected_grad(_max(x, axis, keepdims=True))
     top = select(pt.isinf(top), number(x, 0), top)
     sums = pt.log(pt.sum(pt.exp(x - top), axis=axis, keepdims=keepdims))
     return sums + (top if keepdims else top.reshape(sizes(sums), ndim=sums.ndim))
@@ -48,10 +79,10 @@ def extremum(function, x, axis, keepdims: bool):
 
 REDUCTIONS = {
     "ReduceSum": pt.sum,
-    "ReduceMean": pt.mean,
+    "ReduceMean": _mean,
     "ReduceProd": pt.prod,
-    "ReduceMax": partial(extremum, pt.max),
-    "ReduceMin": partial(extremum, pt.min),
+    "ReduceMax": partial(extremum, _max),
+    "ReduceMin": partial(extremum, _min),
     "ReduceL1": lambda x, axis, keepdims: pt.sum(pt.abs(x), axis=axis, keepdims=keepdims),
     "ReduceL2": lambda x, axis, keepdims: _nonzero_sqrt(pt.sum(x * x, axis, keepdims=keepdims)),
     "ReduceSumSquare": lambda x, axis, keepdims: pt.sum(x * x, axis=axis, keepdims=keepdims),
@@ -132,12 +163,14 @@ def _negative_log_likelihood(node, log_prob, labels, weight=None):
     label = pt.expand_dims(select(heeded, labels, 0), 1)
     hit = pt.eq(label, counted(size(log_prob, 1), 1, log_prob.ndim))
     loss = -pt.sum(select(hit, log_prob, number(log_prob, 0)), axis=1)
-    w = heeded.astype(log_prob.dtype)
-    w = w if weight is None else w * weight[label[:, 0]]
+    w = number(log_prob, 1) if weight is None else weight[label[:, 0]]
+    w = select(heeded, w, number(log_prob, 0))
     loss = select(heeded, loss * w, number(log_prob, 0))
     reduction = node.attr("reduction")
     if reduction == "none":
         return loss
+    if reduction == "mean" and ignored is None and weight is None:
+        return _mean(loss, None, keepdims=False)
     return pt.sum(loss) if reduction == "sum" else pt.sum(loss) / pt.sum(w)
 
 
