@@ -1010,8 +1010,8 @@ def pull_cut(at: Point) -> None:
             continue  # what one empty axis means for the others is not known here
         if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
             continue
-        try:
-            with _told("it fails: {}"):
+        try:  # inputs that do not fit together may have a value, and no gradient
+            with _told("it fails: {}", "FAULT" if all_empty else "skipped"):
                 pullback(there)
         except Found as found:
             if found.status == "FAULT":
