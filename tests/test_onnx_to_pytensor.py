@@ -298,6 +298,14 @@ def test_a_reduction_of_nothing_is_the_runtimes(operator, kind, axis):
     np.testing.assert_array_equal(run(model, feed)["Y"], expected, strict=True)
 
 
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_no_classes_at_all(operator):
+    model = parsed(f"g (float[N, M] X) => (float[N, M] Y) {{ Y = {operator}(X) }}")
+    feed = {"X": np.zeros((3, 0), "float32")}
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(run(model, feed)["Y"], expected, strict=True)
+
+
 @pytest.mark.parametrize(
     ("loss", "labels"),
     [

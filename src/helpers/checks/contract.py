@@ -176,8 +176,7 @@ def attack(
     triangular, the gradient may be that of a symmetric matrix.  What cannot be mended in an Op,
     because it is PyTensor's own, is a note.
 
-    PyTensor compiles no graph that contains an Op with a ``destroy_map``: attack the twin of such
-    an Op that copies.
+    An Op with a ``destroy_map`` is given copies of its inputs.
     """
     if unknown := set(backends) - set(BACKENDS):
         raise ValueError(f"unknown backends {sorted(unknown)}, expected {sorted(BACKENDS)}")
@@ -271,7 +270,7 @@ def _derivatives(at: Point) -> list[Attack]:
     checks = checks if at.has_shapes else {}
     if right:
         checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
-        checks |= {"empty gradient": pull_empty, "pullback in float32": pull_single}
+        checks |= {"short gradient": pull_cut, "pullback in float32": pull_single}
         checks |= {"second order": second}
     if any(x.dtype.kind in "iu" for x in at.arrays):
         checks["gradient for integers"] = for_integers
@@ -356,7 +355,6 @@ class Graph:
             for every in (xs, ys)
         )
         self.is_single = any(v.type.dtype == "float32" for v in (*xs, *ys))
-        self.tolerance = SINGLE if self.is_single else rtol
         self.is_op = isinstance(op, Op)
         self.owned = _is_brought(type(op) if self.is_op else op)
         # What is wrong is a note if it cannot be mended here: in PyTensor's own, in what a function
@@ -416,12 +414,32 @@ class Point:
 
     @cached_property
     def values(self) -> list[np.ndarray]:
-        return [np.array(y) for y in self.of.run(*self.arrays)]
+        return [np.array(y) for y in self.of.run(*(x.copy() for x in self.arrays))]
 
     @property
     def is_finite(self) -> bool:
         """Whether all real outputs are."""
         return all(np.all(np.isfinite(self.values[j])) for j in self.of.smooth)
+
+    @cached_property
+    def narrow(self) -> list[str]:
+        """What is of float64, and has the digits of float32 alone."""
+        of = self.of
+        if of.is_single or all(_is_short(self.arrays[k]) for k in of.moving):
+            return []
+        found = [(f"output {j}", self.values[j]) for j in of.smooth]
+        if self.has_shapes:
+            found += [(f"the gradient for {of.labels[k]}", x) for k, x in self.pulled.items()]
+        return [what for what, x in found if _is_narrow(x)]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether answers or gradients have the digits of float32, whatever their type."""
+        return self.of.is_single or bool(self.narrow)
+
+    @property
+    def tolerance(self) -> float:
+        return SINGLE if self.is_single else self.of.rtol
 
     @cached_property
     def y_bars(self) -> list[np.ndarray]:
@@ -519,14 +537,18 @@ def built(op, labels, arrays, shapes=None):
         pt.tensor(name, dtype=str(x.dtype), shape=shape)
         for name, x, shape in zip(labels, arrays, shapes, strict=True)
     ]
-    return symbols, _listed(op(*symbols))
+    # What overwrites its inputs is given copies.
+    given = map(pt.tensor_copy, symbols) if getattr(op, "destroy_map", None) else symbols
+    return symbols, _listed(op(*given))
 
 
 def compiled(inputs, outputs, mode=AS_WRITTEN):
     # In Python, constants would still be folded by C code, behind a lock that processes share.
     flags = {"cxx": ""} if mode in (AS_WRITTEN, SHAPES, REWRITTEN) else {}
     with pytensor.config.change_flags(**flags):
-        return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+        return pytensor.function(
+            inputs, outputs, mode=mode, on_unused_input="ignore", accept_inplace=True
+        )
 
 
 # --- values and memory ----------------------------------------------------------------------------
@@ -541,6 +563,29 @@ def runs(at: Point) -> None:
         if not _identical(x, old):
             raise Found(f"{label} is overwritten: copy it, or declare it in destroy_map")
     as_declared(at.of.ys, values)
+    overwritten(at)
+    known = _outcome(built, at.of.op, at.of.labels, at.arrays, [x.shape for x in at.arrays])
+    if not isinstance(known, Exception):
+        with _told("with known lengths it fails: {}", at.of.inherited):
+            as_declared(known[1], values)
+
+
+def overwritten(at: Point) -> None:
+    """An Op with a destroy_map overwrites, and hands back, no other inputs than it says."""
+    node = at.of.ys[0].owner
+    if not (at.of.is_op and node.op.destroy_map):
+        return
+    inputs = [np.array(x) for x in compiled(at.of.xs, node.inputs)(*at.arrays)]
+    before, storage = [x.copy() for x in inputs], [[None] for _ in node.outputs]
+    node.op.perform(node, inputs, storage)
+    declared = [{*node.op.destroy_map.get(j, ()), *node.op.view_map.get(j, ())}
+                for j in range(len(storage))]  # fmt: skip
+    for k, (label, x, old) in enumerate(zip(at.of.labels, inputs, before, strict=True)):
+        if not _identical(x, old) and all(k not in those for those in declared):
+            raise Found(f"{label} is overwritten, and destroy_map does not say so")
+        for j, (y,) in enumerate(storage):
+            if np.shares_memory(y, x) and k not in declared[j]:
+                raise Found(f"output {j} is a view of {label}, and no map says so")
 
 
 def as_declared(ys, values) -> None:
@@ -556,7 +601,7 @@ def as_declared(ys, values) -> None:
 
 def value(at: Point) -> None:
     """The values are those of the truth."""
-    agree(at.of, at.values, _many(at.of.truth(*at.arrays)), "the truth")
+    agree(at, at.values, _many(at.of.truth(*at.arrays)), "the truth")
 
 
 RANDOM = (
@@ -569,14 +614,7 @@ def repeated(at: Point, f: Callable | None = None) -> None:
     """A second call must not reach the answer of the first, nor do two arrays share memory."""
     f = f or at.of.run
     first = [np.asarray(y) for y in f(*at.arrays)]
-    for j, y in enumerate(first):
-        for label, x in zip(at.of.labels, at.arrays, strict=True):
-            if np.shares_memory(y, x):
-                raise Found(f"output {j} is a view of {label}: copy it, or declare view_map")
-        for i in range(j):
-            if np.shares_memory(y, first[i]):
-                raise Found(f"outputs {i} and {j} share memory: what is written to one changes "
-                            "the other; return two arrays")  # fmt: skip
+    apart(at.of.labels, at.arrays, first)
     kept = [y.copy() for y in first]
     if not _same(f(*at.arrays), kept) or (f is at.of.run and not _same(at.values, kept)):
         raise Found(RANDOM)
@@ -586,6 +624,18 @@ def repeated(at: Point, f: Callable | None = None) -> None:
             raise Found(f"the next call overwrites output {j}: return a new array each time")
     if not _same(f(*at.arrays), kept):
         raise Found("the same inputs give another answer after a call with other inputs")
+
+
+def apart(labels, arrays, found) -> None:
+    """No output shares memory with an input or another output."""
+    for j, y in enumerate(found):
+        for label, x in zip(labels, arrays, strict=True):
+            if np.shares_memory(y, x):
+                raise Found(f"output {j} is a view of {label}: copy it, or declare view_map")
+        for i in range(j):
+            if np.shares_memory(y, found[i]):
+                raise Found(f"outputs {i} and {j} share memory: what is written to one changes "
+                            "the other; return two arrays")  # fmt: skip
 
 
 def memory(at: Point, f: Callable | None = None) -> None:
@@ -607,8 +657,10 @@ def memory(at: Point, f: Callable | None = None) -> None:
 def strided(at: Point, f: Callable | None = None) -> None:
     """Views that run backwards with gaps, and columns first, are answered as contiguous arrays."""
     for layout in (_strided, lambda x: np.array(x, order="F")):
-        found = (f or at.of.run)(*map(layout, at.arrays))
-        agree(at.of, found, at.values, "contiguous", "output {} of views with strides")
+        arrays = [layout(x) for x in at.arrays]
+        found = [np.asarray(y) for y in (f or at.of.run)(*arrays)]
+        apart(at.of.labels, arrays, found)
+        agree(at, found, at.values, "contiguous", "output {} of views with strides")
 
 
 def rewritten(at: Point) -> None:
@@ -623,6 +675,15 @@ def rewritten(at: Point) -> None:
 def shape_alone(at: Point) -> None:
     """infer_shape agrees with the values."""
     of = at.of
+    if of.is_op and hasattr(of.op, "infer_shape"):  # PyTensor passes over what does not fit
+        node = of.ys[0].owner
+        said = _outcome(of.op.infer_shape, node, [tuple(x.shape) for x in node.inputs])
+        said = [] if isinstance(said, Exception) else said
+        if said and len(said) != len(of.ys):
+            raise Found(f"infer_shape gives {len(said)} shapes for {len(of.ys)} outputs")
+        for j, (shape, y) in enumerate(zip(said, of.ys, strict=False)):
+            if shape is not None and len(shape) != y.ndim:
+                raise Found(f"infer_shape gives output {j} {len(shape)} axes, it has {y.ndim}")
     same_shapes(of.shapes(*at.arrays), at.values)
     if of.is_op and any(node.op == of.op for node in of.shapes.maker.fgraph.toposort()):
         raise Found("no infer_shape: to know a shape, the Op has to run", "note")
@@ -650,8 +711,7 @@ def cut(at: Point) -> str | None:
             with _told("infer_shape: {}"):
                 same_shapes(of.shapes(*arrays), values)
         except Found as found:
-            pairs = zip(of.labels, arrays, strict=True)
-            shapes = ", ".join(f"{label} {x.shape}" for label, x in pairs)
+            shapes = _shapes(of.labels, arrays)
             raise Found(f"{found.says}, where {shapes}", of.inherited) from None
     return says
 
@@ -702,7 +762,7 @@ def single(at: Point, mode=AS_WRITTEN) -> None:
         xs, ys = built(of.op, of.labels, arrays)
     found = compiled(xs, ys, mode)(*arrays)
     as_declared(ys, found)
-    agree(of, found, at.moved(arrays).values, "float64", rtol=SINGLE, severity=of.inherited)
+    agree(at, found, at.moved(arrays).values, "float64", rtol=SINGLE, severity=of.inherited)
 
 
 def double(at: Point) -> None:
@@ -710,13 +770,9 @@ def double(at: Point) -> None:
     of = at.of
     if of.is_single or all(_is_short(at.arrays[k]) for k in of.moving):
         raise Found("no input has more digits than float32", "skipped")
-    found = [(f"output {j}", at.values[j]) for j in of.smooth]
-    if at.has_shapes:
-        found += [(f"the gradient for {of.labels[k]}", x) for k, x in at.pulled.items()]
-    for what, x in found:
-        whole = np.ldexp(np.frexp(x)[0], 11)  # few digits may be an answer, such as 0.25
-        if _is_short(x) and np.any((whole != np.rint(whole)) & (x != np.rint(x))):
-            raise Found(f"{what} is of float64, and has the digits of float32 alone", of.inherited)
+    if at.narrow:
+        says = f"{at.narrow[0]} is of float64, and has the digits of float32 alone"
+        raise Found(says, of.inherited)
 
 
 def dimensions(at: Point) -> None:
@@ -771,7 +827,7 @@ def slope(at: Point, k: int) -> Slope:
     if truth:
         steps = _outcome(entry_by_entry, by_steps, x, False, MANY)
         if not isinstance(steps, Exception) and np.isfinite(steps).any():
-            first = Slope(steps, "complex step", at.of.tolerance, False)
+            first = Slope(steps, "complex step", at.tolerance, False)
             if agrees(first) or pulled is None:
                 return first
     plain = differences(at, k, f, symmetric=False)
@@ -791,7 +847,7 @@ def slope(at: Point, k: int) -> Slope:
 def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
     """Central differences entry by entry; NaN where f has no values on both sides, or jumps, as
     vectors do that are known but for their signs."""
-    x, cost, is_single = at.arrays[k], at.cost(k, f), at.of.is_single
+    x, cost, is_single = at.arrays[k], at.cost(k, f), at.is_single
     steps = SINGLE_STEPS * max(1, np.max(np.abs(x), initial=0)) if is_single else None
     scale = _along(map(np.abs, at.y_bars), [1 + np.abs(at.values[j]) for j in at.of.smooth])
 
@@ -819,7 +875,7 @@ def _wrong(known: Slope, pulled, at: Point, k: int) -> str:
     if known.against != "complex step":
         # An entry that is small beside another gradient, or beside the cost, is lost in rounding.
         size = max(np.max(np.abs(x[np.isfinite(x)]), initial=0) for x in at.pulled.values())
-        lost = 1e-3 * (np.finfo(np.float32).eps if at.of.is_single else 1e-6)
+        lost = 1e-3 * (np.finfo(np.float32).eps if at.is_single else 1e-6)
         cost = abs(float(at.cost(k, at.of.run)(at.arrays[k])))
         floor = max(1e-3 * size, lost * cost / known.rtol)
     pulled = symmetrize(pulled) if known.symmetric else pulled
@@ -859,7 +915,8 @@ def pullback(at: Point) -> str:
     of = at.of
     if isinstance(of.no_pull, NotImplementedError):
         raise Found("no pullback: the Op has no gradient", "note")
-    if "connection_pattern" in str(of.no_pull):
+    # PyTensor's own check of the one way round has no words.
+    if "connection_pattern" in str(of.no_pull) or isinstance(of.no_pull, AssertionError):
         raise Found(
             "pullback and connection_pattern disagree: an input is said to be connected, "
             "and gets a DisconnectedType, or the other way round"
@@ -908,7 +965,7 @@ def pull_linear(at: Point) -> None:
     """The answers to two parts of the cotangent add up to the answer."""
     added = _of_parts(at, at.of.pull, at.y_bars)
     for (k, once), x_bar in zip(at.pulled.items(), added, strict=True):
-        if says := _difference(np.where(np.isfinite(once), x_bar, once), once, at.of.tolerance):
+        if says := _difference(np.where(np.isfinite(once), x_bar, once), once, at.tolerance):
             raise Found(
                 f"for {at.of.labels[k]}, the answers to two parts of the cotangent, one with "
                 f"zeros, do not add up ({says}): every term must contain the cotangent once"
@@ -940,22 +997,26 @@ def pull_partly(at: Point) -> None:
         for k, x_bar in zip(x_bars, found, strict=True):
             if k in full:
                 what = f"{alone} the gradient for {of.labels[k]}"
-                compare(what, x_bar, full[k], "zero cotangents", of.tolerance)
+                compare(what, x_bar, full[k], "zero cotangents", at.tolerance)
 
 
-def pull_empty(at: Point) -> None:
-    """The gradient of an empty input is empty."""
-    of, arrays = at.of, _emptied(at.arrays)
-    values = _outcome(of.run, *arrays)
-    if isinstance(values, Exception) or not any(x.ndim for x in arrays):
-        raise Found("no empty inputs", "skipped")
-    y_bars = [np.zeros(values[j].shape, of.ys[j].type.dtype) for j in of.smooth]
-    with _told("where the value has an answer, it fails: {}", of.inherited):
-        x_bars = of.pull(*arrays, *y_bars)
-    for k, x_bar in zip(of.free, x_bars, strict=True):
-        if x_bar.shape != arrays[k].shape:
-            says = f"for {of.labels[k]} of shape {arrays[k].shape} it has shape {x_bar.shape}"
-            raise Found(says, of.inherited)
+def pull_cut(at: Point) -> None:
+    """The gradient is right where axes have length 0 and 1."""
+    if not any(x.ndim for x in at.arrays):
+        raise Found("all inputs are scalars", "skipped")
+    for number, arrays in enumerate(_cuts(at)):
+        there, all_empty = Point(at.of, arrays), number == 0
+        if not (all_empty or all(x.size for x in arrays)):
+            continue  # what one empty axis means for the others is not known here
+        if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+            continue
+        try:  # inputs that do not fit together may have a value, and no gradient
+            with _told("it fails: {}", "FAULT" if all_empty else "skipped"):
+                pullback(there)
+        except Found as found:
+            if found.status == "FAULT":
+                says = f"{found.says}, where {_shapes(at.of.labels, arrays)}"
+                raise Found(says, at.of.inherited) from None
 
 
 def pull_single(at: Point) -> None:
@@ -992,8 +1053,8 @@ def second(at: Point) -> str | None:
         raise Found(f"it cannot be built: {_brief(error)}", of.severity) from None
     weights = [_normal(rng, at.arrays[k].shape, at.arrays[k].dtype) for k in of.free]
     f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
-    steps = SINGLE_STEPS if of.is_single else None
-    rtol = 5 * SINGLE_DIFFERENCES if of.is_single else DIFFERENCES
+    steps = SINGLE_STEPS if at.is_single else None
+    rtol = 5 * SINGLE_DIFFERENCES if at.is_single else DIFFERENCES
     for k, bend in zip(bends, f(*at.arrays, *at.y_bars, *weights), strict=True):
         x, v = at.arrays[k], at.x_dots[k]
 
@@ -1068,7 +1129,8 @@ def pushforward(at: Point) -> str:
         raise Found(f"it cannot be built: {_brief(push)}", of.severity)
     if of.nulls:
         raise Found("some gradients are declared missing", "skipped")
-    pushed = push(*at.arrays, *at.x_dots.values())
+    with _told("it fails: {}", of.inherited):
+        pushed = push(*at.arrays, *at.x_dots.values())
     for j, y_dot in zip(of.smooth, pushed, strict=True):
         true = at.values[j].shape
         if y_dot.shape != true:
@@ -1086,7 +1148,7 @@ def pushforward(at: Point) -> str:
         raise Found(f"the pushforward {says} ({methods})", of.inherited)
     if not right:
         return f"against {methods}"
-    if not _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], of.tolerance):
+    if not _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], at.tolerance):
         raise Found("pushforward and pullback are not transposes of each other")
     return f"against {methods} and pullback"
 
@@ -1103,9 +1165,10 @@ def _kink_along(at: Point, forwards: float) -> bool:
 
 def push_linear(at: Point) -> None:
     """The answers to two parts of the tangents add up to the answer."""
-    added = _of_parts(at, at.of.push, [*at.x_dots.values()])
+    with _told("it fails: {}", at.of.inherited):
+        added = _of_parts(at, at.of.push, [*at.x_dots.values()])
     for once, y in zip(at.of.push(*at.arrays, *at.x_dots.values()), added, strict=True):
-        if says := _difference(np.where(np.isfinite(once), y, once), once, at.of.tolerance):
+        if says := _difference(np.where(np.isfinite(once), y, once), once, at.tolerance):
             raise Found(
                 f"the answers to two parts of the tangents, one with zeros, do not add up ({says})"
             )
@@ -1125,7 +1188,7 @@ def push_partly(at: Point) -> None:
         zeros = [d if i == k else 0 * d for i, d in at.x_dots.items()]
         for y_dot, true in zip(alone, of.push(*at.arrays, *zeros), strict=True):
             what = f"the pushforward, {moves}"
-            compare(what, y_dot, true, "zero tangents", of.tolerance, of.inherited)
+            compare(what, y_dot, true, "zero tangents", at.tolerance, of.inherited)
 
 
 def default_push(at: Point) -> None:
@@ -1138,7 +1201,15 @@ def default_push(at: Point) -> None:
     except pg.NullTypeGradError:
         raise Found("a second derivative is declared missing", "skipped") from None
     terms = [at.pulled[k] * d for k, d in zip(of.free, dots, strict=True)]
-    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, of.tolerance):
+    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance):
+        us = [of.xs[k].type() for k in of.free]
+        back = pytensor.grad(
+            _along(us, of.x_bars.values()), of.y_bars, disconnected_inputs="ignore",
+            return_disconnected="zero",
+        )  # fmt: skip
+        back = compiled([*of.xs, *of.y_bars, *us], back)(*at.arrays, *at.y_bars, *dots)
+        if not _is_sum(_along(at.y_bars, back), terms, at.tolerance):
+            raise Found("the pullback has a wrong gradient for the cotangents", of.inherited)
         raise Found(
             "PyTensor's default pushforward is wrong, because it takes the cotangents that "
             "pullback returns for independent, and one is the same variable as another, or "
@@ -1153,6 +1224,8 @@ def default_push(at: Point) -> None:
 def batched(at: Point) -> None:
     """A batch of all inputs, and of each alone, gives what a loop gives."""
     of = at.of
+    if of.is_op and of.op.destroy_map:
+        raise Found("PyTensor makes no batches of an Op that overwrites its inputs", "skipped")
     given = at.y_bars if at.has_shapes else []
     symbols = [*of.xs, *(of.y_bars if at.has_shapes else [])]
     wanted = [*of.ys, *(of.x_bars.values() if at.has_shapes else [])]
@@ -1177,7 +1250,7 @@ def batched(at: Point) -> None:
                 y = np.broadcast_to(y, rows.shape)
             elif shape != y.shape:
                 raise Found(f"{who}: the shape alone of {what} is {shape}, it has {y.shape}")
-            compare(f"{who}: {what}", y, rows, "a loop", of.tolerance)
+            compare(f"{who}: {what}", y, rows, "a loop", at.tolerance)
 
 
 # --- backends -------------------------------------------------------------------------------------
@@ -1205,7 +1278,7 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     for k, x_bar in of.x_bars.items() if has_g else ():
         expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k]))
     for (what, symbol, true), one in zip(expected, map(np.asarray, found), strict=True):
-        compare(what, one, true, "Python", of.tolerance)
+        compare(what, one, true, "Python", at.tolerance)
         if str(one.dtype) != symbol.type.dtype:
             says = f"{what} is declared {symbol.type.dtype} and returned as {one.dtype}"
             raise Found(says, severity)
@@ -1219,7 +1292,7 @@ def alike(at: Point, f) -> str | None:
         return "refused, as in Python"
     if any(errors):
         raise Found("; in Python, ".join(error or "an answer" for error in errors))
-    return agree(at.of, found, by_python, "Python")
+    return agree(at, found, by_python, "Python")
 
 
 def empty_alike(at: Point, f) -> str | None:
@@ -1274,7 +1347,7 @@ def jax_rule(at: Point) -> str | None:
         known = at.slopes[k]
         says = _wrong(known, x_bar, at, k)
         if says and at.has_shapes and not of.truth:  # the pullback, if right, is known better
-            says = _difference(x_bar, at.pulled[k], of.tolerance)
+            says = _difference(x_bar, at.pulled[k], at.tolerance)
         if says and _is_symmetric(at.arrays[k]) and _is_for_symmetric(x_bar):
             true, rtol = symmetrize(known.value), max(DIFFERENCES, known.rtol)
             says = _difference(symmetrize(x_bar), true, rtol)
@@ -1305,9 +1378,9 @@ def _brings_c(node) -> bool:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def agree(of: Graph, found, trues, against, what="output {}", rtol=None, severity="FAULT") -> None:
+def agree(at: Point, found, trues, against, what="output {}", rtol=None, severity="FAULT") -> None:
     """All outputs are the true ones."""
-    rtol = of.tolerance if rtol is None else rtol
+    rtol = at.tolerance if rtol is None else rtol
     for j, (one, true) in enumerate(zip(found, trues, strict=True)):
         compare(what.format(j), one, true, against, rtol, severity)
 
@@ -1330,6 +1403,8 @@ def _difference(value, true, rtol: float, floor: float = 0.0) -> str:
     lost, missing = np.isnan(value), np.isnan(true)
     if not np.array_equal(lost, missing):
         return "is NaN where it should not be" if (lost & ~missing).any() else "should be NaN"
+    if not np.array_equal(np.isinf(value), np.isinf(true)):
+        return "is infinite where it should not be" if np.isinf(value).any() else "is finite"
     same = lost | (value == true)  # two infinities are
     value, true = (np.where(same, np.where(np.isfinite(true), true, 0), v) for v in (value, true))
     gap, size = np.max(np.abs(value - true)), max(np.max(np.abs(true)), floor)
@@ -1388,6 +1463,10 @@ def _labels(op, count: int) -> list[str]:
     return names if len(names) == count else [f"input {k}" for k in range(count)]
 
 
+def _shapes(labels, arrays) -> str:
+    return ", ".join(f"{label} {x.shape}" for label, x in zip(labels, arrays, strict=True))
+
+
 def _listed(outputs) -> list:
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
@@ -1423,6 +1502,12 @@ def _outcome(call, *args):
 def _is_short(x: np.ndarray) -> bool:
     """Whether all entries are numbers of float32."""
     return np.array_equal(x, x.astype("float32"), equal_nan=True)
+
+
+def _is_narrow(x: np.ndarray) -> bool:
+    """Whether there are the digits of float32, and no more."""
+    whole = np.ldexp(np.frexp(x)[0], 11)  # few digits may be an answer, such as 0.25
+    return _is_short(x) and bool(np.any((whole != np.rint(whole)) & (x != np.rint(x))))
 
 
 def _is_finite(x) -> bool:

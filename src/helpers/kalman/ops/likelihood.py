@@ -364,7 +364,7 @@ class KalmanFilterGrad(OfModel):
         gradients = pt.grad(loss, [model[x] for x in bars], disconnected_inputs="ignore")
         total = sum((bar * G).sum() for bar, G in zip(bars.values(), gradients, strict=True))
         moved = pt.grad(total, [*X.values()], disconnected_inputs="ignore")
-        return dict(zip(X, moved, strict=True))
+        return {x: G.astype(X[x].dtype) for x, G in zip(X, moved, strict=True)}
 
 
 class Product(Declared):

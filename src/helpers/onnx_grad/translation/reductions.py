@@ -136,12 +136,12 @@ def _top_k(node, x, k=None):
 
 
 def softmax(x, axis: int):
-    e = pt.exp(x - disconnected_grad(pt.max(x, axis=axis, keepdims=True)))
+    e = pt.exp(x - disconnected_grad(_max(x, [axis % x.ndim], keepdims=True)))
     return e / pt.sum(e, axis=axis, keepdims=True)
 
 
 def _log_softmax(x, axis: int):
-    shifted = x - disconnected_grad(pt.max(x, axis=axis, keepdims=True))
+    shifted = x - disconnected_grad(_max(x, [axis % x.ndim], keepdims=True))
     return shifted - pt.log(pt.sum(pt.exp(shifted), axis=axis, keepdims=True))
 
 
@@ -271,5 +271,5 @@ def over_norm(x, p: int, axis: int):
 @translates("Hardmax")
 def _hardmax(node, x):
     axis = node.attr("axis") % x.ndim
-    where = pt.argmax(x, axis=axis, keepdims=True)
+    where = pt.argmax(_or_value(x, [axis], _bounds(x)[0]), axis=axis, keepdims=True)
     return pt.eq(where, counted(size(x, axis), axis, x.ndim)).astype(np.dtype(x.dtype))
