@@ -48,7 +48,9 @@ def module(tmp_path, monkeypatch):
     found = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "two_functions", found)  # Numba imports it by its name
     spec.loader.exec_module(found)
-    return found
+    gc.freeze()  # what others left is not looked through at each collection: that takes seconds
+    yield found
+    gc.unfreeze()
 
 
 def compiled(module):
