@@ -56,7 +56,7 @@ def with_exact_series(y, model):
     return np.hstack([y, exact]), StateSpace(**arrays)
 
 
-def loadings(model, series=10):
+def loadings(model, series=3):
     """A direction for each loading of the first series."""
     k = series * model.m
     found = np.zeros((k, model.p, model.m))

@@ -307,12 +307,6 @@ def is_not_compiled():
     return _kept_address(1, 0) != 0
 
 
-@jitable
-def address_of_pass():
-    """That of the whole pass for any size."""
-    return _kept_address(0, WHOLE)
-
-
 @intrinsic
 def call_at(typing, address, arguments):
     """Call the function at an address, with numbers and addresses; it returns an int64."""
@@ -558,7 +552,7 @@ def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
     indices = np.empty(room_for_indices(n, p, m), np.int64)
     room = w, header, entries, indices
     if small == 0:
-        how = run(address_of_pass(), room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = run(address_of(0, WHOLE), room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
     if how == VAGUE:
         from_roots = address_of(0, ROOTS)
         if from_roots == 0:

@@ -18,7 +18,8 @@ from helpers.kalman.fused.entry import (
     OUT_OF_MEMORY,
     READ,
     REALS,
-    address_of_pass,
+    WHOLE,
+    address_of,
     bundle,
     call,
     check,
@@ -285,7 +286,7 @@ def through(
     entries = np.empty((steps, p), np.uint8)
     room = np.empty(room_for_indices(steps, p, m), np.int64)
     how = run(
-        address_of_pass(), (w, header, entries, room), asked, report,
+        address_of(0, WHOLE), (w, header, entries, room), asked, report,
         tol if k == n else 0.0, l_of_P, ones[:steps], nothing, unused, here, covariances,
     )  # fmt: skip
     if how != DONE:

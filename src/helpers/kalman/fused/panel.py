@@ -14,7 +14,8 @@ from helpers.kalman.fused.entry import (
     GRADIENT,
     OUT_OF_MEMORY,
     READ,
-    address_of_pass,
+    WHOLE,
+    address_of,
     call,
     check,
     contiguous,
@@ -136,7 +137,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
     entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
     how = run(
-        address_of_pass(), (w, header, entries, room), num, report, tol, l, ones, nothing,
+        address_of(0, WHOLE), (w, header, entries, room), num, report, tol, l, ones, nothing,
         unused, model, covariances,
     )  # fmt: skip
     a = np.empty((m, J))

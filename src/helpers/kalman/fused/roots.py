@@ -14,7 +14,8 @@ from helpers.kalman.fused.entry import (
     ARRAYS,
     GRADIENT,
     PASS,
-    address_of_pass,
+    WHOLE,
+    address_of,
     bundle,
     kept_on_disk,
     linked,
@@ -117,7 +118,7 @@ def start_in_roots(
         else:
             lay_out(Sizes(n - k, p, m), saved, header, header[2 * GAINS_FROM])
             room = w, header, entries, indices
-            whole = address_of_pass()
+            whole = address_of(0, WHOLE)
             how = run(whole, room, rest, report, tol, l_k, l_bar_k, y_k, y_bar_k, x, out_k)
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a

@@ -351,9 +351,9 @@ def hessian_vector(
 
     y, a0, ..., W, l_bar and tol as :func:`helpers.kalman.fused.entry.loglike_and_grad` takes them,
     of float64. The directions, and what comes back, are `Directions`, contiguous. Unless
-    `everywhere`, those of T's gradient are complete only where some direction moves T, and and
-    those of H's on its diagonal if none moves more. Without `backwards` only the slopes are
-    computed. All is NaN where some F is not positive definite.
+    `everywhere`, those of T's gradient are complete only where some direction moves T, and those of
+    H's on its diagonal if none moves more. Without `backwards` only the slopes are computed. All is
+    NaN where some F is not positive definite.
     """
     y, l_bar = contiguous(y), contiguous(l_bar)
     model = copied(a0, P0, c, d, T, Z, H, W)
