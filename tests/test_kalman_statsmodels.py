@@ -1449,6 +1449,8 @@ def test_a_start_without_a_likelihood_is_refused():
     for method in ("lbfgs", "newton"):
         with pytest.raises(ValueError, match="the start_params have no likelihood .* modulus 2"):
             ours.fit(Autoregression(simulated()), [2.0, 0, 1], method=method, disp=False)
+    with pytest.raises(ValueError, match="every observation is missing"):
+        ours.fit(sarimax.SARIMAX(np.full(30, np.nan), order=(1, 0, 0)), disp=False)
 
 
 def first_order():
