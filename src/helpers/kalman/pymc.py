@@ -374,7 +374,8 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     ``pymc_extras.fit_laplace(vectorize_draws=False)`` takes them, and so does
     ``pymc_extras.fit(method="pathfinder", vectorize_postprocessing=False)``; by default both fail.
     The covariance of ``fit_laplace`` is what its BFGS estimates: a diffuse start has no second
-    derivatives, and methods that ask for them refuse.  Where floatX is float32, the likelihood is computed in float64 all the same.
+    derivatives, and methods that ask for them refuse. Where floatX is float32, the likelihood is
+    computed in float64 all the same.
 
     Parameters
     ----------
