@@ -321,6 +321,11 @@ PLANTED = {
         {"make_node": lambda self, *inputs: longer(Weigh.make_node(self, *inputs))},
         {"runs in Python": "output 0 is declared with shape (6,), but has (5,)"},
     ),
+    "a parameter that __props__ does not name": (
+        {"__init__": lambda self: setattr(self, "power", 1),
+         "perform": perform(lambda s, i, o: o[0].__setitem__(0, o[0][0] ** s.power))},
+        {"equal Ops": "one with another power has another answer, and is equal"},
+    ),
     "an infer_shape of two axes for one": (
         {"infer_shape": lambda self, node, shapes: [(*shapes[0], 1), (pt.constant(3),), ()]},
         {"shape alone": "infer_shape gives output 0 2 axes, it has 1"},

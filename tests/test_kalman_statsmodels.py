@@ -644,6 +644,30 @@ def test_a_direction_of_which_the_data_say_nothing(kind):
         ours.standard_errors(mod, params, kind)
 
 
+def test_a_ridge_that_bends_is_no_way_up():
+    """An ARMA(1,1) with noise is an ARMA(1,1): three parameters for two numbers."""
+    y, e = np.zeros(200), np.random.default_rng(1).standard_normal((2, 201))
+    for t in range(1, 200):
+        y[t] = 0.6 * y[t - 1] + e[0, t] + 0.4 * e[0, t - 1]
+    mod = sarimax.SARIMAX(y + 0.3 * e[1, :200], order=(1, 0, 1), measurement_error=True)
+    phi, theta, noise, variance = 0.5, 0.4, 0.2, 0.9
+    middle = (1 + theta**2) * variance + (1 + phi**2) * noise  # autocovariances of the MA part
+    beside = theta * variance - phi * noise
+    for other in (0.1, 0.15):  # of the noise, with the same autocovariances
+        left, right = middle - (1 + phi**2) * other, beside + phi * other
+        root = (left - np.sqrt(left**2 - 4 * right**2)) / (2 * right)
+        same = [phi, root, other, right / root]
+        assert ours.loglike(mod, same) == pytest.approx(
+            ours.loglike(mod, [phi, theta, noise, variance]), abs=1e-9
+        )
+    results = ours.fit(mod, method="newton", disp=False)
+    with pytest.raises(ValueError, match=r"is singular: the data say nothing about .*ma.L1"):
+        ours.standard_errors(mod, results.params)
+    almost = np.array([[1.0, 1 + 1e-9], [1 + 1e-9, 1.0]])
+    with pytest.raises(ValueError, match=r"the data say nothing about \+1 x -1 y$"):
+        _inverse(almost, ["x", "y"], "information")
+
+
 def test_no_maximum():
     with pytest.raises(ValueError, match=r"curves upwards along \+1 x -1 y$"):
         _inverse(np.array([[1.0, 2.0], [2.0, 1.0]]), ["x", "y"], "information")
@@ -1425,6 +1449,8 @@ def test_a_start_without_a_likelihood_is_refused():
     for method in ("lbfgs", "newton"):
         with pytest.raises(ValueError, match="the start_params have no likelihood .* modulus 2"):
             ours.fit(Autoregression(simulated()), [2.0, 0, 1], method=method, disp=False)
+    with pytest.raises(ValueError, match="every observation is missing"):
+        ours.fit(sarimax.SARIMAX(np.full(30, np.nan), order=(1, 0, 0)), disp=False)
 
 
 def first_order():

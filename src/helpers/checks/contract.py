@@ -18,6 +18,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -119,9 +120,11 @@ def attack(
     One example of valid inputs is enough to attack
 
     - the types: integers for floats, float32, another number of dimensions, axes of length 0 and
-      1, arrays that are not contiguous, declared against returned dtypes and shapes;
-    - the memory: inputs overwritten or handed back, two outputs in one array, an answer overwritten
-      by the next call, entries beyond the ends of an input that change the answer;
+      1, arrays that are not contiguous, declared against returned dtypes and shapes, those of known
+      lengths too; Ops that differ in a number and are equal;
+    - the memory: inputs overwritten or handed back, but as ``destroy_map`` and ``view_map`` say,
+      two outputs in one array, an answer overwritten by the next call, entries beyond the ends of
+      an input that change the answer;
     - the derivatives: ``pullback`` and ``pushforward`` against complex steps through `truth` (or
       central differences) and against each other, their linearity, disconnected tangents and
       cotangents, integer inputs, the second order;
@@ -237,6 +240,7 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
     checks = {"value": value} if at.of.truth else {}
     checks |= {
         "repeated call": repeated,
+        "equal Ops": equal,
         "memory of the inputs": memory,
         "shape alone": shape_alone,
         "integers for floats": integers,
@@ -624,6 +628,25 @@ def repeated(at: Point, f: Callable | None = None) -> None:
             raise Found(f"the next call overwrites output {j}: return a new array each time")
     if not _same(f(*at.arrays), kept):
         raise Found("the same inputs give another answer after a call with other inputs")
+
+
+def equal(at: Point) -> None:
+    """Ops that differ in a number, and so in their answers, are not equal."""
+    of = at.of
+    for name, number in vars(of.op).items() if of.is_op else ():
+        if not isinstance(number, int | float):
+            continue
+        other = copy(of.op)
+        setattr(other, name, not number if isinstance(number, bool) else number + 1)
+        if other != of.op:
+            continue
+        found = _outcome(lambda op: compiled(*built(op, of.labels, at.arrays))(*at.arrays), other)
+        if not (isinstance(found, Exception) or _same(found, at.values)):
+            raise Found(
+                f"one with another {name} has another answer, and is equal, so that PyTensor's "
+                f"rewrites may take it in the place of this one: name {name} in __props__",
+                of.severity,
+            )
 
 
 def apart(labels, arrays, found) -> None:

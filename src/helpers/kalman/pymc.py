@@ -373,7 +373,9 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     The placeholders are the same for all draws, as a P0 is that does not depend on the parameters:
     ``pymc_extras.fit_laplace(vectorize_draws=False)`` takes them, and so does
     ``pymc_extras.fit(method="pathfinder", vectorize_postprocessing=False)``; by default both fail.
-    Where floatX is float32, the likelihood is computed in float64 all the same.
+    The covariance of ``fit_laplace`` is what its BFGS estimates: a diffuse start has no second
+    derivatives, and methods that ask for them refuse. Where floatX is float32, the likelihood is
+    computed in float64 all the same.
 
     Parameters
     ----------

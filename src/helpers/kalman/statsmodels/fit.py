@@ -289,6 +289,8 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
 def _inside(mod: MLEModel, start, given: dict) -> tuple:
     """The start and the other arguments of a fit, without edges: only cycles have any."""
     _check_supported(mod)
+    if np.isnan(mod.endog).all():
+        raise ValueError("every observation is missing: there is nothing to fit the model to")
     includes_fixed = start is None or given.get("includes_fixed", False)
     if not includes_fixed:
         start = _checked(mod, start)

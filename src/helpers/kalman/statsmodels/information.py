@@ -22,6 +22,8 @@ from helpers.kalman.statsmodels.updates import (
 # An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
 # a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
 SINGULAR = 1e-11
+# Along a ridge, where there should be none, what is left of the score gives some curvature.
+RIDGE = 1e-6
 
 # A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
@@ -284,7 +286,7 @@ def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:
         told = [
             f"{x:+.2g} {name}" for x, name in zip(direction, names, strict=True) if abs(x) > 1e-6
         ]
-        sentence = f"{upwards if values[0] < -SINGULAR else blind} {' '.join(told)}"
+        sentence = f"{upwards if values[0] < -RIDGE else blind} {' '.join(told)}"
         raise ValueError(sentence)
     scaled = vectors / size[:, np.newaxis]
     return scaled / values @ scaled.T
