@@ -330,6 +330,10 @@ PLANTED = {
         {"infer_shape": lambda self, node, shapes: [(*shapes[0], 1), (pt.constant(3),), ()]},
         {"shape alone": "infer_shape gives output 0 2 axes, it has 1"},
     ),
+    "an infer_shape of real lengths": (
+        {"infer_shape": lambda self, node, shapes: [(shapes[0][0] * 1.0,), (pt.constant(3),), ()]},
+        {"shape alone": "infer_shape gives output 0 a length of float64, not an integer"},
+    ),
     "an infer_shape of fewer outputs": (
         {"infer_shape": lambda self, node, shapes: [shapes[0], (pt.constant(3),)]},
         {"shape alone": "infer_shape gives 2 shapes for 3 outputs"},
@@ -953,6 +957,15 @@ def test_a_wrong_rule_of_jax_is_seen():
     found = faults(ForJAX(True), (x,), backends=("jax",))
     assert set(found) == {"JAX: derivative"} and "1.4 times" in found["JAX: derivative"]
 
+    class OfLengthOne(Double):
+        pass
+
+    jax_funcify.register(OfLengthOne)(
+        lambda op, **kwargs: lambda x: 2.5 * x if x.size else jax.numpy.zeros(1)
+    )
+    found = faults(OfLengthOne(True), (x,), backends=("jax",))
+    assert set(found) == {"JAX: empty"} and "shape (1,), expected (0,)" in found["JAX: empty"]
+
 
 class InC(ps.UnaryScalarOp):
     def __init__(self, code, name=None):
@@ -1025,6 +1038,7 @@ OWN = {
     "squeeze": (lambda x: pt.squeeze(x, axis=0), M[None]), "lu": (lambda A: list(linalg.lu(A)), G),
     "increment of integers": (lambda x, y: x[::2].inc(y), v, u[:3]), "eigenvectors":
     (pt.linalg.Eigh(), S), "schur": (lambda A: list(linalg.schur(A)), S),
+    "cube at 0": (lambda x: x**3, np.array([0.0, 0.5])), "cube of 0": (lambda x: x**3, np.zeros(2)),
     "scan": (lambda x, A: pytensor.scan(
         lambda a, s, A: pt.tanh(A @ s + a), sequences=[x], outputs_info=[pt.zeros(3)],
         non_sequences=[A], return_updates=False), M.T.copy(), G / 5),

@@ -335,6 +335,7 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
 
     found += [_attempt(f"{name}: {x}", case_agrees, case) for x, case in cases.items()]
     if backend == "jax":  # its arrays are copies, and traced code cannot refuse a value
+        found.append(_attempt("JAX: empty", cut_alike, at, f))
         return [*found, _attempt("JAX: derivative", jax_rule, at)]
     found += [_attempt(f"{name}: {x}", refuses, at, case, mode, f) for x, case in refused.items()]
     checks = {"repeated call": repeated, "empty": empty_alike, "memory": memory}
@@ -707,6 +708,9 @@ def shape_alone(at: Point) -> None:
         for j, (shape, y) in enumerate(zip(said, of.ys, strict=False)):
             if shape is not None and len(shape) != y.ndim:
                 raise Found(f"infer_shape gives output {j} {len(shape)} axes, it has {y.ndim}")
+            for n in shape or ():
+                if "int" not in str(dtype := getattr(n, "dtype", type(n).__name__)):
+                    raise Found(f"infer_shape gives output {j} a length of {dtype}, not an integer")
     same_shapes(of.shapes(*at.arrays), at.values)
     if of.is_op and any(node.op == of.op for node in of.shapes.maker.fgraph.toposort()):
         raise Found("no infer_shape: to know a shape, the Op has to run", "note")
@@ -882,7 +886,8 @@ def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
         smaller = np.abs(sweep.estimates[sweep.best :])  # steps than the best
         steep = smaller > 2 * abs(sweep.value)
         jumps = steep & (smaller * sweep.steps[sweep.best :] > JUMP * scale)
-        return np.nan if jumps.any() else sweep.value
+        lost = abs(sweep.value) <= sweep.uncertainty  # of x^3 at 0 a step leaves its square
+        return np.nan if jumps.any() else 0.0 if lost else sweep.value
 
     found = entry_by_entry(by_differences, x, symmetric, MANY)
     rtol = SINGLE_DIFFERENCES if is_single else DIFFERENCES
@@ -1321,10 +1326,15 @@ def alike(at: Point, f) -> str | None:
 def empty_alike(at: Point, f) -> str | None:
     """Empty inputs, and those cut that Python answers, are answered alike by a backend."""
     says = alike(Point(at.of, _emptied(at.arrays)), f)
-    for arrays in _cuts(at):  # a kernel need not check what Python refuses
+    cut_alike(at, f)
+    return says
+
+
+def cut_alike(at: Point, f) -> None:
+    """What Python refuses, a kernel need not check."""
+    for arrays in _cuts(at):
         if not isinstance(_outcome(at.of.run, *arrays), Exception):
             alike(Point(at.of, arrays), f)
-    return says
 
 
 def refuses(at: Point, case, mode=AS_WRITTEN, f=None) -> str:
