@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,11 +50,19 @@ LONGEST = (
 )  # fmt: skip
 
 
+def started(setup):
+    """Set a notebook up; once more if its kernel died at once, as where its ports were taken."""
+    with suppress(RuntimeError):
+        return setup()
+    return setup()
+
+
 def pytest_collection_modifyitems(items):
     if "pytensor" in sys.modules:  # tests ask for that place even less than chapters do
         sys.modules["pytensor"].config.traceback__limit = 0
     for notebook in {item.parent for item in items if hasattr(item.parent, "skip_compare")}:
         notebook.skip_compare += ("image/svg+xml",)  # nbval compares no pictures, but this is text
+        notebook.setup = partial(started, notebook.setup)
     items.sort(key=lambda item: next(
         (i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST)
     ))  # fmt: skip
