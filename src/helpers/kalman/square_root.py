@@ -247,15 +247,15 @@ def solve_root(B_t, order, X):
     return answer
 
 
-def is_owed(owed_t, B_t, most):
-    """Whether some variance of B B' is, but for a hundredth, what P0 alone contributes.
+def is_owed(owed_t, size, most):
+    """Whether some variance, ``size`` (m,) squared, is but for a hundredth what P0 contributes.
 
     Not one that is the rounding of ``most`` (m,), the largest root that a variance had before: of a
     state that repeats what was seen without noise.
     """
-    m = B_t.shape[1]
+    m = len(size)
     owed, rounding = lengths(owed_t, 0, m), m * np.finfo(most.dtype).eps * most
-    return ((owed**2 > OWED * lengths(B_t, 0, m) ** 2) & (owed > rounding)).any()
+    return ((owed**2 > OWED * size**2) & (owed > rounding)).any()
 
 
 class Listed(NamedTuple):
@@ -388,9 +388,10 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
         kept = np.ascontiguousarray(Bf_t[:, columns])
         steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, G, kept, turned, narrowed))
         a = at_step(T, t) @ a_filt + at_step(c, t)
-        if not is_owed(owed_t, B_t, most):
+        size = lengths(B_t, 0, m)
+        if not is_owed(owed_t, size, most):
             break
-        most = np.maximum(most, lengths(B_t, 0, m))
+        most = np.maximum(most, size)
     return steps, a, symmetric(np.ascontiguousarray(B_t.T) @ B_t), B_t, True
 
 
