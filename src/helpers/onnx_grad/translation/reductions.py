@@ -41,15 +41,15 @@ def _mean(x, axis, keepdims: bool):
 
 def _max(x, axis, keepdims: bool):
     """The maximum, which of nothing is the smallest of all."""
-    return pt.max(_or_value(x, axis, _bounds(x)[0]), axis=axis, keepdims=keepdims)
+    return pt.max(_or_value(x, axis, bounds(x)[0]), axis=axis, keepdims=keepdims)
 
 
 def _min(x, axis, keepdims: bool):
     """The minimum, which of nothing is the largest of all."""
-    return pt.min(_or_value(x, axis, _bounds(x)[1]), axis=axis, keepdims=keepdims)
+    return pt.min(_or_value(x, axis, bounds(x)[1]), axis=axis, keepdims=keepdims)
 
 
-def _bounds(x):
+def bounds(x):
     """The smallest and the largest of all values of x's type."""
     if x.dtype.startswith("float"):
         return -np.inf, np.inf
@@ -271,5 +271,5 @@ def over_norm(x, p: int, axis: int):
 @translates("Hardmax")
 def _hardmax(node, x):
     axis = node.attr("axis") % x.ndim
-    where = pt.argmax(_or_value(x, [axis], _bounds(x)[0]), axis=axis, keepdims=True)
+    where = pt.argmax(_or_value(x, [axis], bounds(x)[0]), axis=axis, keepdims=True)
     return pt.eq(where, counted(size(x, axis), axis, x.ndim)).astype(np.dtype(x.dtype))

@@ -28,7 +28,7 @@ from helpers.onnx_grad.translation.node import (
     sizes,
     translates,
 )
-from helpers.onnx_grad.translation.reductions import extremum
+from helpers.onnx_grad.translation.reductions import bounds, extremum
 
 of_inputs(
     {
@@ -173,7 +173,7 @@ def _conv_transpose(node, x, w, b=None):
 @translates("MaxPool")
 def _max_pool(node, x):
     window = _window(node, x, node.attr("kernel_shape"))
-    lowest = -np.inf if x.dtype.startswith("float") else np.iinfo(x.dtype).min
+    lowest, _ = bounds(x)
     places = pt.arange(prod(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
     pairs = list(zip(_slices(x, window, lowest), _slices(places, window, -1), strict=True))
     while len(pairs) > 1:  # a tournament: a graph as deep as a window is large is too deep
