@@ -210,6 +210,12 @@ class Found(Exception):  # noqa: N818 (it ends an attack and is not an error)
         self.says, self.status = says, status
 
 
+def ensure(right, says: str, status: str = "FAULT") -> None:
+    """End the attack with this sentence, unless it is right."""
+    if not right:
+        raise Found(says, status)
+
+
 def _attempt(name: str, what: Callable[..., str | None], *args) -> Attack:
     """Run one attack and record how it ended."""
     try:
@@ -223,13 +229,18 @@ def _attempt(name: str, what: Callable[..., str | None], *args) -> Attack:
 
 
 @contextmanager
-def _told(says: str, status: str = "FAULT"):
-    """An error inside ends the attack with this sentence, where {} stands for the error."""
+def _told(says: str, status: str = "FAULT", of: type[Exception] = Exception):
+    """An error inside ends the attack with this sentence, where {} stands for the error.
+
+    With ``of=Found`` it is what is found inside, and at fault, that is told in other words.
+    """
     try:
         yield
-    except Found:
+    except Found as found:
+        if of is Found and found.status == "FAULT":
+            raise Found(says.replace("{}", found.says), status) from None
         raise
-    except Exception as error:
+    except of as error:
         raise Found(says.replace("{}", _brief(error)), status) from None
 
 
@@ -305,19 +316,17 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
     functions = []
 
     def agrees():
-        if backend != "c" and find_spec(backend) is None:
-            raise Found(f"{name} is not installed", "skipped")
-        nodes = applys_between(at.of.xs, at.of.ys)
-        if backend == "c" and not (pytensor.config.cxx and any(map(_brings_c, nodes))):
-            raise Found("no C code, or no compiler", "skipped")
+        ensure(backend == "c" or find_spec(backend), f"{name} is not installed", "skipped")
+        if backend == "c":
+            in_c = pytensor.config.cxx and any(map(_brings_c, applys_between(at.of.xs, at.of.ys)))
+            ensure(in_c, "no C code, or no compiler", "skipped")
         try:
             f, g, in_objects = in_mode(at.of, mode)
         except NotImplementedError as error:
             raise Found(f"not registered ({_brief(error)})", "skipped") from None
         functions.extend([f, g])
         same_answers(at, f, g, name)
-        if in_objects:
-            raise Found("no kernel: compiled code calls perform in object mode", "note")
+        ensure(not in_objects, "no kernel: compiled code calls perform in object mode", "note")
 
     found = [_attempt(name, agrees)]
     if not functions or found[0].status == "FAULT":
@@ -426,11 +435,21 @@ class Point:
         """Whether all real outputs are."""
         return all(np.all(np.isfinite(self.values[j])) for j in self.of.smooth)
 
+    @property
+    def integers(self) -> list[int]:
+        """Which inputs are."""
+        return [k for k, x in enumerate(self.arrays) if x.dtype.kind in "iu"]
+
+    @property
+    def has_few_digits(self) -> bool:
+        """Whether no real input has more than those of float32."""
+        return self.of.is_single or all(_is_short(self.arrays[k]) for k in self.of.moving)
+
     @cached_property
     def narrow(self) -> list[str]:
         """What is of float64, and has the digits of float32 alone."""
         of = self.of
-        if of.is_single or all(_is_short(self.arrays[k]) for k in of.moving):
+        if self.has_few_digits:
             return []
         found = [(f"output {j}", self.values[j]) for j in of.smooth]
         if self.has_shapes:
@@ -561,18 +580,25 @@ def compiled(inputs, outputs, mode=AS_WRITTEN):
 
 def runs(at: Point) -> None:
     """The inputs are left alone, and the outputs are what make_node declares."""
-    before = [x.copy() for x in at.arrays]
     _ = at.values  # of the first call, with which `repeated` compares later ones
-    values = at.of.run(*at.arrays)
-    for label, x, old in zip(at.of.labels, at.arrays, before, strict=True):
-        if not _identical(x, old):
-            raise Found(f"{label} is overwritten: copy it, or declare it in destroy_map")
+    with _untouched(at.of.labels, at.arrays, "{} is overwritten: copy it, or declare it in "
+                    "destroy_map"):  # fmt: skip
+        values = at.of.run(*at.arrays)
     as_declared(at.of.ys, values)
     overwritten(at)
     known = _outcome(built, at.of.op, at.of.labels, at.arrays, [x.shape for x in at.arrays])
     if not isinstance(known, Exception):
         with _told("with known lengths it fails: {}", at.of.inherited):
             as_declared(known[1], values)
+
+
+@contextmanager
+def _untouched(labels, arrays, says: str):
+    """What is done inside writes to none of these arrays, or there is this to say."""
+    before = [x.copy() for x in arrays]
+    yield
+    for label, x, old in zip(labels, arrays, before, strict=True):
+        ensure(_identical(x, old), says.replace("{}", label))
 
 
 def overwritten(at: Point) -> None:
@@ -595,13 +621,16 @@ def overwritten(at: Point) -> None:
 
 def as_declared(ys, values) -> None:
     for j, (y, value) in enumerate(zip(ys, values, strict=True)):
-        returned = getattr(value, "dtype", type(value).__name__)
-        if str(returned) != y.type.dtype:
-            raise Found(f"output {j} is declared {y.type.dtype} and returned as {returned}")
+        of_type(f"output {j}", y, value)
         declared, shape = y.type.shape, getattr(value, "shape", ())
-        fits = (s in (None, n) for s, n in zip(declared, shape, strict=True))
-        if len(shape) != len(declared) or not all(fits):
-            raise Found(f"output {j} is declared with shape {declared}, but has {shape}")
+        fits = len(shape) == len(declared) and all(map(_fits, declared, shape))
+        ensure(fits, f"output {j} is declared with shape {declared}, but has {shape}")
+
+
+def of_type(what: str, symbol, value, status: str = "FAULT") -> None:
+    returned, declared = getattr(value, "dtype", type(value).__name__), symbol.type.dtype
+    says = f"{what} is declared {declared} and returned as {returned}"
+    ensure(str(returned) == declared, says, status)
 
 
 def value(at: Point) -> None:
@@ -621,14 +650,13 @@ def repeated(at: Point, f: Callable | None = None) -> None:
     first = [np.asarray(y) for y in f(*at.arrays)]
     apart(at.of.labels, at.arrays, first)
     kept = [y.copy() for y in first]
-    if not _same(f(*at.arrays), kept) or (f is at.of.run and not _same(at.values, kept)):
-        raise Found(RANDOM)
+    ensure(_same(f(*at.arrays), kept) and (f is not at.of.run or _same(at.values, kept)), RANDOM)
     _outcome(f, *at.nearby())
     for j, (y, old) in enumerate(zip(first, kept, strict=True)):
-        if not _same([y], [old]):
-            raise Found(f"the next call overwrites output {j}: return a new array each time")
-    if not _same(f(*at.arrays), kept):
-        raise Found("the same inputs give another answer after a call with other inputs")
+        says = f"the next call overwrites output {j}: return a new array each time"
+        ensure(_same([y], [old]), says)
+    says = "the same inputs give another answer after a call with other inputs"
+    ensure(_same(f(*at.arrays), kept), says)
 
 
 def equal(at: Point) -> None:
@@ -654,28 +682,23 @@ def apart(labels, arrays, found) -> None:
     """No output shares memory with an input or another output."""
     for j, y in enumerate(found):
         for label, x in zip(labels, arrays, strict=True):
-            if np.shares_memory(y, x):
-                raise Found(f"output {j} is a view of {label}: copy it, or declare view_map")
+            says = f"output {j} is a view of {label}: copy it, or declare view_map"
+            ensure(not np.shares_memory(y, x), says)
         for i in range(j):
-            if np.shares_memory(y, found[i]):
-                raise Found(f"outputs {i} and {j} share memory: what is written to one changes "
-                            "the other; return two arrays")  # fmt: skip
+            ensure(not np.shares_memory(y, found[i]), f"outputs {i} and {j} share memory: what is "
+                   "written to one changes the other; return two arrays")  # fmt: skip
 
 
 def memory(at: Point, f: Callable | None = None) -> None:
     """Neighbours in memory of the inputs neither matter nor change."""
-    f, answers = f or at.of.run, []
+    answers = []
     for wall in (np.nan, 7.0, 7.0):
         walled, buffers = zip(*(_walled(x, wall) for x in at.arrays), strict=True)
-        before = [b.copy() for b in buffers]
-        answers.append([np.array(y) for y in f(*walled)])
-        for label, b, old in zip(at.of.labels, buffers, before, strict=True):
-            if not _identical(b, old):
-                raise Found(f"writes to {label} or beyond its ends")
-    if not _same(answers[1], answers[2]):
-        raise Found(RANDOM)
-    if not _same(answers[0], answers[1]):
-        raise Found("the answer depends on memory beyond the ends of an input")
+        with _untouched(at.of.labels, buffers, "writes to {} or beyond its ends"):
+            answers.append([np.array(y) for y in (f or at.of.run)(*walled)])
+    ensure(_same(answers[1], answers[2]), RANDOM)
+    says = "the answer depends on memory beyond the ends of an input"
+    ensure(_same(answers[0], answers[1]), says)
 
 
 def strided(at: Point, f: Callable | None = None) -> None:
@@ -718,28 +741,23 @@ def shape_alone(at: Point) -> None:
 
 def same_shapes(shapes, values) -> None:
     for j, (shape, found) in enumerate(zip(shapes, values, strict=True)):
-        said = tuple(map(int, shape))
-        if said != found.shape:
-            raise Found(f"infer_shape gives output {j} the shape {said}, it has {found.shape}")
+        says = f"infer_shape gives output {j} the shape {(said := tuple(map(int, shape)))}"
+        ensure(said == found.shape, f"{says}, it has {found.shape}")
 
 
 def cut(at: Point) -> str | None:
     """Axes of length 0 and 1, all, those that are alike and one by one, have the right shapes."""
     of, says = at.of, None
-    if not any(x.ndim for x in at.arrays):
-        raise Found("all inputs are scalars", "skipped")
+    ensure(any(x.ndim for x in at.arrays), "all inputs are scalars", "skipped")
     for number, arrays in enumerate(_cuts(at)):
         values = _outcome(of.run, *arrays)
         if isinstance(values, Exception):
             says = f"refused: {_brief(values)}" if number == 0 else says
             continue
-        try:
+        with _told(f"{{}}, where {_shapes(of.labels, arrays)}", of.inherited, Found):
             as_declared(of.ys, values)
             with _told("infer_shape: {}"):
                 same_shapes(of.shapes(*arrays), values)
-        except Found as found:
-            shapes = _shapes(of.labels, arrays)
-            raise Found(f"{found.says}, where {shapes}", of.inherited) from None
     return says
 
 
@@ -750,41 +768,39 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
         errors, answered, who = [], False, f"with integers for {of.labels[k]},"
         for whole in _whole_numbers(at.arrays[k]):
             ints = at.but(k, whole.astype("int64"))
-            try:
-                xs, ys = built(of.op, of.labels, ints)
-            except Exception:
+            graph = _outcome(built, of.op, of.labels, ints)
+            if isinstance(graph, Exception):
                 refused.append(of.labels[k])
                 break
             by_floats = _outcome(of.run, *at.but(k, whole))
             if isinstance(by_floats, Exception) or not all(map(_is_finite, by_floats)):
                 continue
-            by_ints = _outcome(compiled(xs, ys, mode), *ints)
+            by_ints = _outcome(compiled(*graph, mode), *ints)
             if isinstance(by_ints, Exception):
                 errors.append(f"{who} {_brief(by_ints)}; with floats, an answer")
                 continue
             answered = True
-            for j, (y, left, right) in enumerate(zip(ys, by_ints, by_floats, strict=True)):
-                whole_answer = np.array_equal(right, np.rint(right))  # as sums and products have
-                if y.type.dtype in pt.type.integer_dtypes and not whole_answer:
-                    raise Found(
-                        f"{who} output {j} is declared {y.type.dtype}, which "
-                        "truncates real numbers: turn inputs into floats in make_node",
-                        of.inherited,
-                    )
-                is_single = "float32" in (y.type.dtype, str(right.dtype))
-                rtol = SINGLE if is_single else of.rtol
-                compare(f"{who} output {j}", left, right, "that of floats", rtol, of.inherited)
-            as_declared(ys, by_ints)
-        if errors and not answered:
-            raise Found(errors[0], of.inherited)
+            _as_by_floats(at, who, graph[1], by_ints, by_floats)
+        ensure(answered or not errors, "".join(errors[:1]), of.inherited)
     return f"refused for {', '.join(refused)}" if refused else ""
+
+
+def _as_by_floats(at: Point, who: str, ys, by_ints, by_floats) -> None:
+    for j, (y, left, right) in enumerate(zip(ys, by_ints, by_floats, strict=True)):
+        dtype, what = y.type.dtype, f"{who} output {j}"
+        whole = np.array_equal(right, np.rint(right))  # as sums and products have
+        says = f"{what} is declared {dtype}, which truncates real numbers"
+        says += ": turn inputs into floats in make_node"
+        ensure(whole or dtype not in pt.type.integer_dtypes, says, at.of.inherited)
+        rtol = SINGLE if "float32" in (dtype, str(right.dtype)) else at.of.rtol
+        compare(what, left, right, "that of floats", rtol, at.of.inherited)
+    as_declared(ys, by_ints)
 
 
 def single(at: Point, mode=AS_WRITTEN) -> None:
     """float32 is answered in float32, as near as it can be."""
     of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
-    if not of.moving:
-        raise Found("no input is real", "skipped")
+    ensure(of.moving, "no input is real", "skipped")
     with _told("refused: {}", "note"):
         xs, ys = built(of.op, of.labels, arrays)
     found = compiled(xs, ys, mode)(*arrays)
@@ -794,12 +810,9 @@ def single(at: Point, mode=AS_WRITTEN) -> None:
 
 def double(at: Point) -> None:
     """What is declared float64 is not computed in float32."""
-    of = at.of
-    if of.is_single or all(_is_short(at.arrays[k]) for k in of.moving):
-        raise Found("no input has more digits than float32", "skipped")
-    if at.narrow:
-        says = f"{at.narrow[0]} is of float64, and has the digits of float32 alone"
-        raise Found(says, of.inherited)
+    ensure(not at.has_few_digits, "no input has more digits than float32", "skipped")
+    says = f"{next(iter(at.narrow), '')} is of float64, and has the digits of float32 alone"
+    ensure(not at.narrow, says, at.of.inherited)
 
 
 def dimensions(at: Point) -> None:
@@ -810,18 +823,15 @@ def dimensions(at: Point) -> None:
         for changed, shape in [(x[None], (1, *(None,) * x.ndim)), *fewer]:
             arrays, shapes = at.but(k, changed), [(None,) * a.ndim for a in at.arrays]
             shapes[k] = shape
-            try:
-                xs, ys = built(of.op, of.labels, arrays, shapes)
-            except Exception:
+            graph = _outcome(built, of.op, of.labels, arrays, shapes)
+            if isinstance(graph, Exception):
                 continue
             given = f"{of.labels[k]} with {changed.ndim} dimensions instead of {x.ndim}"
             late = "is accepted when the graph is built and fails when it runs"
             with _told(f"{given} {late} ({{}})" + f": {hint}" * of.is_op, of.severity):
-                values = compiled(xs, ys)(*arrays)
-            try:
-                as_declared(ys, values)
-            except Found as found:
-                raise Found(f"{given}: {found.says}: {hint}") from None
+                values = compiled(*graph)(*arrays)
+            with _told(f"{given}: {{}}: {hint}", of=Found):
+                as_declared(graph[1], values)
 
 
 # --- what a gradient should be --------------------------------------------------------------------
@@ -940,24 +950,20 @@ def _is_between(f: Callable, x, v, along: float) -> bool:
 
 def pullback(at: Point) -> str:
     """The cotangents of the inputs are right."""
-    of = at.of
-    if isinstance(of.no_pull, NotImplementedError):
-        raise Found("no pullback: the Op has no gradient", "note")
+    of, error = at.of, at.of.no_pull
+    missing = isinstance(error, NotImplementedError)
+    ensure(not missing, "no pullback: the Op has no gradient", "note")
     # PyTensor's own check of the one way round has no words.
-    if "connection_pattern" in str(of.no_pull) or isinstance(of.no_pull, AssertionError):
-        raise Found(
-            "pullback and connection_pattern disagree: an input is said to be connected, "
-            "and gets a DisconnectedType, or the other way round"
-        )
-    if of.no_pull:
-        raise Found(f"pullback cannot be built: {_brief(of.no_pull)}", of.inherited)
-    if not of.free:
-        raise Found("all gradients are declared missing", "skipped")
+    disagree = "connection_pattern" in str(error) or isinstance(error, AssertionError)
+    ensure(not disagree, "pullback and connection_pattern disagree: an input is said to be "
+           "connected, and gets a DisconnectedType, or the other way round")  # fmt: skip
+    ensure(not error, f"pullback cannot be built: {_brief(error)}", of.inherited)
+    ensure(of.free, "all gradients are declared missing", "skipped")
     wrong, remarks = [], []
     for k, x_bar in at.pulled.items():
-        who = f"for {of.labels[k]}"
-        if x_bar.shape != at.arrays[k].shape:
-            wrong.append(f"{who} it has shape {x_bar.shape}, expected {at.arrays[k].shape}")
+        who, expected = f"for {of.labels[k]}", at.arrays[k].shape
+        if x_bar.shape != expected:
+            wrong.append(f"{who} it has shape {x_bar.shape}, expected {expected}")
         elif says := _wrong(at.slopes[k], x_bar, at, k):
             if says == "cannot be compared":
                 remarks.append(f"{who} there are no differences")
@@ -967,8 +973,7 @@ def pullback(at: Point) -> str:
                 wrong.append(f"{who} {says} ({at.slopes[k].against})")
         elif at.slopes[k].symmetric:
             remarks.append(f"{who} it is that of a symmetric matrix")
-    if wrong or remarks:
-        raise Found("; ".join(wrong or remarks), "FAULT" if wrong else "note")
+    ensure(not (wrong or remarks), "; ".join(wrong or remarks), "FAULT" if wrong else "note")
     return f"against {next(iter(at.slopes.values())).against}"
 
 
@@ -991,22 +996,21 @@ def pull_alone(at: Point) -> None:
 
 def pull_linear(at: Point) -> None:
     """The answers to two parts of the cotangent add up to the answer."""
-    added = _of_parts(at, at.of.pull, at.y_bars)
-    for (k, once), x_bar in zip(at.pulled.items(), added, strict=True):
-        if says := _difference(np.where(np.isfinite(once), x_bar, once), once, at.tolerance):
-            raise Found(
-                f"for {at.of.labels[k]}, the answers to two parts of the cotangent, one with "
-                f"zeros, do not add up ({says}): every term must contain the cotangent once"
-            )
+    who = [f"for {at.of.labels[k]}, the answers to two parts of the cotangent" for k in at.pulled]
+    hint = ": every term must contain the cotangent once"
+    _add_up(at, at.of.pull, at.y_bars, at.pulled.values(), who, hint)
 
 
-def _of_parts(at: Point, f: Callable, v) -> list[np.ndarray]:
-    """f(-2 m v) + f((1 + 2 m) v), where m is 1 at every other entry and 0 between: f(v)."""
+def _add_up(at: Point, f: Callable, v, whole, who, hint: str = "") -> None:
+    """f(v) = f(-2 m v) + f((1 + 2 m) v), where m is 1 at every other entry and 0 between."""
     m = [(np.arange(x.size) % 2 == 0).reshape(x.shape).astype(x.dtype) for x in v]
     parts = [-2 * a * x for a, x in zip(m, v, strict=True)]
     found = [np.array(y) for y in f(*at.arrays, *parts)]
     rest = f(*at.arrays, *(x - p for x, p in zip(v, parts, strict=True)))
-    return [y + np.asarray(z) for y, z in zip(found, rest, strict=True)]
+    for what, once, y, z in zip(who, whole, found, rest, strict=True):
+        added = np.where(np.isfinite(once), y + np.asarray(z), once)
+        says = _difference(added, once, at.tolerance)
+        ensure(not says, f"{what}, one with zeros, do not add up ({says}){hint}")
 
 
 def pull_partly(at: Point) -> None:
@@ -1014,10 +1018,7 @@ def pull_partly(at: Point) -> None:
     of = at.of
     for n, j in enumerate(of.smooth):
         y_bar, alone = of.y_bars[n], f"if the cost uses output {j} alone,"
-        with _told(
-            f"{alone} pullback fails ({{}}): a cotangent may be of DisconnectedType, which has no "
-            "arithmetic"
-        ):
+        with _told(f"{alone} pullback fails {ABSENT.format('cotangent')}"):
             x_bars, _ = of.gradients((y_bar * of.ys[j]).sum(), of.moving)
             found = compiled([*of.xs, y_bar], [*x_bars.values()])(*at.arrays, at.y_bars[n])
         zeros = [b if i == n else 0 * b for i, b in enumerate(at.y_bars)]
@@ -1028,10 +1029,12 @@ def pull_partly(at: Point) -> None:
                 compare(what, x_bar, full[k], "zero cotangents", at.tolerance)
 
 
+ABSENT = "({{}}): a {} may be of DisconnectedType, which has no arithmetic"
+
+
 def pull_cut(at: Point) -> None:
     """The gradient is right where axes have length 0 and 1."""
-    if not any(x.ndim for x in at.arrays):
-        raise Found("all inputs are scalars", "skipped")
+    ensure(any(x.ndim for x in at.arrays), "all inputs are scalars", "skipped")
     for number, arrays in enumerate(_cuts(at)):
         there, all_empty = Point(at.of, arrays), number == 0
         if not (all_empty or all(x.size for x in arrays)):
@@ -1042,9 +1045,8 @@ def pull_cut(at: Point) -> None:
             with _told("it fails: {}", "FAULT" if all_empty else "skipped"):
                 pullback(there)
         except Found as found:
-            if found.status == "FAULT":
-                says = f"{found.says}, where {_shapes(at.of.labels, arrays)}"
-                raise Found(says, at.of.inherited) from None
+            says = f"{found.says}, where {_shapes(at.of.labels, arrays)}"
+            ensure(found.status != "FAULT", says, at.of.inherited)
 
 
 def pull_single(at: Point) -> None:
@@ -1056,29 +1058,25 @@ def pull_single(at: Point) -> None:
     given = [b.astype(s.type.dtype) for b, s in zip(at.y_bars, narrow.y_bars, strict=True)]
     wide = [b.astype(s.type.dtype) for b, s in zip(given, of.y_bars, strict=True)]
     trues, found = of.pull(*at.moved(arrays).arrays, *wide), narrow.pull(*arrays, *given)
+    alike = all(narrow.ys[j].type.dtype == "float32" for j in narrow.smooth)
     for (k, symbol), x_bar, true in zip(narrow.x_bars.items(), found, trues, strict=True):
         who, dtype = f"for {of.labels[k]}", symbol.type.dtype
-        if x_bar.dtype != dtype:
-            raise Found(f"{who} it is declared {dtype}, returned as {x_bar.dtype}")
-        if dtype != "float32":
-            alike = all(narrow.ys[j].type.dtype == "float32" for j in narrow.smooth)
-            raise Found(f"{who} of float32 it is {dtype}", of.inherited if alike else "note")
+        of_type(f"{who} it", symbol, x_bar)
+        says = f"{who} of float32 it is {dtype}"
+        ensure(dtype == "float32", says, of.inherited if alike else "note")
         compare(who, x_bar, true, "float64", SINGLE, of.inherited)
 
 
-def second(at: Point) -> str | None:
+def second(at: Point) -> None:
     """The gradient of the pullback is right."""
     of, rng = at.of, np.random.default_rng(at.of.seed + 2)
     us = [of.xs[k].type(f"u {k}") for k in of.free]
-    try:
+    none = "none, and no default pushforward: the pullback has no pullback ({})"
+    with (
+        _told("it cannot be built: {}", of.severity),
+        _told(none, "note", NotImplementedError),
+    ):
         bends, nulls = of.gradients(_along(us, of.x_bars.values()), of.free)
-    except NotImplementedError as error:
-        raise Found(
-            f"none, and no default pushforward: the pullback has no pullback ({_brief(error)})",
-            "note",
-        ) from None
-    except Exception as error:
-        raise Found(f"it cannot be built: {_brief(error)}", of.severity) from None
     weights = [_normal(rng, at.arrays[k].shape, at.arrays[k].dtype) for k in of.free]
     f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
     steps = SINGLE_STEPS if at.is_single else None
@@ -1090,9 +1088,8 @@ def second(at: Point) -> str | None:
             pulled = of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)
             return float(_along(weights, pulled))
 
-        try:
-            sweep = step_sweep(moved, x, v, steps=steps)
-        except ValueError:
+        sweep = _outcome(lambda f=moved, x=x, v=v: step_sweep(f, x, v, steps=steps))
+        if isinstance(sweep, ValueError):
             continue
         along, true = float((bend * v).sum()), float(sweep.value)
         size = max(abs(true), 1e-3 * np.abs(bend * v).sum(), 1e-3 * abs(moved(x)))
@@ -1101,16 +1098,16 @@ def second(at: Point) -> str | None:
         if not _is_between(moved, x, v, along):  # else it is at a kink of the gradient
             says = _difference(np.array(along), np.array(true), rtol)
             raise Found(f"the gradient of the pullback for {of.labels[k]} {says}", of.inherited)
-    if nulls:
-        who = ", ".join(of.labels[k] for k in nulls)
-        raise Found(f"declared missing for {who}: {next(iter(nulls.values()))}", "skipped")
+    who = ", ".join(of.labels[k] for k in nulls)
+    why = next(iter(nulls.values()), "")
+    ensure(not nulls, f"declared missing for {who}: {why}", "skipped")
 
 
 def for_integers(at: Point) -> None:
     """The gradient for integers is missing, or a number that is not zero."""
     of, notes = at.of, []
     cost = sum((of.ys[j] ** 2).sum() for j in of.smooth)
-    for k in (k for k, x in enumerate(at.arrays) if x.dtype.kind in "iu"):
+    for k in at.integers:
         who = of.labels[k]
         try:
             found = pytensor.grad(cost, of.xs[k])
@@ -1122,11 +1119,10 @@ def for_integers(at: Point) -> None:
             notes.append(f"{who}, of integers, has a real gradient")
             continue
         says = f"{who}, of integers, gets zeros, as if it had a derivative and that were zero"
-        if of.severity == "FAULT":
-            raise Found(f"{says}: return disconnected_type() or grad_undefined()")
+        hint = f"{says}: return disconnected_type() or grad_undefined()"
+        ensure(of.severity != "FAULT", hint)
         notes.append(says)
-    if notes:
-        raise Found("; ".join(notes), "note")
+    ensure(not notes, "; ".join(notes), "note")
 
 
 # --- derivatives, forwards ------------------------------------------------------------------------
@@ -1151,18 +1147,15 @@ def pushed_graph(of: Graph, which, own: bool):
 def pushforward(at: Point) -> str:
     """The tangents of the outputs are right."""
     of, push = at.of, at.of.push
-    if isinstance(push, NotImplementedError):
-        raise Found("none of its own; the default is made from the pullback", "note")
-    if isinstance(push, Exception):
-        raise Found(f"it cannot be built: {_brief(push)}", of.severity)
-    if of.nulls:
-        raise Found("some gradients are declared missing", "skipped")
+    missing, failed = (isinstance(push, kind) for kind in (NotImplementedError, Exception))
+    ensure(not missing, "none of its own; the default is made from the pullback", "note")
+    ensure(not failed, f"it cannot be built: {_brief(push)}", of.severity)
+    ensure(not of.nulls, "some gradients are declared missing", "skipped")
     with _told("it fails: {}", of.inherited):
         pushed = push(*at.arrays, *at.x_dots.values())
     for j, y_dot in zip(of.smooth, pushed, strict=True):
-        true = at.values[j].shape
-        if y_dot.shape != true:
-            raise Found(f"the tangent of output {j} has shape {y_dot.shape}, expected {true}")
+        says = f"the tangent of output {j} has shape {y_dot.shape}"
+        ensure(y_dot.shape == (true := at.values[j].shape), f"{says}, expected {true}")
     forwards, slopes = _along(at.y_bars, pushed), at.slopes
     terms = [known.value * at.x_dots[k] for k, known in slopes.items()]
     methods = ", ".join(sorted({known.against for known in slopes.values()}))
@@ -1176,8 +1169,8 @@ def pushforward(at: Point) -> str:
         raise Found(f"the pushforward {says} ({methods})", of.inherited)
     if not right:
         return f"against {methods}"
-    if not _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], at.tolerance):
-        raise Found("pushforward and pullback are not transposes of each other")
+    transposed = _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], at.tolerance)
+    ensure(transposed, "pushforward and pullback are not transposes of each other")
     return f"against {methods} and pullback"
 
 
@@ -1193,13 +1186,11 @@ def _kink_along(at: Point, forwards: float) -> bool:
 
 def push_linear(at: Point) -> None:
     """The answers to two parts of the tangents add up to the answer."""
+    dots = [*at.x_dots.values()]
     with _told("it fails: {}", at.of.inherited):
-        added = _of_parts(at, at.of.push, [*at.x_dots.values()])
-    for once, y in zip(at.of.push(*at.arrays, *at.x_dots.values()), added, strict=True):
-        if says := _difference(np.where(np.isfinite(once), y, once), once, at.tolerance):
-            raise Found(
-                f"the answers to two parts of the tangents, one with zeros, do not add up ({says})"
-            )
+        whole = at.of.push(*at.arrays, *dots)
+        who = ["the answers to two parts of the tangents"] * len(whole)
+        _add_up(at, at.of.push, dots, whole, who)
 
 
 def push_partly(at: Point) -> None:
@@ -1207,11 +1198,7 @@ def push_partly(at: Point) -> None:
     of = at.of
     for k in of.moving:
         moves = f"if {of.labels[k]} alone moves,"
-        with _told(
-            f"{moves} pushforward fails ({{}}): a tangent may be of DisconnectedType, which has no "
-            "arithmetic",
-            of.inherited,
-        ):
+        with _told(f"{moves} pushforward fails {ABSENT.format('tangent')}", of.inherited):
             alone = pushed_graph(of, [k], own=True)(*at.arrays, at.x_dots[k])
         zeros = [d if i == k else 0 * d for i, d in at.x_dots.items()]
         for y_dot, true in zip(alone, of.push(*at.arrays, *zeros), strict=True):
@@ -1300,16 +1287,13 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     given = [*at.arrays, *(at.y_bars if has_g else [])]
     before = [x.copy() for x in given]
     found = [*f(*at.arrays), *(g(*given) if has_g else [])]
-    if not _same(before, given):
-        raise Found(f"{name} overwrites an input")
+    ensure(_same(before, given), f"{name} overwrites an input")
     expected = [(f"output {j}", y, at.values[j]) for j, y in enumerate(of.ys)]
     for k, x_bar in of.x_bars.items() if has_g else ():
         expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k]))
     for (what, symbol, true), one in zip(expected, map(np.asarray, found), strict=True):
         compare(what, one, true, "Python", at.tolerance)
-        if str(one.dtype) != symbol.type.dtype:
-            says = f"{what} is declared {symbol.type.dtype} and returned as {one.dtype}"
-            raise Found(says, severity)
+        of_type(what, symbol, one, severity)
 
 
 def alike(at: Point, f) -> str | None:
@@ -1318,8 +1302,7 @@ def alike(at: Point, f) -> str | None:
     errors = [_brief(x) if isinstance(x, Exception) else "" for x in (found, by_python)]
     if all(errors):
         return "refused, as in Python"
-    if any(errors):
-        raise Found("; in Python, ".join(error or "an answer" for error in errors))
+    ensure(not any(errors), "; in Python, ".join(error or "an answer" for error in errors))
     return agree(at, found, by_python, "Python")
 
 
@@ -1340,14 +1323,13 @@ def cut_alike(at: Point, f) -> None:
 def refuses(at: Point, case, mode=AS_WRITTEN, f=None) -> str:
     """There is an error, when the graph is built or when it runs."""
     case = [np.asarray(x) for x in case]
-    try:
-        xs, ys = built(at.of.op, at.of.labels, case)
-    except Exception as error:
-        return f"when built, {_brief(error)}"
-    same = f is not None and all(x.type == s.type for x, s in zip(xs, at.of.xs, strict=True))
-    values = _outcome(f if same else compiled(xs, ys, mode), *case)
-    if not isinstance(values, Exception):
-        raise Found("there is an answer where an error was expected")
+    graph = _outcome(built, at.of.op, at.of.labels, case)
+    if isinstance(graph, Exception):
+        return f"when built, {_brief(graph)}"
+    same = f is not None and all(x.type == s.type for x, s in zip(graph[0], at.of.xs, strict=True))
+    values = _outcome(f if same else compiled(*graph, mode), *case)
+    refused = isinstance(values, Exception)
+    ensure(refused, "there is an answer where an error was expected")
     return f"when run, {_brief(values)}"
 
 
@@ -1357,8 +1339,7 @@ def jax_rule(at: Point) -> str | None:
     from pytensor.link.jax.dispatch import jax_funcify
 
     of = at.of
-    if not of.moving or not of.smooth:
-        raise Found("no real input or no real output", "skipped")
+    ensure(of.moving and of.smooth, "no real input or no real output", "skipped")
     whole = jax_funcify(FunctionGraph(of.xs, [of.ys[j] for j in of.smooth], clone=True))
 
     def f(*moving):
@@ -1373,8 +1354,8 @@ def jax_rule(at: Point) -> str | None:
             pushed = jax.jvp(f, primals, dots)[1]
         terms = [at.slopes[k].value * d for k, d in zip(of.free, dots, strict=True)]
         forwards, rtol = _along(at.y_bars, map(np.asarray, pushed)), at.slopes[of.free[0]].rtol
-        if not _is_sum(forwards, terms, rtol):
-            raise Found("JAX's own derivative is wrong", of.inherited) from None
+        right = _is_sum(forwards, terms, rtol)
+        ensure(right, "JAX's own derivative is wrong", of.inherited)
         return "forwards alone"
     for k, x_bar in zip(of.free, map(np.asarray, found), strict=True):
         known = at.slopes[k]
@@ -1384,8 +1365,7 @@ def jax_rule(at: Point) -> str | None:
         if says and _is_symmetric(at.arrays[k]) and _is_for_symmetric(x_bar):
             true, rtol = symmetrize(known.value), max(DIFFERENCES, known.rtol)
             says = _difference(symmetrize(x_bar), true, rtol)
-        if says:
-            raise Found(f"JAX's own gradient for {of.labels[k]} {says}", of.inherited)
+        ensure(not says, f"JAX's own gradient for {of.labels[k]} {says}", of.inherited)
     return None
 
 
@@ -1530,6 +1510,10 @@ def _outcome(call, *args):
         return call(*args)
     except Exception as error:
         return error
+
+
+def _fits(declared: int | None, length: int) -> bool:
+    return declared in (None, length)
 
 
 def _is_short(x: np.ndarray) -> bool:
