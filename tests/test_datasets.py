@@ -246,12 +246,12 @@ def test_simulation_repeats_with_its_seed():
     [
         ({"Z": np.ones((2, 3))}, r"Z has shape \(2, 3\), expected \(p, m\) = \(1, 2\)"),
         ({"c": np.ones(3)}, r"c has shape \(3,\), expected \(m,\) = \(2,\)"),
-        ({"T": np.ones((3, 2, 2))}, r"T has shape \(3, 2, 2\), expected \(m, m\) = \(2, 2\)"),
+        ({"T": np.ones((3, 2, 2))}, "T has 3 steps, expected n = 4"),
         ({"P0": np.ones((4, 2, 2))}, r"P0 has shape \(4, 2, 2\)"),
         ({"H": -np.eye(1)}, "H is not a covariance matrix: it has an eigenvalue -1"),
-        ({"P0": np.array([[1.0, 0.5], [0.0, 1.0]])}, "P0 is not a covariance matrix: it is not sy"),
-        ({"a0": np.float64(1.0)}, r"a0 has shape \(\), expected \(m,\) = \(1,\)"),
-        ({"Q": np.float64(1.0)}, r"R has shape \(2, 2\), expected \(m, r\) = \(2, 1\)"),
+        ({"P0": np.array([[1.0, 0.5], [0.0, 1.0]])}, r"P0 is not symmetric: 0.5 at \(0, 1\), 0"),
+        ({"a0": np.float64(1.0)}, r"a0 has shape \(\), expected \(m,\)"),
+        ({"Q": np.float64(1.0)}, r"Q has shape \(\), expected \(r, r\) = \(2, 2\)"),
     ],
 )
 def test_simulate_refuses(change, message):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helpers.statespace import SHAPES as AXES
-from helpers.statespace import STATIC
+from helpers.statespace import STATIC, StateSpace
 
 __all__ = [
     "Series",
@@ -305,35 +305,25 @@ def simulate(
     rng = np.random.default_rng(rng)
     if not isinstance(n, int | np.integer) or n < 1:
         raise ValueError(f"n is {n!r}, expected a positive integer")
-    given = dict(zip(AXES, (a0, P0, c, d, T, Z, R, H, Q), strict=True))
-    model = {name: np.asarray(array, dtype=float) for name, array in given.items()}
-    m, p, r = ((model[name].shape or (1,))[-1] for name in ("a0", "d", "Q"))
-    sizes = {"m": m, "p": p, "r": r}
-    for name, axes in AXES.items():
-        expected, shape = tuple(sizes[axis] for axis in axes), model[name].shape
-        if shape != expected and (name not in MAY_VARY or shape != (n, *expected)):
-            letters = ", ".join(axes) + ("," if len(axes) == 1 else "")
-            raise ValueError(f"{name} has shape {shape}, expected ({letters}) = {expected}")
+    given = (a0, P0, c, d, T, Z, R, H, Q)
+    model = StateSpace(*(np.asarray(array, dtype=float) for array in given))
+    if model.n not in (None, n):
+        raise ValueError(f"{model.time_varying[0]} has {model.n} steps, expected n = {n}")
 
-    states = np.empty((n, m))
-    states[0] = model["a0"] + _square_root("P0", model["P0"]) @ rng.standard_normal(m)
-    eps = (_square_root("H", model["H"]) @ rng.standard_normal((n, p, 1)))[..., 0]
-    eta = _square_root("Q", model["Q"]) @ rng.standard_normal((n, r, 1))
-    pushes = (model["R"] @ eta)[..., 0] + model["c"]
-    T = np.broadcast_to(model["T"], (n, m, m))
+    states = np.empty((n, model.m))
+    states[0] = model.a0 + _square_root("P0", model.P0) @ rng.standard_normal(model.m)
+    eps = (_square_root("H", model.H) @ rng.standard_normal((n, model.p, 1)))[..., 0]
+    eta = _square_root("Q", model.Q) @ rng.standard_normal((n, model.r, 1))
+    pushes, T = (model.R @ eta)[..., 0] + model.c, model.over_time("T", n)
     for t in range(n - 1):
         states[t + 1] = T[t] @ states[t] + pushes[t]
-    y = (model["Z"] @ states[..., None])[..., 0] + model["d"] + eps
-    return y, states
+    return (model.Z @ states[..., None])[..., 0] + model.d + eps, states
 
 
 def _square_root(name: str, S: np.ndarray) -> np.ndarray:
     """A with A A' = S (..., k, k), from the eigenvalues, so that S need not have full rank."""
-    scale = np.abs(S).max(initial=0.0)
-    if not np.allclose(S, np.swapaxes(S, -1, -2), rtol=0, atol=1e-10 * scale):
-        raise ValueError(f"{name} is not a covariance matrix: it is not symmetric")
     eigenvalues, vectors = np.linalg.eigh(S)
-    if eigenvalues.min(initial=0.0) < -1e-10 * scale:
+    if eigenvalues.min(initial=0.0) < -1e-10 * np.abs(S).max(initial=0.0):
         raise ValueError(
             f"{name} is not a covariance matrix: it has an eigenvalue {eigenvalues.min():.3g}"
         )
