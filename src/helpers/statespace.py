@@ -13,10 +13,10 @@ doi:10.1093/acprof:oso/9780199641178.001.0001.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import NamedTuple
 
 import numpy as np
 
@@ -184,22 +184,14 @@ class StateSpace:
         return {name: getattr(self, name) for name in NAMES}
 
 
-class Gradients(NamedTuple):
+class Gradients(namedtuple("Gradients", NAMES)):
     """The gradient of a scalar with respect to a model: an array for each of the model's nine.
 
     Each has its array's shape: per step where that varies with time. Those of P0, H and Q are
     symmetric. Nothing is checked: a gradient may overflow where its model is a good one.
     """
 
-    a0: np.ndarray
-    P0: np.ndarray
-    c: np.ndarray
-    d: np.ndarray
-    T: np.ndarray
-    Z: np.ndarray
-    R: np.ndarray
-    H: np.ndarray
-    Q: np.ndarray
+    __slots__ = ()
 
     def asdict(self) -> dict[str, np.ndarray]:
         """The nine arrays by name, in order."""

@@ -18,6 +18,7 @@ where P0 calls for it.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
@@ -285,16 +286,8 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     return not all(past) and not square_root.was_known(P0, symmetric(W[0]))
 
 
-class StepGradients(NamedTuple):
-    """What one step gives to the gradients of y and of c, d, T, Z, H and W = R Q R'."""
-
-    y: np.ndarray
-    c: np.ndarray
-    d: np.ndarray
-    T: np.ndarray
-    Z: np.ndarray
-    H: np.ndarray
-    W: np.ndarray
+# What one step gives to the gradients of y and of c, d, T, Z, H and W = R Q R'.
+StepGradients = namedtuple("StepGradients", "y c d T Z H W")
 
 
 def reverse(

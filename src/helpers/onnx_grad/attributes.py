@@ -86,18 +86,8 @@ def known_attributes(domain: str, operator: str) -> dict[str, tuple]:
 def unsupported(node: NodeProto, version: int, known: Mapping[str, tuple]) -> str | None:
     """The first attribute that a node has and nothing knows, or whose value nothing knows.
 
-    Parameters
-    ----------
-    node : NodeProto
-    version : int
-        Of the operator set of its domain, which has the defaults.
-    known : dict of tuples
-        The attributes that are heeded, and their values: all, if there are none.
-
-    Returns
-    -------
-    str or None
-        What is met and what is supported.
+    `version` is that of its domain's operator set, which has the defaults; `known` is as of
+    :func:`known_attributes`.
     """
     domain, defaults, newer = canonical(node.domain), {}, ""
     if defs.has(node.op_type, version, domain):

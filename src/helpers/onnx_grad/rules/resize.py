@@ -38,21 +38,9 @@ def resize(g, node, dy):
 def interpolations(attr, refuse, shape, scales, sizes):
     """The axes that Resize changes, each with its matrix A (length after, length before).
 
-    Parameters
-    ----------
-    attr : function
-        The value of an attribute, or its default.
-    refuse : function
-        Makes the error to raise, of a reason.
-    shape : tuple
-        Of X; dimensions that are no int are open.
-    scales, sizes : array or None
-        Inputs 2 and 3 where they are constants; sizes may be dimensions, like those of ``shape``.
-
-    Yields
-    ------
-    axis : int
-    A : array
+    ``attr`` gives an attribute or its default, ``refuse`` makes an error of a reason. Scales and
+    sizes are None where they are no constants; sizes may be dimensions, open ones among them, like
+    those of X's ``shape``.
     """
     by_scale = scales is not None and scales.size > 0
     if not by_scale and (sizes is None or not sizes.size):

@@ -217,17 +217,8 @@ def without_rule(node: Node) -> str:
 def sweep(g: Graph, nodes, dependent: set[str], terms: dict[str, list[Tensor]], tell=None) -> None:
     """Reverse mode: from the last node to the first, add what each gives to its inputs.
 
-    Parameters
-    ----------
-    g : Graph
-    nodes : list of NodeProto
-        In order.
-    dependent : set of str
-        The tensors whose cotangents are asked for.
-    terms : dict
-        For each tensor the parts of its cotangent; changed.
-    tell : function, optional
-        Called with each node that is differentiated.
+    To ``terms``, the parts of each tensor's cotangent, for those tensors that are ``dependent``;
+    ``tell`` is called with each node that is differentiated.
     """
     for index in range(len(nodes) - 1, -1, -1):
         node = Node(nodes[index], g, index, dependent.__contains__)

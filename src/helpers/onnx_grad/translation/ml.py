@@ -7,10 +7,24 @@ from functools import partial
 import numpy as np
 import pytensor.tensor as pt
 
-from helpers.onnx_grad.translation.node import Node, number, select, translates
+from helpers.onnx_grad.translation.node import Node, number, of_node, select, translates
 from helpers.onnx_grad.translation.reductions import over_norm, softmax
 
 ML = "ai.onnx.ml"
+
+of_node(
+    {
+        "ArrayFeatureExtractor": lambda node, x, indices: pt.atleast_2d(x[..., indices.ravel()]),
+        "Binarizer": lambda node, x: select(
+            x > number(x, node.attr("threshold")), number(x, 1), number(x, 0)
+        ),
+        "Normalizer": lambda node, x: over_norm(x, 1 if node.attr("norm") == "L1" else 2, axis=-1),
+        "Scaler": lambda node, x: (
+            (x - number(x, node.attr("offset"))) * number(x, node.attr("scale"))
+        ),
+    },
+    domain=ML,
+)
 
 
 @translates("LinearRegressor", domain=ML)
@@ -19,16 +33,6 @@ def _linear_regressor(node: Node, x):
     W = number(x, np.reshape(node.attr("coefficients"), (targets, -1)))
     b = number(x, node.attr("intercepts") or [0.0] * targets)
     return x @ W.T + b
-
-
-@translates("Scaler", domain=ML)
-def _scaler(node: Node, x):
-    return (x - number(x, node.attr("offset"))) * number(x, node.attr("scale"))
-
-
-@translates("Normalizer", domain=ML)
-def _normalizer(node: Node, x):
-    return over_norm(x, 1 if node.attr("norm") == "L1" else 2, axis=-1)
 
 
 @translates("LinearClassifier", domain=ML)
@@ -43,16 +47,6 @@ def _linear_classifier(node: Node, x):
     found = pt.constant(np.array(labels))[pt.argmax(scores, axis=-1)]
     transforms = {"NONE": lambda z: z, "LOGISTIC": pt.sigmoid, "SOFTMAX": partial(softmax, axis=-1)}
     return found, transforms[transform](scores)
-
-
-@translates("ArrayFeatureExtractor", domain=ML)
-def _array_feature_extractor(node: Node, x, indices):
-    return pt.atleast_2d(x[..., indices.ravel()])
-
-
-@translates("Binarizer", domain=ML)
-def _binarizer(node: Node, x):
-    return select(x > number(x, node.attr("threshold")), number(x, 1), number(x, 0))
 
 
 @translates("Imputer", domain=ML)

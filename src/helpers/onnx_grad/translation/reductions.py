@@ -34,26 +34,23 @@ def _or_value(x, axis, value):
     return x
 
 
-def _mean(x, axis, keepdims: bool):
-    """The mean, which of nothing is 0 in onnxruntime."""
-    return pt.mean(_or_value(x, axis, 0), axis=axis, keepdims=keepdims)
-
-
-def _max(x, axis, keepdims: bool):
-    """The maximum, which of nothing is the smallest of all."""
-    return pt.max(_or_value(x, axis, bounds(x)[0]), axis=axis, keepdims=keepdims)
-
-
-def _min(x, axis, keepdims: bool):
-    """The minimum, which of nothing is the largest of all."""
-    return pt.min(_or_value(x, axis, bounds(x)[1]), axis=axis, keepdims=keepdims)
-
-
 def bounds(x):
     """The smallest and the largest of all values of x's type."""
     if x.dtype.startswith("float"):
         return -np.inf, np.inf
     return (0, 1) if x.dtype == "bool" else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+
+
+def _of_nothing(function, value):
+    """A reduction that of nothing has this value, as in onnxruntime."""
+    return lambda x, axis, keepdims: function(
+        _or_value(x, axis, value(x)), axis=axis, keepdims=keepdims
+    )
+
+
+_mean = _of_nothing(pt.mean, lambda x: 0)
+_max = _of_nothing(pt.max, lambda x: bounds(x)[0])
+_min = _of_nothing(pt.min, lambda x: bounds(x)[1])
 
 
 def _log_sum_exp(x, axis, keepdims: bool):
