@@ -110,12 +110,13 @@ def loglike_and_grad(
     return _fused().loglike_and_grad(y, model, tol)
 
 
-def _takes_reference(y, model: StateSpace, method: str, tol) -> bool:
+def _takes_reference(y, model: StateSpace, method: str, tol, *others) -> bool:
+    """Whether the loop is asked for, or one of the arrays is complex."""
     if method not in ("fused", "reference"):
         raise ValueError(f"method is {method!r}, expected 'fused' or 'reference'")
     check_model(model)
     check_tolerance(tol)
-    return method == "reference" or np.iscomplexobj(model.a0) or np.iscomplexobj(y)
+    return method == "reference" or any(map(np.iscomplexobj, (model.a0, y, *others)))
 
 
 def _fused():

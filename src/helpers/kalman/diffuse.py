@@ -319,8 +319,7 @@ class _Columns:
         return (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
 
     def _loop(self, method: str, tol) -> bool:
-        complex_columns = any(np.iscomplexobj(M) for M in (self.A, self.X, self.B))
-        return _takes_reference(self.y, self.model, method, tol) or complex_columns
+        return _takes_reference(self.y, self.model, method, tol, self.A, self.X, self.B)
 
     def value(self, method: str, tol: float):
         """The log-likelihood."""

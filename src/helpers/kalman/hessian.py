@@ -86,8 +86,7 @@ def _moved(y, model: StateSpace, given, method: str, weights, tol, along_alone: 
     With ``along_alone`` those may be missing of arrays that do not move.
     """
     weights = check_weights(weights, len(y))
-    loop = _takes_reference(y, model, method, tol)
-    if loop or any(map(np.iscomplexobj, (weights, *given.values()))):
+    if _takes_reference(y, model, method, tol, weights, *given.values()):
         W_bar, slopes, dy, bars = _one_by_one(
             y, model, reference.moves_in_time(y, model, given), weights
         )

@@ -141,8 +141,7 @@ def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
     _check_threads(threads)
     alone = isinstance(models, StateSpace)
     given, template = _checked(Y, models, own)
-    complex_ones = any(map(np.iscomplexobj, (given.y, *given.arrays.values())))
-    if _takes_reference(given.y, template, method, tol) or complex_ones:
+    if _takes_reference(given.y, template, method, tol, *given.arrays.values()):
         l, dY, bars = _by_loop(given, gradient)
     else:
         if alone and own.keys() <= MEANS:

@@ -359,13 +359,9 @@ class _Smoother:
     def __init__(self, y, model: StateSpace, A, method: str, tol: float):
         y = check_data(y, model)
         self.y, self.model, self.tol = y, model, tol
-        if A is None:
-            A = np.zeros((model.m, 0))
-        else:
-            A = _checked("A", A, ((model.m,),), model.m)
-        self.A = A
-        complex_A = np.iscomplexobj(A) or np.iscomplexobj(y)
-        self.loop = _takes_reference(y, model, method, tol) or complex_A
+        m = model.m
+        self.A = A = np.zeros((m, 0)) if A is None else _checked("A", A, ((m,),), m)
+        self.loop = _takes_reference(y, model, method, tol, A)
         X = model.in_time
         self.c, self.d, self.T, self.Z, self.R, self.H, self.Q, self.W = (X[x] for x in "cdTZRHQW")
         # Under a flat prior P0 is free on the span of A: with room there F is never singular.
