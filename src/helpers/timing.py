@@ -100,18 +100,8 @@ class Timings:
         return "\n".join(f"{row[0]:{names}}  {row[1]:>{middles}}  {row[2]}" for row in rows)
 
     def to_json(self, path: str | os.PathLike) -> None:
-        """Write the record to `path`: all of it or, if something fails, nothing."""
-        path = Path(path)
-        lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in asdict(self).items())
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its destination, so that the renaming stays on one file system and is atomic.
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        """Write the record to `path`, as :func:`write_record` does."""
+        write_record(asdict(self), path)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike) -> "Timings":
@@ -280,18 +270,25 @@ def _system() -> str:
 
 
 def write_record(record: dict, path: str | os.PathLike) -> None:
-    """Write a record as JSON, a list a line, and make its folder if there is none.
+    """Write a record as JSON, a list a line: all of it or, if something fails, nothing.
 
     Parameters
     ----------
     record : dict
         What ``json`` can write.
     path : path
+        Its folder is made if there is none.
     """
     path, text = Path(path), json.dumps(record, indent=1)
     text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    # Beside its destination, so that the renaming stays on one file system and is atomic.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def progress(iterable: Iterable, description: str = "") -> Iterator:
