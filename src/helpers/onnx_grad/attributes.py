@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 
-from onnx import NodeProto, defs, helper
+from onnx import NodeProto, defs
 
-from helpers.onnx_grad.tensor import canonical
+from helpers.onnx_grad.tensor import canonical, default_of, schema_of, value_of_attribute
 
 ML = "ai.onnx.ml"
 OLDEST, NEWEST = 13, 26
@@ -90,13 +90,13 @@ def unsupported(node: NodeProto, version: int, known: Mapping[str, tuple]) -> st
     :func:`known_attributes`.
     """
     domain, defaults, newer = canonical(node.domain), {}, ""
-    if defs.has(node.op_type, version, domain):
-        schema = defs.get_schema(node.op_type, version, domain)
+    schema = schema_of(node.op_type, version, domain)
+    if schema is not None:
         read = READ_UP_TO.get(domain, version)
         defaults = {name: default_of(a) for name, a in schema.attributes.items()}
         if schema.since_version > read:
             newer = f" (opset {schema.since_version} changed it; those up to {read} are known)"
-    given = {a.name: _text(helper.get_attribute_value(a)) for a in node.attribute}
+    given = {a.name: value_of_attribute(a) for a in node.attribute}
     for name, value in given.items():
         if name not in known and value != [] and value != defaults.get(name):
             default = defaults.get(name)
@@ -108,13 +108,3 @@ def unsupported(node: NodeProto, version: int, known: Mapping[str, tuple]) -> st
             choice = ", ".join(map(repr, values))
             return f"{name}={value!r} is not supported{newer}; supported are {choice}"
     return None
-
-
-def default_of(attribute, otherwise=None):
-    """The default of an attribute of a schema."""
-    default = attribute.default_value
-    return _text(helper.get_attribute_value(default)) if default.name else otherwise
-
-
-def _text(value):
-    return value.decode() if isinstance(value, bytes) else value

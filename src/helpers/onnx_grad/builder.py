@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
@@ -21,6 +20,7 @@ from helpers.onnx_grad.tensor import (
     is_static,
     same_dim,
     same_shape,
+    schema_of,
 )
 
 # Zeros of a cotangent go through these: see Graph.has_chosen_zeros.
@@ -64,10 +64,7 @@ class Graph:
 
     def schema(self, op_type: str, domain: str = ""):
         """The operator's schema at the model's opset, or None."""
-        try:
-            return onnx.defs.get_schema(op_type, self.opsets.get(domain, 1), domain)
-        except onnx.defs.SchemaError:
-            return None
+        return schema_of(op_type, self.opsets.get(domain, 1), domain)
 
     def fresh(self, hint: str) -> str:
         """A name that nothing has yet."""

@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, defs
+from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_selected_functions
 
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
@@ -23,7 +23,7 @@ from helpers.onnx_grad.simplify import (
     tensor_infos,
 )
 from helpers.onnx_grad.storage import as_initializers, is_finite
-from helpers.onnx_grad.tensor import REAL, Info, canonical
+from helpers.onnx_grad.tensor import REAL, Info, canonical, schema_of
 
 # What hands its first input on, and Concat each: it is used as the output is.
 HANDED_ON = {
@@ -189,6 +189,6 @@ def _as_setting(node: NodeProto, i: int, infos, versions) -> str | None:
     settings = settings if key[0] else (*settings, *COMPOSED.get(node.op_type, ()))
     if i not in settings:
         return None
-    known = node.op_type, versions.get(key[0], 1), key[0]
-    names = defs.get_schema(*known).inputs if defs.has(*known) else ()
-    return f"{names[i].name if i < len(names) else f'input {i}'} of {node.op_type}"
+    schema = schema_of(node.op_type, versions.get(key[0], 1), key[0])
+    known = schema is not None and i < len(schema.inputs)
+    return f"{schema.inputs[i].name if known else f'input {i}'} of {node.op_type}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from onnx import NodeProto, TensorProto, TypeProto, helper
+from onnx import NodeProto, TensorProto, TypeProto, defs, helper
 
 if TYPE_CHECKING:
     from helpers.onnx_grad.builder import Graph
@@ -195,16 +195,13 @@ class Node:
 
     def attr(self, name: str, default=None):
         """An attribute; where it is absent, the operator's own default, else ``default``."""
-        found = self._attributes.get(name)
-        if found is None and self.domain in ("", "ai.onnx.ml"):
-            schema = self.graph.schema(self.op_type, self.domain)
-            if schema is not None and name in schema.attributes:
-                found = schema.attributes[name].default_value
-                found = found if found.name else None
-        if found is None:
+        if name in self._attributes:
+            return value_of_attribute(self._attributes[name])
+        known = self.domain in ("", "ai.onnx.ml")
+        schema = self.graph.schema(self.op_type, self.domain) if known else None
+        if schema is None or name not in schema.attributes:
             return default
-        value = helper.get_attribute_value(found)
-        return value.decode() if isinstance(value, bytes) else value
+        return default_of(schema.attributes[name], default)
 
     def extra_output(self, i: int) -> Tensor:
         """Output i; where the node leaves it out, it is asked for from now on."""
@@ -231,3 +228,21 @@ class Node:
 def canonical(domain: str) -> str:
     """The domain of standard operators has two names."""
     return "" if domain == "ai.onnx" else domain
+
+
+def schema_of(op_type: str, version: int, domain: str = ""):
+    """The operator's schema at a version of its domain, or None."""
+    known = op_type, version, domain
+    return defs.get_schema(*known) if defs.has(*known) else None
+
+
+def default_of(attribute, otherwise=None):
+    """The default of an attribute of a schema."""
+    default = attribute.default_value
+    return value_of_attribute(default) if default.name else otherwise
+
+
+def value_of_attribute(attribute):
+    """Its value; bytes are text."""
+    value = helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value

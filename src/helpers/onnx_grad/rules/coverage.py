@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import onnx
 
-from helpers.onnx_grad.attributes import default_of
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
 from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, no_gradient
+from helpers.onnx_grad.tensor import default_of, schema_of
 
 
 class Coverage(NamedTuple):
@@ -44,8 +44,7 @@ def coverage() -> list[Coverage]:
 
 
 def _schema(domain: str, name: str):
-    known = name, onnx.defs.onnx_opset_version() if domain else NEWEST, domain
-    return onnx.defs.get_schema(*known) if onnx.defs.has(*known) else None
+    return schema_of(name, onnx.defs.onnx_opset_version() if domain else NEWEST, domain)
 
 
 def _of_rule(domain: str, name: str) -> Coverage:

@@ -21,16 +21,15 @@ import pytensor.tensor as pt
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from onnx.inliner import inline_local_functions
 from onnx.numpy_helper import to_array
-from onnx.shape_inference import infer_shapes
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from helpers.onnx_grad.builder import Graph
-from helpers.onnx_grad.lengths import state_lengths
+from helpers.onnx_grad.lengths import NOTHING, state_lengths
 from helpers.onnx_grad.prepare import check_known
-from helpers.onnx_grad.simplify import take_constant_branches
+from helpers.onnx_grad.simplify import take_constant_branches, tensor_infos
 from helpers.onnx_grad.storage import loaded_model
-from helpers.onnx_grad.tensor import Info, canonical
+from helpers.onnx_grad.tensor import Info, Shape, canonical
 
 # Importing a family enters its translations into the table.
 from helpers.onnx_grad.translation import (  # noqa: F401
@@ -115,14 +114,13 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
 
     stated = deepcopy(model)
     state_lengths(stated)
-    inferred = infer_shapes(stated, data_prop=True).graph
-    infos = {x.name: x for x in (*inferred.value_info, *inferred.output)}
+    infos = tensor_infos(stated)
     for proto in graph.node:
         node = Node(proto, g, dtype)
         results = translated(node, [symbols[name] for name in proto.input])
         for name, result in zip(proto.output, results, strict=False):
             if name:
-                symbols[name] = _as_declared(result, infos.get(name), node)
+                symbols[name] = _as_declared(result, infos.get(name, NOTHING), node)
                 symbols[name].name = symbols[name].name or name  # for pytensor.dprint
     outputs = {x.name: symbols[x.name] for x in graph.output}
     return PyTensorModel(inputs, outputs, weights)
@@ -137,23 +135,20 @@ def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:
     if not x.type.HasField("tensor_type"):
         raise ValueError(f"input {x.name!r} is no tensor")
     kind = numpy_dtype(x.type.tensor_type.elem_type, f"input {x.name!r}")
-    shape = _static_shape(x)
+    shape = _static(Info.of(x.type).shape)
     if shape is None:
         raise ValueError(f"input {x.name!r} has no shape: PyTensor needs the number of dimensions")
     kind = kind if dtype is None or kind.kind != "f" else dtype
     return pt.tensor(x.name, dtype=kind.name, shape=shape)
 
 
-def _static_shape(x: ValueInfoProto) -> tuple[int | None, ...] | None:
-    shape = Info.of(x.type).shape
+def _static(shape: Shape) -> tuple[int | None, ...] | None:
     return shape and tuple(n if n and isinstance(n, int) else None for n in shape)
 
 
-def _as_declared(result: TensorVariable, info: ValueInfoProto | None, node: Node):
+def _as_declared(result: TensorVariable, info: Info, node: Node):
     """A result with the type that ONNX gives it, and the lengths that ONNX could infer."""
-    if info is None or not info.type.HasField("tensor_type"):
-        return result
-    code, shape = info.type.tensor_type.elem_type, _static_shape(info)
+    code, shape = info.dtype, _static(info.shape)
     if code and result.dtype != node.onnx_dtype(code):
         result = result.astype(node.onnx_dtype(code))
     if shape is None:
