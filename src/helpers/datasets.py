@@ -3,9 +3,11 @@ r"""Real series that ship with statsmodels, and made ones with known truth. Noth
 A model is a dict of its nine arrays, in the order ``a0, P0, c, d, T, Z, R, H, Q``:
 
 .. math::
-    \alpha_1 \sim N(a_0, P_0), \qquad
-    y_t = Z_t \alpha_t + d_t + \varepsilon_t, \quad \varepsilon_t \sim N(0, H_t), \qquad
-    \alpha_{t+1} = T_t \alpha_t + c_t + R_t \eta_t, \quad \eta_t \sim N(0, Q_t).
+
+    \alpha_1 &\sim N(a_0, P_0), \\
+    y_t &= Z_t \alpha_t + d_t + \varepsilon_t, \\
+    \alpha_{t+1} &= T_t \alpha_t + c_t + R_t \eta_t, \\
+    \varepsilon_t &\sim N(0, H_t), \quad \eta_t \sim N(0, Q_t).
 
 >>> from helpers.datasets import random_model, simulate
 >>> y, states = simulate(50, 1, **random_model(m=3, p=2, rng=0))

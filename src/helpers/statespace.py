@@ -2,8 +2,9 @@ r"""The linear Gaussian state space model: nine arrays, checked once at the door
 
 .. math::
 
-   y_t &= Z \alpha_t + d + \varepsilon_t, \quad \varepsilon_t \sim N(0, H) \\
-   \alpha_{t+1} &= T \alpha_t + c + R \eta_t, \quad \eta_t \sim N(0, Q) \\
+   y_t &= Z \alpha_t + d + \varepsilon_t, \\
+   \alpha_{t+1} &= T \alpha_t + c + R \eta_t, \\
+   \varepsilon_t &\sim N(0, H), \quad \eta_t \sim N(0, Q), \\
    \alpha_1 &\sim N(a_0, P_0)
 
 for :math:`t = 1, \dots, n`.  :math:`a_0` and :math:`P_0` are *predictions* for the first step.

@@ -5,8 +5,8 @@ nothing is known, the coefficients of regressors in the observations or in the s
 
 .. math::
 
-   \alpha_1 = a_0 + A \delta + N(0, P_0), \qquad
-   y_t \text{ gets } X_t \delta, \qquad \alpha_{t+1} \text{ gets } B_t \delta .
+   \alpha_1 &= a_0 + A \delta + N(0, P_0), \\
+   y_t &\text{ gets } X_t \delta, \quad \alpha_{t+1} \text{ gets } B_t \delta .
 
 For each :math:`\delta` the model is an ordinary one, and its log-likelihood is quadratic in
 :math:`\delta`: so :math:`\delta` can be integrated out, under a flat or a normal prior with
@@ -15,16 +15,18 @@ covariance recursion of the series as columns, series with y = 0 that start from
 
 .. math::
 
-   E_t = Z A_t + X_t , \quad A_{t+1} = T (A_t - K^f_t E_t) + B_t , \quad
-   S = \Lambda + \sum_t E_t^\top F_t^{-1} E_t , \quad s = \sum_t E_t^\top u_t , \quad
-   \hat\delta = S^{-1} s ,
+   E_t &= Z A_t + X_t , \\
+   A_{t+1} &= T (A_t - K^f_t E_t) + B_t , \\
+   S &= \Lambda + \sum_t E_t^\top F_t^{-1} E_t , \\
+   s &= \sum_t E_t^\top u_t , \quad \hat\delta = S^{-1} s ,
 
 and with :math:`\mathcal L(\delta)` the likelihood at a given :math:`\delta`,
 
 .. math::
 
-   \mathcal L_\text{diffuse} = \mathcal L(\hat\delta) - \tfrac12 \hat\delta^\top \Lambda \hat\delta
-   - \tfrac12 \log |S| \; ( + \tfrac12 \log |\Lambda|) .
+   \mathcal L_\text{diffuse} &= \mathcal L(\hat\delta)
+   - \tfrac12 \hat\delta^\top \Lambda \hat\delta \\
+   &\quad - \tfrac12 \log |S| \; ( + \tfrac12 \log |\Lambda|) .
 
 The gradient is the ordinary one, averaged over :math:`\delta \mid y \sim N(\hat\delta, S^{-1})`.
 As the log-likelihood is quadratic, that is the sum of those of the series at :math:`\hat\delta`
@@ -210,7 +212,8 @@ def hessian(
     .. math::
 
        \nabla^2 \mathcal L_\text{diffuse}
-       = E\, \nabla^2 \mathcal L(\delta) + \operatorname{Cov} \nabla \mathcal L(\delta)
+       &= E\, \nabla^2 \mathcal L(\delta) \\
+       &\quad + \operatorname{Cov} \nabla \mathcal L(\delta)
 
     (Louis 1982, Finding the observed information matrix when using the EM algorithm, Journal of
     the Royal Statistical Society B 44, 226-233).  Both derivatives are quadratic in delta, so that

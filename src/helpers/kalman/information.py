@@ -6,8 +6,8 @@ the data come from the model itself.  Of a Gaussian vector with mean :math:`\mu`
 
 .. math::
 
-   \mathcal I_{ij} = \dot\mu_i^\top \Sigma^{-1} \dot\mu_j
-   + \tfrac12 \operatorname{tr}(\Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j) ,
+   \mathcal I_{ij} &= \dot\mu_i^\top \Sigma^{-1} \dot\mu_j \\
+   &\quad + \tfrac12 \operatorname{tr}(\Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j) ,
 
 and here it comes from the filter: an (m, m + 1) recursion forwards for each direction, and the
 smoother's N backwards.  No data enter but for where they are missing.

@@ -6,18 +6,21 @@ column: with :math:`a, r` (m, J) and :math:`v, u, e` (p, J)
 
 .. math::
 
-   v = y_t - Z a - d, \quad u = F^{-1} v, \quad a_{t|t} = a + K^f v, \quad
-   a_{t+1} = T a_{t|t} + c, \\
-   e = u - K^{f\top} T^\top r, \quad \hat\alpha = a_{t|t} + P_{t|t} T^\top r, \quad
-   r_{t-1} = Z^\top e + T^\top r ,
+   v &= y_t - Z a - d, \\
+   u &= F^{-1} v, \\
+   a_{t|t} &= a + K^f v, \\
+   a_{t+1} &= T a_{t|t} + c, \\
+   e &= u - K^{f\top} T^\top r, \\
+   \hat\alpha &= a_{t|t} + P_{t|t} T^\top r, \\
+   r_{t-1} &= Z^\top e + T^\top r ,
 
-and the gradients of the summed log-likelihood are sums over steps and columns, less J times what
-the covariances give:
+and the gradients of the summed log-likelihood are sums over steps and columns, less J times a term
+of the covariances, for instance
 
 .. math::
 
-   \bar W = \tfrac12 \sum_t \Bigl(\sum_j r_j r_j^\top - J N\Bigr), \qquad
-   \bar T = \sum_t \Bigl(\sum_j r_j \hat\alpha_j^\top - J N T P_{t|t}\Bigr), \quad \dots
+   \bar W &= \tfrac12 \sum_t \Bigl(\sum_j r_j r_j^\top - J N\Bigr), \\
+   \bar T &= \sum_t \Bigl(\sum_j r_j \hat\alpha_j^\top - J N T P_{t|t}\Bigr) .
 
 The second part is the gradient of a series that never surprises, y = 0 with a0 = c = d = 0: then r
 and e are zero. So it comes from the pass that every single series takes.

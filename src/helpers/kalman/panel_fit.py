@@ -8,8 +8,9 @@ equations 6.17 and 6.20, doi:10.1007/978-0-387-40065-5), with minus the log-like
 
 .. math::
 
-   x_{+} = x - \alpha B g, \qquad
-   B_{+} = (I - \rho s y^\top) B (I - \rho y s^\top) + \rho s s^\top, \quad \rho = 1 / y^\top s
+   x_{+} &= x - \alpha B g , \\
+   B_{+} &= (I - \rho s y^\top) B (I - \rho y s^\top) \\
+   &\quad + \rho s s^\top , \quad \rho = 1 / y^\top s .
 
 What a full step may still gain, :math:`g^\top B g / 2`, says that a climb is over. But B knows of
 no direction in which the climb never went: before it is believed, the curvature is measured, by

@@ -7,18 +7,19 @@ Given all observations, the states are jointly normal. Everything here comes fro
 
 .. math::
 
-   \hat\alpha_1 = a_0 + P_0 r_0, \qquad \hat\alpha_{t+1} = T \hat\alpha_t + c + W r_t ,
+   \hat\alpha_1 &= a_0 + P_0 r_0 , \\
+   \hat\alpha_{t+1} &= T \hat\alpha_t + c + W r_t ,
 
 so no :math:`P_t` has to be kept. A draw of the whole path takes a path
-:math:`(\alpha^+, y^+)` that is simulated from the model and corrects it by the smoothed means of
-what it misses, :math:`y - y^+`, in the model with :math:`a_0 = c = d = 0`. As both are paths of
-the same model, their sum is one:
+:math:`(\alpha^+, y^+)` that is simulated from the model and corrects it by the smoothed means for
+the difference :math:`y - y^+` in the model with :math:`a_0 = c = d = 0`. As both are paths of
+the same model, their sum is one, with the r of :math:`y - y^+`:
 
 .. math::
 
-   \tilde\alpha_1 = \alpha^+_1 + P_0 r_0, \qquad
-   \tilde\alpha_{t+1} = T \tilde\alpha_t + c + R \eta^+_t + W r_t , \qquad
-   r \text{ that of } y - y^+ .
+   \tilde\alpha_1 &= \alpha^+_1 + P_0 r_0 , \\
+   \tilde\alpha_{t+1} &= T \tilde\alpha_t + c \\
+   &\quad + R \eta^+_t + W r_t .
 
 That r is also the one of y less the simulated noise in the model that starts at
 :math:`\alpha^+_1` and has the shocks :math:`c + R \eta^+_t`, known as they are, in the place of
@@ -33,8 +34,10 @@ are q more series, with y = 0; with rho the r of those, less their sign,
 
 .. math::
 
-   S = A^\top \rho_0, \quad \hat\delta = S^{-1} A^\top r_0, \quad \hat r = r - \rho \hat\delta,
-   \quad \tilde\alpha_1 = \alpha^+_1 + A \hat\delta + P_0 \hat r_0 ,
+   S &= A^\top \rho_0 , \\
+   \hat\delta &= S^{-1} A^\top r_0 , \\
+   \hat r &= r - \rho \hat\delta , \\
+   \tilde\alpha_1 &= \alpha^+_1 + A \hat\delta + P_0 \hat r_0 ,
 
 where :math:`\alpha^+` is simulated with delta = 0.
 

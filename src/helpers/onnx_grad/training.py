@@ -150,9 +150,9 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
 
     .. math::
 
-        g_t = \bar\theta_t + \lambda \theta_{t-1} , \qquad
-        u_t = \mu u_{t-1} + g_t , \qquad
-        \theta_t = \theta_{t-1} - \eta\, u_t ,
+        g_t &= \bar\theta_t + \lambda \theta_{t-1} , \\
+        u_t &= \mu u_{t-1} + g_t , \\
+        \theta_t &= \theta_{t-1} - \eta\, u_t ,
 
     from :math:`u_0 = 0`, a state of each weight if :math:`\mu > 0`; and with ``nesterov``
     :math:`\theta_t = \theta_{t-1} - \eta\, (g_t + \mu u_t)`.
@@ -187,9 +187,10 @@ def adamw(
 
     .. math::
 
-        m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t , \qquad
-        v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 , \\
-        \theta_t = (1 - \eta \lambda)\, \theta_{t-1} - \eta\,
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t , \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 , \\
+        \theta_t &= (1 - \eta \lambda)\, \theta_{t-1} \\
+        &\quad - \eta\,
         \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \varepsilon} .
 
     Without weight decay :math:`\lambda` it is Adam.  The factors that depend on t alone are

@@ -4,9 +4,9 @@ r"""The convolution without Q in NumPy: sums over the pairs of a site and a wind
 
 .. math::
 
-   Y_o = \sum_{k:\ \text{src}(o,k) < a} W_k^\top M_{\text{src}(o,k)}
-       + \sum_{k:\ \text{src}(o,k) = a} (tW)_k,
-   \qquad (tW)_k = W_k^\top t .
+   Y_o &= \sum_{k:\ \text{src}(o,k) < a} W_k^\top M_{\text{src}(o,k)} \\
+       &\quad + \sum_{k:\ \text{src}(o,k) = a} (tW)_k, \\
+   (tW)_k &= W_k^\top t .
 
 The first part is linear in M, in W and (as an inner product) in Y; the functions here are its
 three faces, and those of the second part. Of a transposed rulebook, M - t is in the place of M,

@@ -9,26 +9,20 @@ numbers are all zero.
 pullback through the model's recursion, and x the path with the shocks :math:`W \rho_t` that starts
 at :math:`P_0 \rho_0`: the states' covariance times g, before any observation. One more column
 through the same gains, the series :math:`y = -Z x`, gives :math:`r^x` and :math:`e^x`. (So does
-y = 0 in the model whose mean is x.) With
+y = 0 in the model whose mean is x.) Let :math:`q_t = \rho_t + r^x_t`, and :math:`\lambda` be the
+path with the shocks :math:`W q_t` that starts at :math:`P_0 q_0`: the posterior covariance times g.
+With r and e those of :math:`y - y^+` and :math:`\tilde\alpha` the draw, the gradients are
 
 .. math::
 
-   q_t = \rho_t + r^x_t, \qquad \lambda = \text{the path with the shocks } W q_t
-   \text{ that starts at } P_0 q_0
-
-(:math:`\lambda` is the posterior covariance times g) the gradients are, with r and e those of
-:math:`y - y^+` and :math:`\tilde\alpha` the draw,
-
-.. math::
-
-   \bar y_t = -e^x_t, \quad \bar\alpha^+_1 = q_0, \quad \overline{R \eta^+_t} = q_t, \quad
-   \bar\varepsilon^+_t = e^x_t, \quad
-   \bar W = \operatorname{sym} \sum q_t r_t^\top, \quad
-   \bar H = \operatorname{sym} \sum e^x_t e_t^\top, \\
-   \bar T = \sum q_t \tilde\alpha_t^\top + r_t \lambda_t^\top, \quad
-   \bar Z = \sum e^x_t \tilde\alpha_t^\top + e_t \lambda_t^\top, \quad
-   \bar P_0 = \operatorname{sym} q_0 r_0^\top, \quad
-   \bar A = q_0 \hat\delta^\top + r_0 \hat\delta^{x\top} .
+   \bar y_t &= -e^x_t, \quad \bar\varepsilon^+_t = e^x_t, \\
+   \bar\alpha^+_1 &= q_0, \quad \overline{R \eta^+_t} = q_t, \\
+   \bar W &= \operatorname{sym} \sum q_t r_t^\top, \\
+   \bar H &= \operatorname{sym} \sum e^x_t e_t^\top, \\
+   \bar T &= \sum q_t \tilde\alpha_t^\top + r_t \lambda_t^\top, \\
+   \bar Z &= \sum e^x_t \tilde\alpha_t^\top + e_t \lambda_t^\top, \\
+   \bar P_0 &= \operatorname{sym} q_0 r_0^\top, \\
+   \bar A &= q_0 \hat\delta^\top + r_0 \hat\delta^{x\top} .
 
 The Ops call the functions of :mod:`helpers.kalman.drawing`, from JAX mode in Python.
 """

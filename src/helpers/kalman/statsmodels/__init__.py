@@ -8,18 +8,17 @@ step of ``mod.update``, which runs no filter; and the two meet in
 .. math::
 
    \frac{\partial \mathcal L}{\partial \theta_j}
-   = \sum_X \langle \bar X, \partial X / \partial \theta_j \rangle ,
-   \qquad X = a_0, P_0, c, d, T, Z, R, H, Q .
+   = \sum_X \langle \bar X, \partial X / \partial \theta_j \rangle .
 
-The Hessian is that of the arrays, along their derivatives, and what the arrays' own second
-derivatives add:
+The sum is over the arrays :math:`X = a_0, P_0, c, d, T, Z, R, H, Q`. The Hessian has the arrays'
+own, along their derivatives, and a term from their second derivatives:
 
 .. math::
 
    \frac{\partial^2 \mathcal L}{\partial \theta_i\, \partial \theta_j}
-   = \sum_X \Bigl\langle \frac{\partial X}{\partial \theta_i} ,
-     \frac{\partial \bar X}{\partial \theta_j} \Bigr\rangle
-   + \sum_X \Bigl\langle \bar X, \frac{\partial^2 X}{\partial \theta_i\, \partial \theta_j}
+   &= \sum_X \Bigl\langle \frac{\partial X}{\partial \theta_i} ,
+     \frac{\partial \bar X}{\partial \theta_j} \Bigr\rangle \\
+   &+ \sum_X \Bigl\langle \bar X, \frac{\partial^2 X}{\partial \theta_i\, \partial \theta_j}
      \Bigr\rangle .
 
 >>> import statsmodels.api as sm
