@@ -26,7 +26,7 @@ import numpy as np
 from helpers.kalman import _fused, _takes_reference, recursions, reference
 from helpers.kalman.reference import _symmetric as symmetric
 from helpers.kalman.tangents import Moving
-from helpers.statespace import NAMES, STATIC, Gradients, StateSpace, check_weights
+from helpers.statespace import DIMENSIONS, NAMES, STATIC, Gradients, StateSpace, check_weights
 
 __all__ = ["hessian", "hessian_vector"]
 
@@ -112,10 +112,7 @@ def _of_R_and_Q(model: StateSpace, given, W_bar, dW_bar) -> dict:  # noqa: N802
 def _over_time(model: StateSpace, over_time: dict) -> dict:
     """Gradients (k, t, ...) summed over t where arrays do not vary; a0's and P0's have no t."""
     kept = (*STATIC, *model.time_varying)
-    return {
-        x: X if x in kept else X[:, 0] if X.shape[1] == 1 else X.sum(axis=1)
-        for x, X in over_time.items()
-    }
+    return {x: X if x in kept else X.sum(axis=1) for x, X in over_time.items()}
 
 
 def hessian(
@@ -214,7 +211,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
     fused, k = _fused(), len(next(iter(given.values())))
     arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
     names = given if along_alone else NAMES
-    shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(_COMPILED, arrays, strict=True)}
+    shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(DIMENSIONS, arrays, strict=True)}
     moves = (
         given | {"W": reference.moves_of_W(model, given)} if reference.of_shocks(given) else given
     )
@@ -240,7 +237,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
             "F is positive definite for the gradient, but not for the Hessian, whose covariances "
             "are rounded otherwise: the model is singular up to rounding"
         )
-    bars = dict(zip(_COMPILED, bars, strict=True))
+    bars = dict(zip(DIMENSIONS, bars, strict=True))
     if reference.of_shocks(names):
         bars |= _over_time(model, _of_R_and_Q(model, given, W_bar, bars["W"]))
     found = {x: bars[x].reshape(k, *X.shape) for x, X in model.asdict().items() if x in names}
@@ -255,6 +252,3 @@ def laid_out(x: str, shape) -> tuple:
     if x in STATIC:
         shape = (1, *shape)
     return (*shape, 1) if len(shape) == 2 else tuple(shape)
-
-
-_COMPILED = ("y", "a0", "P0", "c", "d", "T", "Z", "H", "W")

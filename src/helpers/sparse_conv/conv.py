@@ -24,7 +24,7 @@ from helpers.sparse_conv.rules import (
     rulebook,
     union_rulebooks,
 )
-from helpers.sparse_conv.value import SparseValue, array, expect_kind, total
+from helpers.sparse_conv.value import SparseValue, array, expect, expect_kind, total
 
 __all__ = [
     "build_q",
@@ -297,8 +297,3 @@ def check_weights(
         raise ValueError(f"W has shape {W.shape}, expected {letters} = ({rows}, n_out){multiple}")
     expect("b", b, "(n_out,)", (W.shape[1],))
     return W, b
-
-
-def expect(name: str, X: np.ndarray, letters: str, shape: tuple[int, ...]) -> None:
-    if X.shape != shape:
-        raise ValueError(f"{name} has shape {X.shape}, expected {letters} = {shape}")

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.sparse_conv.conv import expect
 from helpers.sparse_conv.rules import Rulebook, expect_rules
-from helpers.sparse_conv.value import array, total
+from helpers.sparse_conv.value import array, expect, total
 
 __all__ = ["conv_without_q", "conv_without_q_grad"]
 

@@ -21,6 +21,7 @@ from helpers.sparse_conv.value import (
     check_shape,
     check_sites,
     dimensions,
+    expect,
     expect_kind,
     numbers,
     plain,
@@ -122,8 +123,7 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     voxels = voxels.astype(np.int64)
     if images is not None:
         images = np.asarray(images)
-        if images.shape != (len(points),):
-            raise ValueError(f"images has shape {images.shape}, expected (m,) = ({len(points)},)")
+        expect("images", images, "(m,)", (len(points),))
         voxels = np.hstack([check_sites(images[:, np.newaxis], grid[:1]), voxels])
     check_cells(grid)
     which, voxel, counts = np.unique(

@@ -68,10 +68,7 @@ class SparseValue:
         values = numbers("values", self.values)
         if values.size == 0 and len(sites) == 0:
             values = values.reshape(0, n_in)
-        if values.shape != (len(sites), n_in):
-            raise ValueError(
-                f"values has shape {values.shape}, expected (a, n_in) = {(len(sites), n_in)}"
-            )
+        expect("values", values, "(a, n_in)", (len(sites), n_in))
         t = _ground_state(self.ground_state, n_in, values.dtype)
         refuse_duplicates(sites, shape[:-1])
         dtype = np.result_type(values, t)
@@ -199,8 +196,7 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
 
 def _ground_state(t, n_in: int, dtype) -> np.ndarray:
     t = numbers("ground_state", np.zeros(n_in, dtype) if t is None else t)
-    if t.shape != (n_in,):
-        raise ValueError(f"ground_state has shape {t.shape}, expected (n_in,) = ({n_in},)")
+    expect("ground_state", t, "(n_in,)", (n_in,))
     return t
 
 
@@ -292,6 +288,12 @@ def refuse_duplicates(sites: np.ndarray, grid: tuple[int, ...]) -> None:
 def total(X: np.ndarray) -> np.ndarray:
     """The sum of the rows, accumulated in float64: in float32, a million rows lose their tail."""
     return X.sum(axis=0, dtype=np.result_type(X, np.float64)).astype(X.dtype)
+
+
+def expect(name: str, X: np.ndarray, letters: str, shape: tuple[int, ...]) -> None:
+    """ValueError if an array has another shape."""
+    if X.shape != shape:
+        raise ValueError(f"{name} has shape {X.shape}, expected {letters} = {shape}")
 
 
 def expect_kind(name: str, x, *kinds: type, made: str = "") -> None:
