@@ -31,12 +31,7 @@ from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
 from helpers.onnx_grad.simplify import all_names, free_name, tensor_infos
-from helpers.onnx_grad.storage import (
-    as_initializers,
-    checked_model,
-    constant_nodes,
-    loaded_model,
-)
+from helpers.onnx_grad.storage import as_initializers, checked_model, constant_nodes, loaded_model
 from helpers.onnx_grad.tensor import REAL, Info, Tensor, canonical, compatible
 
 Step = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -134,9 +134,8 @@ def climb(
                 best = there, reached, slope_there
             size = np.linalg.norm(step)
             if share > POOR and size > 0.99 * radius:
-                radius = min(
-                    3 * size, LARGEST
-                )  # a value costs less than a matrix: as far as it goes
+                # A value costs less than a matrix: as far as it goes.
+                radius = min(3 * size, LARGEST)
                 continue
             radius = size if share > POOR else size / 4
             if best:

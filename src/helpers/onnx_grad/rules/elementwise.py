@@ -28,23 +28,11 @@ ENTRYWISE = {
     "Tan": ("dX = dY (1 + Y^2).", lambda g, dy, x, y, a: dy * (1.0 + y * y)),
     "Sinh": ("dX = dY cosh X.", lambda g, dy, x, y, a: dy * g.op("Cosh", x)),
     "Cosh": ("dX = dY sinh X.", lambda g, dy, x, y, a: dy * g.op("Sinh", x)),
-    "Asin": (
-        "dX = dY / sqrt(1 - X^2).",
-        lambda g, dy, x, y, a: dy / g.op("Sqrt", 1.0 - x * x),
-    ),
-    "Acos": (
-        "dX = -dY / sqrt(1 - X^2).",
-        lambda g, dy, x, y, a: -(dy / g.op("Sqrt", 1.0 - x * x)),
-    ),
+    "Asin": ("dX = dY / sqrt(1 - X^2).", lambda g, dy, x, y, a: dy / g.op("Sqrt", 1.0 - x * x)),
+    "Acos": ("dX = -dY / sqrt(1 - X^2).", lambda g, dy, x, y, a: -(dy / g.op("Sqrt", 1.0 - x * x))),
     "Atan": ("dX = dY / (1 + X^2).", lambda g, dy, x, y, a: dy / (1.0 + x * x)),
-    "Asinh": (
-        "dX = dY / sqrt(X^2 + 1).",
-        lambda g, dy, x, y, a: dy / g.op("Sqrt", x * x + 1.0),
-    ),
-    "Acosh": (
-        "dX = dY / sqrt(X^2 - 1).",
-        lambda g, dy, x, y, a: dy / g.op("Sqrt", x * x - 1.0),
-    ),
+    "Asinh": ("dX = dY / sqrt(X^2 + 1).", lambda g, dy, x, y, a: dy / g.op("Sqrt", x * x + 1.0)),
+    "Acosh": ("dX = dY / sqrt(X^2 - 1).", lambda g, dy, x, y, a: dy / g.op("Sqrt", x * x - 1.0)),
     "Atanh": ("dX = dY / (1 - X^2).", lambda g, dy, x, y, a: dy / (1.0 - x * x)),
     "Erf": (
         "dX = dY (2 / sqrt(pi)) exp(-X^2).",
@@ -90,9 +78,7 @@ ENTRYWISE = {
     "Softplus": ("dX = dY sigmoid(X).", lambda g, dy, x, y, a: dy * g.op("Sigmoid", x)),
 }
 # Their slope is not finite at some X.
-POLES = {
-    *("Reciprocal", "Sqrt", "Exp", "Log", "Sinh", "Cosh", "Asin", "Acos", "Acosh", "Atanh"),
-}
+POLES = set("Reciprocal Sqrt Exp Log Sinh Cosh Asin Acos Acosh Atanh".split())
 
 
 def _entrywise(op_type: str, formula: str, gradient) -> None:

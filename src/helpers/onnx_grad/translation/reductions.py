@@ -9,14 +9,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_grad
 
-from helpers.onnx_grad.translation.node import (
-    counted,
-    number,
-    select,
-    size,
-    sizes,
-    translates,
-)
+from helpers.onnx_grad.translation.node import counted, number, select, size, sizes, translates
 
 
 def _nonzero_sqrt(x):
