@@ -100,7 +100,7 @@ class Timings:
         return "\n".join(f"{row[0]:{names}}  {row[1]:>{middles}}  {row[2]}" for row in rows)
 
     def to_json(self, path: str | os.PathLike) -> None:
-        """Write the record to `path`, as :func:`write_record` does."""
+        """Write the record to `path` as JSON: all of it or, if something fails, nothing."""
         write_record(asdict(self), path)
 
     @classmethod
