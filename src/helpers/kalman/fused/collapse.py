@@ -12,13 +12,13 @@ Labels name the equations of the chapter "A hundred series". A collapse by (Z'H^
 instead: Jungbacker and Koopman 2015, doi:10.1111/ectj.12029.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
 from helpers.kalman.fused.inputs import Arrays
-from helpers.kalman.fused.tiles import PART, jitable
+from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.recursions import LOG_2PI, at_step
 
 # A pivot of H below this share of its variance leaves too few digits to divide by.
@@ -96,7 +96,7 @@ def is_diagonal(H):
     return True
 
 
-@register_jitable(**PART, fastmath={"reassoc"})
+@partial(jitable, fastmath={"reassoc"})
 def dot(A, i, B, j):
     """The product of row i of A and row j of B."""
     x = 0.0

@@ -8,7 +8,7 @@ from numba.extending import overload
 
 from helpers.kalman import recursions, square_root
 from helpers.kalman.fused import registers  # noqa: F401 (what it takes, is not asked for here)
-from helpers.kalman.fused.tiles import PART
+from helpers.kalman.fused.tiles import PART, jitable
 
 
 @overload(recursions.cholesky, jit_options=PART)
@@ -53,14 +53,9 @@ def _rows(X, o):
     return rows
 
 
-def _known(function):
-    """Let compiled code call a function of the text: what it does for arrays."""
-    of_arrays = function.dispatch(object) if hasattr(function, "dispatch") else function
-    overload(function, jit_options=PART, strict=False)(lambda *args, **kwargs: of_arrays)
-
-
 for _module in (recursions, square_root):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
         if local and _name not in ("cholesky", "solve", "rows", "at_step"):
-            _known(_function)
+            of_arrays = _function.dispatch(object) if hasattr(_function, "dispatch") else None
+            jitable(_function, of_arrays)

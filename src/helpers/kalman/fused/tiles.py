@@ -21,8 +21,13 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
-from numba.extending import intrinsic, overload, register_jitable
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    infer,
+    infer_global,
+    make_intrinsic_template,
+)
+from numba.extending import intrinsic, overload
 
 from helpers.kalman.fused.parts import Part
 
@@ -34,17 +39,36 @@ LANES = 8 if _AVX512 else 4
 WIDEST = 2 * LANES
 
 # How what compiled code calls is compiled.
-PART = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "pipeline_class": Part}
+PART = {
+    "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True,
+    "pipeline_class": Part,
+}  # fmt: skip
 
 
-def jitable(function):
-    """A Python function that compiled code can call too."""
-    return register_jitable(**PART)(function)
+def jitable(function, machine=None, **options):
+    """A Python function that compiled code can call too; with ``machine`` it calls that one.
+
+    It is compiled once for arguments of these types. `numba.extending.register_jitable` compiles it
+    again for each kind of caller.
+    """
+    part = numba.njit(machine or function, **PART, **options)
+
+    class Shared(AbstractTemplate):
+        key = function
+
+        def generic(self, args, kws):
+            return types.Dispatcher(part).get_call_type(self.context, args, kws)
+
+        def get_impl_key(self, sig):
+            return part.get_overload(sig.args)
+
+    infer(Shared)
+    infer_global(function, types.Function(Shared))
+    return function
 
 
-def inlined(function):
-    """`jitable`, as part of its caller: what is known there shortens its loops."""
-    return register_jitable(**PART, forceinline=True)(function)
+# As part of its caller: what is known there shortens its loops.
+inlined = partial(jitable, forceinline=True)
 
 
 class Mat(NamedTuple):
