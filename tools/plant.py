@@ -527,12 +527,12 @@ FAULTS = {
     ),
     "rotation: weights left out of what does not see the state": (
         "collapse.py",
-        "y_bar[t, i], left[row, i] = -g[t] * x.z[place, i]",
-        "y_bar[t, i], left[row, i] = -x.z[place, i]",
+        "add(y_bar, t, -g[t], x.z, place)",
+        "add(y_bar, t, -1.0, x.z, place)",
     ),
     "rotation: the mixed term of H forgotten": (
         "collapse.py",
-        "                add(right, top + j, -Y_bar[t, j], x.z, place)\n",
+        "                add(at_B, j, -Y_bar[t, j], x.z, place)\n",
         "",
     ),
     "rotation: h without its weight": (
@@ -542,7 +542,7 @@ FAULTS = {
     ),
     "rotation: digits of H's gradient lost without a word": (
         "collapse.py",
-        "return least >= LEAST_LEFT * most",
+        "return np.abs(rest).max() >= LEAST_LEFT * np.abs(whole).max()",
         "return True",
     ),
     "rows of B' taken for those of B": (

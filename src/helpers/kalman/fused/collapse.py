@@ -341,20 +341,19 @@ def keeps_digits(x, patterns, g):
 
     It would not where few series with next to no noise say all that there is to know.
     """
-    most, least = 0.0, 0.0
-    for i in range(x.z.shape[1]):
-        whole = 0.0
-        for t in range(len(x.H_inv)):
-            whole += x.H_inv[t, i, i]
-        rest = whole
-        for k in range(len(patterns.start) - 1):
-            weight = 0.0
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                weight += g[patterns.order[place]]
-            for j in range(x.B.shape[1]):
-                rest -= weight * x.B[k, j, i] ** 2
-        most, least = max(most, abs(whole)), max(least, abs(rest))
-    return least >= LEAST_LEFT * most
+    whole = np.zeros(x.z.shape[1])
+    for t in range(len(x.H_inv)):
+        for i in range(len(whole)):
+            whole[i] += x.H_inv[t, i, i]
+    rest = whole.copy()
+    for k in range(len(patterns.start) - 1):
+        weight, B = 0.0, x.B[k]
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            weight += g[patterns.order[place]]
+        for j in range(len(B)):
+            for i in range(len(rest)):
+                rest[i] -= weight * B[j, i] ** 2
+    return np.abs(rest).max() >= LEAST_LEFT * np.abs(whole).max()
 
 
 @jitable
@@ -367,61 +366,59 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     """
     (m, p), states = x.B.shape[1:], h.shape[1]
     n, count, whole = len(g), len(patterns.start) - 1, len(bars.Z) == 1
-    # H_bar is one product: B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step;
-    # Z_bar is B' A_bar and z h'.
-    rows = count * m + n if len(out.H) == 1 and len(out.Z) == 1 else m + 1
-    left, right, of_Z = np.zeros((rows, p)), np.zeros((rows, p)), np.zeros((rows, states))
-    A_bar, Phi_bar, row = np.zeros((m, states)), np.zeros((m, m)), 0
+    # H_bar is B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step; Z_bar is
+    # B' A_bar and z h'.
+    right, right_z = np.zeros((count * m, p)), np.zeros((n, p))
+    A_bar, h_sorted, Phi_bar = np.zeros((count * m, states)), np.zeros(h.shape), np.zeros((m, m))
     for k in range(count):
-        A_bar[:], Phi_bar[:] = 0.0, 0.0
-        top = row
-        for j in range(m):
-            for i in range(p):
-                left[row, i], right[row, i] = x.B[k, j, i], 0.0
-            row += 1
-        for place in range(patterns.start[k], patterns.start[k + 1]):
+        B, at_B, last = x.B[k], right[k * m : (k + 1) * m], patterns.start[k + 1]
+        Phi_bar[:] = 0.0
+        for place in range(patterns.start[k], last):
             t = patterns.order[place]
             of_d, at = t if len(out.d) > 1 else 0, 0 if whole else t
-            for i in range(p):
-                y_bar[t, i], left[row, i] = -g[t] * x.z[place, i], x.z[place, i]
-                right[row, i] = 0.5 * g[t] * x.z[place, i]
-            for j in range(states):
-                of_Z[row, j] = h[t, j]
+            y_bar[t], h_sorted[place] = 0.0, h[t]
+            add(y_bar, t, -g[t], x.z, place)
+            add(right_z, place, 0.5 * g[t], x.z, place)
             for j in range(m):
-                add(y_bar, t, Y_bar[t, j], x.B[k], j)
-                add(right, top + j, -Y_bar[t, j], x.z, place)
+                add(y_bar, t, Y_bar[t, j], B, j)
+                add(at_B, j, -Y_bar[t, j], x.z, place)
                 Phi_bar[j, j] += 0.5 * g[t]
                 if wanted.matrices and (not whole or place == patterns.start[k]):
                     for i in range(m):
                         Phi_bar[j, i] += bars.H[at, j, i]
                     for i in range(states):
-                        A_bar[j, i] += bars.Z[at, j, i]
+                        A_bar[k * m + j, i] += bars.Z[at, j, i]
             add(out.d, of_d, -1.0, y_bar, t)
-            row += 1
         for j in range(m):
             for i in range(m):
-                add(right, top + j, Phi_bar[j, i], x.B[k], i)
-            for i in range(states):
-                of_Z[top + j, i] = A_bar[j, i]
-        if wanted.matrices and (rows == m + 1 or k == count - 1):
-            t = patterns.order[patterns.start[k]]
-            left_t, H_bar = np.ascontiguousarray(left[:row].T), at_step(out.H, t)
-            if diagonal:
-                for j in range(row):
-                    for i in range(p):
-                        H_bar[i, i] += left[j, i] * right[j, i]
-            else:
-                H_bar[:] += left_t @ right[:row]
-            if wanted.Z:
-                at_step(out.Z, t)[:] += left_t @ of_Z[:row]
-        row = row if rows > m + 1 else 0
-    if wanted.matrices:
-        for t in range(len(out.H)):
-            for i in range(p):
-                for j in range(i + 1):
-                    found = 0.5 * (out.H[t, i, j] + out.H[t, j, i])
-                    found -= 0.25 * (x.H_inv[t, i, j] + x.H_inv[t, j, i])
-                    out.H[t, i, j] = out.H[t, j, i] = found
+                add(at_B, j, Phi_bar[j, i], B, i)
+    groups = 1 if len(out.H) == 1 and len(out.Z) == 1 else count
+    for group in range(groups if wanted.matrices else 0):
+        first, last = (0, count) if groups == 1 else (group, group + 1)
+        begin, end = patterns.start[first], patterns.start[last]
+        t, top, stop = patterns.order[begin], first * m, last * m
+        B, z, H_bar = x.B[first:last].reshape((-1, p)), x.z[begin:end], at_step(out.H, t)
+        if diagonal:
+            add_diagonal(H_bar, B, right[top:stop])
+            add_diagonal(H_bar, z, right_z[begin:end])
+        else:
+            H_bar[:] += B.T @ right[top:stop] + z.T @ right_z[begin:end]
+        if wanted.Z:
+            at_step(out.Z, t)[:] += B.T @ A_bar[top:stop] + z.T @ h_sorted[begin:end]
+    for t in range(len(out.H) if wanted.matrices else 0):
+        for i in range(p):
+            for j in range(i + 1):
+                found = 0.5 * (out.H[t, i, j] + out.H[t, j, i])
+                found -= 0.25 * (x.H_inv[t, i, j] + x.H_inv[t, j, i])
+                out.H[t, i, j] = out.H[t, j, i] = found
+
+
+@jitable
+def add_diagonal(out, X, Y):
+    """Add the diagonal of X'Y to that of `out`."""
+    for j in range(len(X)):
+        for i in range(X.shape[1]):
+            out[i, i] += X[j, i] * Y[j, i]
 
 
 @jitable
