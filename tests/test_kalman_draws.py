@@ -676,9 +676,9 @@ def test_marginals_take_the_symmetric_part():
 
 
 def test_a_call_that_was_interrupted_leaves_nothing_half_compiled(monkeypatch):
-    import numba
+    from helpers.kalman import on_disk
 
-    known, calls = numba.njit, []
+    known, calls = on_disk.njit, []
 
     def at_the_second(**how):
         calls.append(how)
@@ -687,7 +687,7 @@ def test_a_call_that_was_interrupted_leaves_nothing_half_compiled(monkeypatch):
         return known(**how)
 
     monkeypatch.setattr(drawing, "_READY", {})
-    monkeypatch.setattr(numba, "njit", at_the_second)
+    monkeypatch.setattr(on_disk, "njit", at_the_second)
     with pytest.raises(KeyboardInterrupt):
         drawing.compiled()
     assert drawing.compiled().keys() == drawing.PYTHON.keys()

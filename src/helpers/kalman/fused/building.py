@@ -15,6 +15,7 @@ SILENT = 3  # seconds that need no word
 PURPOSE = {
     "collapsed": "for more series than states",
     "tangents": "for second derivatives",
+    "rotated_tangents": "for second derivatives of more series than states",
     "integrated": "for diffuse starts",
     "panel": "for many series of one model",
     "own": "for many series, each with its model",
@@ -25,10 +26,12 @@ PURPOSE = {
 }
 # How many functions each module compiles or finds on disk, and the modules that it imports for it.
 FUNCTIONS = {
-    "entry": 3, "roots": 3, "outputs": 4, "tangents": 1, "collapsed": 1, "integrated": 2,
-    "panel": 3, "own": 1, "xla": 4, "xla_integrated": 2, "xla_panel": 2, "xla_tangents": 2,
+    "entry": 4, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 1, "integrated": 1,
+    "rotated_tangents": 1, "panel": 3, "own": 1, "xla": 4, "xla_integrated": 2, "xla_panel": 2,
+    "xla_tangents": 2,
 }  # fmt: skip
 NEEDS = {
+    "rotated_tangents": ("tangents",),
     "panel": ("roots",),
     "xla_integrated": ("integrated", "xla"),
     "xla_panel": ("panel", "roots", "xla"),
@@ -65,8 +68,8 @@ _compiled = {}  # machine code that must not be forgotten while its address is i
 def address(compiled, m: int, p: int, what: str, announce: bool | None) -> int:
     """Where the machine code that `compiled` makes for m states and p series begins."""
     with waiting(what, 1, announce):
-        code = _compiled[compiled, m, p] = compiled(m, p)
-    return code.address
+        _compiled[compiled, m, p], place = compiled(m, p)
+    return place
 
 
 @contextlib.contextmanager

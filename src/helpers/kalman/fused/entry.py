@@ -1,4 +1,4 @@
-"""The whole pass, and how compiled code calls it: by address, with everything checked before.
+"""The whole pass, and how compiled code calls it: by a symbol, with everything checked before.
 
 A function that calls the pass by its symbol does not carry its code: PyTensor compiles each of its
 functions in a second or two, and the pass is compiled once for each machine, on its first use, and
@@ -13,7 +13,7 @@ from pathlib import Path
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.core.imputils import impl_ret_new_ref
@@ -23,8 +23,11 @@ from numba.extending import intrinsic, overload
 from helpers.kalman.fused.forward import DONE, VAGUE, Steps
 from helpers.kalman.fused.inputs import (
     Arrays,
+    Asked,
     Observed,
+    Room,
     Wanted,
+    fill,
     indices_in,
     look,
     look_at,
@@ -43,7 +46,7 @@ from helpers.kalman.fused.layout import (
 )
 from helpers.kalman.fused.one_pass import all_equal, one_pass
 from helpers.kalman.fused.tiles import LANES, PART, jitable
-from helpers.kalman.on_disk import cfunc, njit
+from helpers.kalman.on_disk import njit
 from helpers.kalman.square_root import fill_shares
 
 
@@ -84,13 +87,6 @@ PASS = types.int64(
 )  # fmt: skip
 
 
-def compiled_once(function, signature, symbol):
-    """A function of addresses as machine code, and what calls it by its own address."""
-    code = kept_on_disk(cfunc(signature, error_model="numpy"))(function)
-    llvmlite.binding.add_symbol(symbol, code.address)
-    return types.ExternalFunction(symbol, signature)
-
-
 # Numbers (k axes) that are only read, however they lie.
 READ = [types.Array(types.float64, k, "A", readonly=True) for k in range(5)]
 # Arrays of a model, or its gradient, as compiled code makes them.
@@ -99,149 +95,148 @@ ARRAYS = types.NamedTuple(
 )
 
 
+def address_in(function, arguments) -> int:
+    """Where the machine code of a function begins, for arguments of these types."""
+    function.compile(arguments)  # or load it from disk
+    made = function.overloads[arguments]
+    at = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    if not at:
+        raise RuntimeError(f"{function.__qualname__} was compiled, but has no address")
+    return at
+
+
+def _calling(typing, name, given, returned, arguments, find):
+    """What an intrinsic answers that calls compiled code, with arguments that come as a tuple.
+
+    ``find`` gives the code, as LLVM has it. Errors are raised, and arrays returned.
+    """
+    casts = {typing.can_convert(*pair) for pair in zip(given, arguments, strict=False)}
+    if len(given) != len(arguments) or casts & {None, Conversion.unsafe}:
+        raise TypingError(f"{name} takes {arguments}, not {given}")
+
+    def generate(context, builder, signature, args):
+        values = [
+            context.cast(builder, value, kind, wanted)
+            for value, kind, wanted in zip(
+                cgutils.unpack_tuple(builder, args[-1]), given, arguments, strict=True
+            )
+        ]
+        code = find(builder, context.call_conv.get_function_type(returned, arguments), args)
+        status, result = context.call_conv.call_function(builder, code, returned, arguments, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return impl_ret_new_ref(context, builder, returned, result)
+
+    return generate
+
+
 def linked(function, arguments):
     """What calls a compiled function for arguments of these types, or what Numba makes of others.
 
-    By an address, as `compiled_once` has it, but with errors raised and arrays returned: compiled
-    code that calls the function itself carries its code, and is long in compiling it once more.
+    By a symbol: compiled code that calls the function itself carries its code, and is long in
+    compiling it once more.
     """
-    function.compile(arguments)  # or load it from disk
-    made = function.overloads[arguments]
-    returned = made.signature.return_type
+    at, returned = address_in(function, arguments), function.overloads[arguments].signature
     # With all that is compiled in it, and for which types.
     types_of_it = sha256(str(arguments).encode()).hexdigest()[:8]
     symbol = f"{function.__module__}.{function.__qualname__}.{types_of_it}"
-    at = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
-    if not at:
-        raise RuntimeError(f"{symbol} was compiled, but has no address")
     llvmlite.binding.add_symbol(symbol, at)
 
     @intrinsic
     def call(typing, given):
-        casts = {typing.can_convert(*pair) for pair in zip(given, arguments, strict=False)}
-        if len(given) != len(arguments) or casts & {None, Conversion.unsafe}:
-            raise TypingError(f"{function.__name__} takes {arguments}, not {given}")
+        def find(builder, kind, args):
+            return cgutils.get_or_insert_function(builder.module, kind, symbol)
 
-        def generate(context, builder, signature, args):
-            values = [
-                context.cast(builder, value, kind, wanted)
-                for value, kind, wanted in zip(
-                    cgutils.unpack_tuple(builder, args[0]), given, arguments, strict=True
-                )
-            ]
-            kind = context.call_conv.get_function_type(returned, arguments)
-            code = cgutils.get_or_insert_function(builder.module, kind, symbol)
-            status, result = context.call_conv.call_function(
-                builder, code, returned, arguments, values
-            )
-            with cgutils.if_unlikely(builder, status.is_error):
-                context.call_conv.return_status_propagate(builder, status)
-            return impl_ret_new_ref(context, builder, returned, result)
+        kind = returned.return_type
+        return kind(given), _calling(typing, function.__name__, given, kind, arguments, find)
 
-        return returned(given), generate
+    return call
+
+
+def called_at(name, returned, arguments):
+    """The same for a function that is compiled when it is first needed: it is called at an address.
+
+    The address is the first argument.
+    """
+
+    @intrinsic
+    def call(typing, address, given):
+        def find(builder, kind, args):
+            return builder.inttoptr(args[0], kind.as_pointer())
+
+        return returned(address, given), _calling(typing, name, given, returned, arguments, find)
 
     return call
 
 
 @jitable
-def bundle(sizes, a0, P0, c, d, T, Z, H, W):
-    """Arrays by their addresses and ``sizes``: n, p, m and the lengths over time of c ... W."""
-    p, m = sizes[1], sizes[2]
-    return Arrays(
-        carray(a0, m), carray(P0, (m, m)), carray(c, (sizes[3], m)), carray(d, (sizes[4], p)),
-        carray(T, (sizes[5], m, m)), carray(Z, (sizes[6], p, m)), carray(H, (sizes[7], p, p)),
-        carray(W, (sizes[8], m, m)),
-    )  # fmt: skip
+def asked_for(purpose, wanted, watch):
+    """`Asked`."""
+    return Asked(np.int64(purpose), wanted, bool(watch))
 
 
 @jitable
-def numbers_of(n, p, model, purpose, wanted, watch):
-    """The ``sizes`` of `whole_pass`, which compiled code hands on by their address."""
-    q = len(wanted.columns)
-    numbers = np.empty(16 + q, np.int64)
-    first = (
-        n, p, len(model.a0), len(model.c), len(model.d), len(model.T), len(model.Z), len(model.H),
-        len(model.W), purpose, int(wanted.matrices), int(wanted.T), int(wanted.Z), int(wanted.W),
-        int(watch), q,
-    )  # fmt: skip
-    for k in range(len(first)):
-        numbers[k] = first[k]
-    for k in range(q):
-        numbers[16 + k] = wanted.columns[k]
-    return numbers
+def saved_of(asked):
+    """`Saved` for a pass."""
+    filtered = asked.purpose == GRADIENT and (asked.wanted.T or asked.wanted.Z)
+    return Saved(asked.purpose != VALUE, len(asked.wanted.columns) if filtered else 0)
 
 
-@jitable
-def numbers_at(sizes):
-    """`numbers_of` by their address."""
-    return carray(sizes, 16 + carray(sizes, 16)[15])
+# What every pass takes: y, the model, its gradient, l, l_bar, y_bar, `Asked`, tol and a report. The
+# report receives the step at which the pass ended, the number of steps in roots, and the first step
+# of the first steady state (n if there is none). It returns how it ended.
+WANTED = types.NamedTuple((*[types.boolean] * 4, types.int64[::1]), Wanted)
+PASS = (
+    types.float64[:, ::1], ARRAYS, ARRAYS, types.float64[::1], types.float64[::1],
+    types.float64[:, ::1], types.NamedTuple((types.int64, WANTED, types.boolean), Asked),
+    types.float64, types.int64[::1],
+)  # fmt: skip
+ROOM = types.NamedTuple((types.intp, types.int64[::1], types.uint8[:, ::1], types.int64[::1]), Room)
 
 
-@jitable
-def wanted_of(numbers):
-    """`Wanted` of `numbers_of`."""
-    return Wanted(
-        numbers[10] != 0, numbers[11] != 0, numbers[12] != 0, numbers[13] != 0, numbers[16:]
-    )
-
-
-@jitable
-def saved_of(numbers):
-    """`Saved` of `numbers_of`."""
-    gradient = numbers[9] == GRADIENT and numbers[11] + numbers[12] > 0
-    return Saved(numbers[9] != VALUE, numbers[15] if gradient else 0)
-
-
-@jitable
-def whole_pass(
-    w, header, entries, indices, sizes, report, tol, l, l_bar, y, y_bar, a0, P0, c, d, T, Z, H, W,
-    a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
-):  # fmt: skip
-    """`one_pass` with arrays by their addresses, in memory that is laid out, ``header`` its plan.
-
-    ``sizes`` are n, p, m, the lengths over time of c, d, T, Z, H, W, then VALUE, GRADIENT or GAINS,
-    the four of `Wanted` and whether to watch for a vague P0, 0 or 1, then how many columns are
-    wanted, and which. ``report`` receives the step at which the pass ended, the number of steps in
-    roots, and the first step of the first steady state (n if there is none). Returns how it ended;
-    0 if it could not finish.
-    """
-    num = numbers_at(sizes)
-    n, p, m, wanted, saved = num[0], num[1], num[2], wanted_of(num), saved_of(num)
-    model = bundle(num, a0, P0, c, d, T, Z, H, W)
-    out = bundle(num, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
-    found = indices_in(carray(indices, room_for_indices(n, p, m)), n, p, m)
-    ys, weights, steps = carray(y, (n, p)), carray(l_bar, n), Steps(carray(l, n), found.steady_from)
-    observed, pattern = look(ys, model, carray(entries, (n, p)), found)
-    varying, equal = varies(model), num[9] != GRADIENT or all_equal(weights)
+@kept_on_disk(njit(error_model="numpy", nogil=True))
+def whole_pass(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
+    """`one_pass` in memory that is laid out for it."""
+    (n, p), m, back = y.shape, len(model.a0), asked.purpose == GRADIENT
+    found = indices_in(room.indices, n, p, m)
+    steps = Steps(l, found.steady_from)
+    observed, pattern = look(y, model, room.entries[:n], found)
+    varying, equal = varies(model), not back or all_equal(l_bar)
     how, t = one_pass(
-        w, ys, model, saved, num[9] == GRADIENT, varying, pattern, wanted, weights, equal,
-        tol if equal else 0.0, observed, num[14] != 0, steps, carray(y_bar, (n, p)), out,
+        room.w, y, model, saved_of(asked), back, varying, pattern, asked.wanted, l_bar, equal,
+        tol if equal else 0.0, observed, asked.watch, steps, y_bar, out,
     )  # fmt: skip
-    told = carray(report, 3)
-    told[0], told[1], told[2] = t, 0, n
+    report[0], report[1], report[2] = t, 0, n
     if how == DONE:
         for k in range(n - 1, -1, -1):
             if steps.steady_from[k] >= 0:
-                told[2] = steps.steady_from[k]
-    return how
+                report[2] = steps.steady_from[k]
+    return np.int64(how)
 
 
-compiled_once(whole_pass, PASS, "helpers_kalman_pass")
-
+linked_whole = linked(whole_pass, (ROOM, *PASS))
 
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
+# Beside what a pass takes: the shares of `fill_shares`, where what it keeps of means and of gains
+# lies, the step whose gain each step has, and until when the gaps stay; that of tangents also the
+# directions of y and the model, W's gradient, and where it keeps the tangents.
 LARGEST = 4
-SMALL = types.int64(*[INTEGERS] * 4, types.float64, types.float64, *[types.intp] * 22)
-SMALL_TANGENTS = types.int64(*SMALL.args, *[types.intp] * 12)
-COLLAPSED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 20)
+SMALL = (*PASS, types.float64[::1], types.intp, types.intp, types.int64[::1], types.int64[::1])
+SMALL_TANGENTS = (
+    *SMALL, types.float64[:, ::1], ARRAYS, types.float64[:, :, ::1], types.intp, types.intp
+)  # fmt: skip
+call_small = called_at("a pass in registers", types.int64, SMALL)
+call_small_tangents = called_at("a pass of tangents in registers", types.int64, SMALL_TANGENTS)
+call_roots = called_at("the pass with a start in roots", types.int64, (ROOM, *PASS))
+call_collapsed = called_at("the pass of rotated series", types.int64, PASS)
 # Passes by their addresses, 0 for those that were not needed yet: at (m, p) those in registers, at
-# (m, TANGENTS + p) those of their tangents; at (0, WHOLE) the one for any size, at (0, ROOTS) the
-# one with its first steps in roots, at (0, COLLAPSE) the one that rotates series into fewer. At
+# (m, TANGENTS + p) those of their tangents; at (0, ROOTS) the one with its first steps in roots, at
+# (0, COLLAPSE) the one that rotates series into fewer, at (0, TURNED) the tangents of such. At
 # (1, 0): whether the compilation of one of those in row 0 has failed.
-ROOTS, WHOLE, COLLAPSE, TANGENTS = 0, 1, 2, LARGEST
+ROOTS, COLLAPSE, TURNED, TANGENTS = 0, 1, 2, LARGEST
+MODULES = {ROOTS: "roots", COLLAPSE: "collapsed", TURNED: "rotated_tangents"}
 _KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, TANGENTS + LARGEST + 1), np.int64)
-_addresses[0, WHOLE] = llvmlite.binding.address_of_symbol("helpers_kalman_pass")
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
 
 
@@ -255,7 +250,7 @@ def compile_later(m, p, tangents=False, announce=None):
     if m:
         _addresses[place] = load("small").address(m, p, tangents, announce)
     else:
-        _addresses[place] = load("collapsed" if p == COLLAPSE else "roots").ADDRESS
+        _addresses[place] = load(MODULES[p]).ADDRESS
 
 
 def _compiled_or_zero(m, p):
@@ -296,9 +291,13 @@ def _kept_address(typing, m, p):
 
 @jitable
 def address_of(m, p):
-    """The entry of `_addresses`, compiled if it was not before; 0 if that failed."""
+    """The entry of `_addresses`, compiled if it was not before."""
     address = _kept_address(m, p)
-    return address if address != 0 else _call_compile_later(m, p)
+    if address == 0:
+        address = _call_compile_later(m, p)
+    if address == 0 and m == 0:
+        raise RuntimeError(NOT_COMPILED)
+    return address
 
 
 @jitable
@@ -320,15 +319,14 @@ def call_at(typing, address, arguments):
 
 
 @jitable
-def small_pass_for(sizes, l_bar):
-    """The address of the pass for this size, `sizes` as in `whole_pass`; 0 for the big one.
+def small_pass_for(p, m, asked, l_bar):
+    """The address of the pass for this size; 0 for the big one.
 
     It alone takes weights that differ, and leaves gains for a sweep.
     """
-    p, m = sizes[1], sizes[2]
-    if m > LARGEST or p > LARGEST or sizes[9] == GAINS:
+    if m > LARGEST or p > LARGEST or asked.purpose == GAINS:
         return np.int64(0)
-    if sizes[9] == GRADIENT and not all_equal(l_bar):
+    if asked.purpose == GRADIENT and not all_equal(l_bar):
         return np.int64(0)
     return address_of(m, p)
 
@@ -358,80 +356,53 @@ def collapses(y, m, never_steady, times):
 
 
 @jitable
-def addresses(arrays):
-    """Those of the model's arrays, or its gradient's."""
-    return (
-        arrays.a0.ctypes.data, arrays.P0.ctypes.data, arrays.c.ctypes.data, arrays.d.ctypes.data,
-        arrays.T.ctypes.data, arrays.Z.ctypes.data, arrays.H.ctypes.data, arrays.W.ctypes.data,
-    )  # fmt: skip
-
-
-@jitable
-def run_at(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """Call a pass of `_addresses` on arrays: ``room`` are its first arguments."""
-    numbers = sizes.ctypes.data, report.ctypes.data, np.float64(tol)
-    steps = l.ctypes.data, l_bar.ctypes.data, y.ctypes.data, y_bar.ctypes.data
-    return call_at(address, room + numbers + steps + addresses(model) + addresses(out))
-
-
-@jitable
-def run(address, room, sizes, report, tol, l, l_bar, y, y_bar, model, out):
-    """`run_at` for `whole_pass` and its like; ``room`` is its w, header, entries and indices.
-
-    It takes the arrays: compiled code frees an array of its own after the last line that names it,
-    though its address may be in use.
-    """
-    where = room[0], room[1].ctypes.data, room[2].ctypes.data, room[3].ctypes.data
-    return run_at(address, where, sizes, report, tol, l, l_bar, y, y_bar, model, out)
-
-
-@jitable
 def sizes_of_kept(m, p):
     """Doubles that a pass in registers keeps of a step: of means, and of gains."""
     return p + m, p * p + 2 * p * m + m * m
 
 
 @jitable
-def run_small(address, sizes, report, tol, l, l_bar, y, y_bar, model, out, more):
+def run_small(address, y, model, out, l, l_bar, y_bar, asked, tol, report, more):
     """Call a pass in registers, in memory of its own.
 
-    ``more`` is (), or what the tangents' takes beside that: the address of y's direction, those of
-    the model's, and that of W's gradient.
+    ``more`` is (), or what the tangents' takes beside that: the directions of y and of the model,
+    and W's gradient.
     """
-    n, p, m = sizes[0], sizes[1], sizes[2]
-    back, times = sizes[9] == GRADIENT, 1 if len(more) == 0 else 2
+    (n, p), m = y.shape, len(model.a0)
+    back, times = asked.purpose == GRADIENT, 1 if len(more) == 0 else 2
     of_mean, of_gain = sizes_of_kept(m, p)
     memory, gains = blocks(
         n * (2 + times * of_mean if back else 2), n * times * of_gain if back else 1
     )
     indices = integers(memory)[: 2 * n]
-    look_at(y, Observed(np.empty((n, p), np.uint8), indices[:n]))
+    same_until, gain_of = indices[:n], indices[n:]
+    look_at(y, Observed(np.empty((n, p), np.uint8), same_until))
     shares = np.zeros(m)
-    if sizes[14] != 0:
+    if asked.watch:
         fill_shares(model.P0, model.T, model.W, shares)
-    mean, gain = memory.ctypes.data + 16 * n, gains.ctypes.data
-    how = call_at(
+    mean, gain = np.int64(memory.ctypes.data) + 16 * n, np.int64(gains.ctypes.data)
+    how = in_registers(
         address,
-        (sizes.ctypes.data, report.ctypes.data, memory.ctypes.data, memory.ctypes.data + 8 * n,
-         np.float64(tol), np.float64(l_bar[0] if back else 1.0), shares.ctypes.data, l.ctypes.data,
-         y.ctypes.data, y_bar.ctypes.data, mean, gain)
-        + addresses(model) + addresses(out)
-        + with_tangents(more, mean + 8 * n * of_mean, gain + 8 * n * of_gain),
+        (y, model, out, l, l_bar, y_bar, asked, tol, report, shares, mean, gain, gain_of,
+         same_until),
+        more, mean + 8 * n * of_mean, gain + 8 * n * of_gain,
     )  # fmt: skip
-    shares[0], memory[0], gains[0] = 0.0, 0.0, 0.0  # their addresses were good until here
+    memory[0], gains[0] = 0.0, 0.0  # their addresses were good until here
     return how
 
 
-def with_tangents(more, mean, gain):
-    """What the tangents' pass takes beside the other: also where it keeps its own."""
-    return (more[0], mean, gain, *more[1:]) if more else ()
+def in_registers(address, arguments, more, mean, gain):
+    """The pass at an address, or that of its tangents, which keep their own means and gains."""
 
 
-@overload(with_tangents, jit_options=PART)
-def _with_tangents(more, mean, gain):
+@overload(in_registers, jit_options=PART)
+def _in_registers(address, arguments, more, mean, gain):
     if len(more) == 0:
-        return lambda more, mean, gain: ()
-    return lambda more, mean, gain: (more[0], mean, gain) + more[1:]  # noqa: RUF005
+        return lambda address, arguments, more, mean, gain: call_small(address, arguments)
+    return lambda address, arguments, more, mean, gain: call_small_tangents(
+        address,
+        arguments + (more[0], more[1], more[2], mean, gain),  # noqa: RUF005
+    )
 
 
 NOT_COMPILED = "a pass was not compiled; why not, a message above says"
@@ -519,49 +490,62 @@ def check(y, model, l_bar):
 
 
 @jitable
-def call(y, model, out, l, l_bar, y_bar, backwards, wanted, tol, report):
-    """Run the pass on checked, contiguous arrays. Returns how it ended."""
-    n, p = y.shape
-    m = len(model.a0)
-    sizes = numbers_of(n, p, model, GRADIENT if backwards else VALUE, wanted, True)
-    how = NOT_ROTATED
+def any_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
+    """The pass that takes the least time for these arrays, which are checked."""
+    (n, p), m, how = y.shape, len(model.a0), np.int64(NOT_ROTATED)
     if collapses(y, m, tol == 0.0 or varies(model), 1):
-        address = address_of(0, COLLAPSE)
-        if address == 0:
-            raise RuntimeError(NOT_COMPILED)
-        how = run_at(address, (), sizes, report, tol, l, l_bar, y, y_bar, model, out)
-        if how == 0:
-            raise MemoryError(OUT_OF_MEMORY)
+        how = call_collapsed(
+            address_of(0, COLLAPSE), (y, model, out, l, l_bar, y_bar, asked, tol, report)
+        )
         if how != NOT_ROTATED:
             return how
-    small, how = small_pass_for(sizes, l_bar), VAGUE
+    small, how = small_pass_for(p, m, asked, l_bar), np.int64(VAGUE)
     if small != 0:
-        how = run_small(small, sizes, report, tol, l, l_bar, y, y_bar, model, out, ())
-        if how == 0:
-            raise MemoryError(OUT_OF_MEMORY)
+        how = run_small(small, y, model, out, l, l_bar, y_bar, asked, tol, report, ())
         if how != VAGUE:
             return how
-    saved = saved_of(sizes)
+    saved = saved_of(asked)
     plan, shape = np.empty(HEADER, np.int64), Sizes(n, p, m)
     near, far = lay_out(shape, saved, plan, 0)
     memory, gains = blocks(near + LANES, far + LANES)
     lay_out(shape, saved, plan, distance(memory, gains))
-    start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
-    entries = np.empty((n, p), np.uint8)
-    indices = np.empty(room_for_indices(n, p, m), np.int64)
-    room = w, header, entries, indices
+    room = room_in(memory, plan, n, p, m)
     if small == 0:
-        how = run(address_of(0, WHOLE), room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = linked_whole((room, y, model, out, l, l_bar, y_bar, asked, tol, report))
     if how == VAGUE:
-        from_roots = address_of(0, ROOTS)
-        if from_roots == 0:
-            raise RuntimeError(NOT_COMPILED)
-        how = run(from_roots, room, sizes, report, tol, l, l_bar, y, y_bar, model, out)
+        how = call_roots(
+            address_of(0, ROOTS), (room, y, model, out, l, l_bar, y_bar, asked, tol, report)
+        )
     memory[0], gains[0] = 0.0, 0.0  # the address w, and those it tells of, were good until here
+    return how
+
+
+@jitable
+def room_in(memory, plan, n, p, m):
+    """`Room` for n steps, in memory for which there is a plan."""
+    start = begin(memory, plan)
+    return Room(
+        np.int64(memory.ctypes.data + 8 * start), integers(memory)[start:],
+        np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64),
+    )  # fmt: skip
+
+
+@kept_on_disk(njit(error_model="numpy", nogil=True))
+def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
+    """`any_pass`, its errors told in words."""
+    how = np.int64(0)
+    try:
+        how = any_pass(y, model, out, l, l_bar, y_bar, asked, tol, report)
+    except Exception:  # compiled code cannot ask which
+        how = np.int64(0)
+    if how == 0 and is_not_compiled():
+        raise RuntimeError(NOT_COMPILED)
     if how == 0:
         raise MemoryError(OUT_OF_MEMORY)
     return how
+
+
+linked_pass = linked(checked_pass, PASS)
 
 
 @kept_on_disk(njit(error_model="numpy", nogil=True))
@@ -578,7 +562,8 @@ def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     l, report = np.empty(len(y)), np.empty(3, np.int64)
     check(y, model, l)
     wanted = Wanted(False, False, False, False, np.empty(0, np.int64))
-    if call(y, model, model, l, l, y, False, wanted, tol, report) != DONE:
+    asked = asked_for(VALUE, wanted, True)
+    if linked_pass((y, model, model, l, l, y, asked, tol, report)) != DONE:
         l[:] = np.nan
     return l
 
@@ -590,10 +575,10 @@ def evaluate(y, model, l_bar, wanted, tol):
     check(y, model, l_bar)
     l, y_bar, report = np.empty(len(y)), np.zeros(y.shape), np.empty(3, np.int64)
     out = zeros_like(model)
-    if call(y, model, out, l, l_bar, y_bar, True, wanted, tol, report) != DONE:
+    asked = asked_for(GRADIENT, wanted, True)
+    if linked_pass((y, model, out, l, l_bar, y_bar, asked, tol, report)) != DONE:
         l[:], y_bar[:] = np.nan, np.nan
-        out.a0[:], out.P0[:], out.c[:], out.d[:] = np.nan, np.nan, np.nan, np.nan
-        out.T[:], out.Z[:], out.H[:], out.W[:] = np.nan, np.nan, np.nan, np.nan
+        fill(out, np.nan)
     bars = out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H, out.W
     return l, bars, y_bar, (report[0], report[1], report[2])
 

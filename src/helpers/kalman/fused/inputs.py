@@ -45,6 +45,23 @@ class Wanted(NamedTuple):
     columns: np.ndarray  # ascending, of T and Z: what their gradients are in others is not computed
 
 
+class Asked(NamedTuple):
+    """What a pass is for."""
+
+    purpose: int  # VALUE, GRADIENT or GAINS
+    wanted: Wanted
+    watch: bool  # whether to end where a step shows that P0 was vague
+
+
+class Room(NamedTuple):
+    """Where a pass works: its arrays, written over by the next one."""
+
+    w: int  # the address of the workspace
+    header: np.ndarray  # its plan, as `layout.lay_out` fills it
+    entries: np.ndarray  # (n or more, p), for `Observed`
+    indices: np.ndarray  # for `Indices`
+
+
 class Observed(NamedTuple):
     """Which entries of y are there, and for how long that stays as it is."""
 
@@ -228,6 +245,13 @@ def load_step(w, t, model, observed):
                 put(w, s.H.at + j * s.H.ld + i, 0.0)
             put(w, s.H.at + i * s.H.ld + i, 1.0)
     transpose(w, s.Z_t, s.Z, p, m)
+
+
+@jitable
+def fill(arrays, x):
+    """x in every entry of the model's arrays."""
+    arrays.a0[:], arrays.P0[:], arrays.c[:], arrays.d[:] = x, x, x, x
+    arrays.T[:], arrays.Z[:], arrays.H[:], arrays.W[:] = x, x, x, x
 
 
 @jitable

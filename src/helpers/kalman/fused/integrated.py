@@ -7,30 +7,22 @@ of this is for stands in :mod:`helpers.kalman.diffuse`, whose readable loop test
 """
 
 import numpy as np
-from numba import carray, types
+from numba import types
 
 from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
 from helpers.kalman.fused.entry import (
     GAINS,
     GRADIENT,
-    INTEGERS,
-    NOT_COMPILED,
-    OUT_OF_MEMORY,
     READ,
-    REALS,
-    WHOLE,
-    address_of,
-    bundle,
-    call,
+    asked_for,
     check,
-    compiled_once,
     contiguous,
     copied,
-    is_not_compiled,
     kept_on_disk,
     linked,
-    numbers_of,
-    run,
+    linked_pass,
+    linked_whole,
+    room_in,
     saved_of,
     zeros_like,
 )
@@ -39,17 +31,18 @@ from helpers.kalman.fused.inputs import (
     Arrays,
     Observed,
     Wanted,
+    fill,
     first_steps,
     indices_in,
     later,
     listed_pattern,
     model_later,
-    room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Sizes, begin, integers, lay_out_together, space
+from helpers.kalman.fused.layout import HEADER, Sizes, lay_out_together, space
 from helpers.kalman.fused.sweep import (
     Series,
+    add_matrices,
     clear_sums,
     gain_of_each_step,
     hand_over_y,
@@ -271,7 +264,7 @@ def through(
     here, out_here = first_steps(model, steps), first_steps(out, steps)
     covariances, l_of_P, ones = zeros_like(here), np.empty(steps), np.ones(n)
     purpose = GRADIENT if backwards and wanted.matrices else GAINS
-    asked = numbers_of(steps, p, here, purpose, wanted, False)
+    asked = asked_for(purpose, wanted, False)
     saved = saved_of(asked)
     count = q + 1 if k == n else 1 + q + m + q
     columns, mixed = padded(q + 1), padded(count)
@@ -281,17 +274,15 @@ def through(
     back, at = lay_out_columns(at, steps, p, m, mixed, False)
     move, mixture = Mat(at, columns, step), Mat(at + columns, mixed, step)
     memory = np.empty(at + columns + columns * mixed + 8)
-    start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
-    entries = np.empty((steps, p), np.uint8)
-    room = np.empty(room_for_indices(steps, p, m), np.int64)
-    how = run(
-        address_of(0, WHOLE), (w, header, entries, room), asked, report,
-        tol if k == n else 0.0, l_of_P, ones[:steps], nothing, unused, here, covariances,
+    room = room_in(memory, plan, steps, p, m)
+    w, entries = room.w, room.entries
+    how = linked_whole(
+        (room, nothing, here, covariances, l_of_P, ones[:steps], unused, asked,
+         tol if k == n else 0.0, report)
     )  # fmt: skip
     if how != DONE:
         return how
-    gains, places = np.empty(steps, np.int64), indices_in(room, steps, p, m)
+    gains, places = np.empty(steps, np.int64), indices_in(room.indices, steps, p, m)
     gain_of_each_step(places.steady_from, gains)
     observed, varying = Observed(entries, places.same_until), varies(here)
     pattern = listed_pattern(places.pattern)
@@ -339,9 +330,10 @@ def through(
         out_rest = Arrays(
             r, P_bar, c_bar, out_rest.d, out_rest.T, out_rest.Z, out_rest.H, out_rest.W
         )
-        how = call(
-            series.y[0, k:], rest, out_rest, l, ones[k:], series.y_bar[0, k:], True,
-            Wanted(True, wanted.T, wanted.Z, wanted.W, wanted.columns), tol, report,
+        of_rest = Wanted(True, wanted.T, wanted.Z, wanted.W, wanted.columns)
+        how = linked_pass(
+            (series.y[0, k:], rest, out_rest, l, ones[k:], series.y_bar[0, k:],
+             asked_for(GRADIENT, of_rest, True), tol, report)
         )  # fmt: skip
         report[0] += k
         if how != DONE:
@@ -379,53 +371,36 @@ def through(
                 z = get(w, mixture.at + (i + 1) * mixed + j)
                 for l in range(m):
                     starts_bar[i + 1, l] += z * rg[l, j]
-        out.P0[:] += rg @ r_t / 2 + covariances.P0
-        out_here.T[:] += covariances.T
-        out_here.Z[:] += covariances.Z
-        out_here.H[:] += covariances.H
-        out_here.W[:] += covariances.W
+        out.P0[:] += rg @ r_t / 2
+        add_matrices(out_here, 1.0, covariances)
     report[1] = k
-    memory[0], room[0] = 0.0, 0  # their addresses were good until here
+    memory[0], room.indices[0] = 0.0, 0  # their addresses were good until here
     return DONE
 
 
-def _integrated(
-    sizes, report, tol, y, c, starts, l, y_bar, c_bar, starts_bar, precision, S, delta, root, value,
-    a0, P0, c_none, d_none, T, Z, H, W, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar,
-    W_bar,
+@jitable
+def through_enough(
+    series, starts, model, out, wanted, backwards, precision, S, delta, root, value, starts_bar,
+    tol, report,
 ):  # fmt: skip
-    """The series and its columns, by their addresses.
+    """`through` as many steps as it takes; returns how it ended.
 
-    ``sizes`` are n, p, m, the lengths over time of (no) c and d, T, Z, H, W; q, the length over
-    time of c, and 0 or 1: whether there is a way back, the four of `Wanted`; and J. y (J, n, p), d
-    taken off; c (J, n or 1, m); starts (q + 1, m). J is q + 1, or 1 where the columns of y and c
-    are zeros. Returns how it ended; 0 if it could not finish.
+    There are as many series as starts, or one where the columns of y and c are zeros.
     """
-    num = carray(sizes, 17)
-    n, p, m, q, nc = num[0], num[1], num[2], num[9], num[10]
-    J = num[16]
-    backwards, every = num[11] != 0, np.arange(m)
-    wanted = Wanted(num[12] != 0, num[13] != 0, num[14] != 0, num[15] != 0, every)
-    model = bundle(num, a0, P0, c_none, d_none, T, Z, H, W)
-    out = bundle(num, a0_bar, P0_bar, c_none_bar, d_none_bar, T_bar, Z_bar, H_bar, W_bar)
-    series = Series(
-        np.arange(J), carray(y, (J, n, p)), carray(c, (J, nc, m)), np.ones(J), carray(l, (J, n)),
-        carray(y_bar, (J, n, p)), carray(c_bar, (J, nc, m)),
-    )  # fmt: skip
-    k = n
+    J, n, _ = series.y.shape
+    k, q = n, len(delta)
     if backwards and J == 1 and q > 0:
         # Once delta is known the steps are those of any model: as soon as there are as many
         # observations as numbers, or later where these leave a direction open, or nearly so.
         k = steps_that_show(series.y[0], q)
-    how = LATE
+    how = np.int64(LATE)
     while how == LATE or how == UNIDENTIFIED or how == LOST:
         if 2 * k > n:
             k = n
-        how = through(
-            k, series, carray(starts, (q + 1, m)), model, out, wanted, backwards,
-            carray(precision, (q, q)), carray(S, (q, q)), carray(delta, q), carray(root, (q, q)),
-            carray(value, 1), carray(starts_bar, (q + 1, m)), tol, carray(report, 3),
-        )  # fmt: skip
+        how = np.int64(through(
+            k, series, starts, model, out, wanted, backwards, precision, S, delta, root, value,
+            starts_bar, tol, report,
+        ))  # fmt: skip
         if k == n:
             break
         k *= 2
@@ -434,10 +409,6 @@ def _integrated(
             series.y_bar[:], series.c_bar[:], out.T[:], out.Z[:] = 0.0, 0.0, 0.0, 0.0
             out.H[:], out.W[:], out.d[:] = 0.0, 0.0, 0.0
     return how
-
-
-INTEGRATED = types.int64(INTEGERS, INTEGERS, types.float64, *[REALS] * 28)
-_call_integrated = compiled_once(_integrated, INTEGRATED, "helpers_kalman_integrated")
 
 
 @kept_on_disk(njit(error_model="numpy", nogil=True))
@@ -477,26 +448,16 @@ def integrated(
     )  # fmt: skip
     S, delta, root, value = np.zeros((q, q)), np.zeros(q), np.zeros((q, q)), np.zeros(1)
     out, report = zeros_like(model), np.array([n, 0, 0])
-    sizes = np.array(
-        [n, p, m, 1, 1, len(model.T), len(model.Z), len(model.H), len(model.W), q, c.shape[1],
-         int(backwards), int(want_matrices), int(want_T), int(want_Z), int(want_W), J]
+    wanted = Wanted(want_matrices, want_T, want_Z, want_W, np.arange(m))
+    series = Series(np.arange(J), y, c, np.ones(J), l, y_bar, c_bar)
+    how = through_enough(
+        series, starts, model, out, wanted, backwards, precision, S, delta, root, value, starts_bar,
+        tol, report,
     )  # fmt: skip
-    how = _call_integrated(
-        sizes.ctypes, report.ctypes, tol, y.ctypes, c.ctypes, starts.ctypes, l.ctypes, y_bar.ctypes,
-        c_bar.ctypes, starts_bar.ctypes, precision.ctypes, S.ctypes, delta.ctypes, root.ctypes,
-        value.ctypes, model.a0.ctypes, model.P0.ctypes, model.c.ctypes, model.d.ctypes,
-        model.T.ctypes, model.Z.ctypes, model.H.ctypes, model.W.ctypes, out.a0.ctypes,
-        out.P0.ctypes, out.c.ctypes, out.d.ctypes, out.T.ctypes, out.Z.ctypes, out.H.ctypes,
-        out.W.ctypes,
-    )  # fmt: skip
-    if how == 0:
-        if is_not_compiled():
-            raise RuntimeError(NOT_COMPILED)
-        raise MemoryError(OUT_OF_MEMORY)
     if how != DONE:
         value[:], y_bar[:], starts_bar[:], c_bar[:] = np.nan, np.nan, np.nan, np.nan
-        out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
-        out.H[:], out.W[:], delta[:], root[:] = np.nan, np.nan, np.nan, np.nan
+        delta[:], root[:] = np.nan, np.nan
+        fill(out, np.nan)
     elif backwards and J > 1:
         # The series' part came with delta, that of column j with column j of the root.
         back = np.zeros((J, J))

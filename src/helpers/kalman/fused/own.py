@@ -3,7 +3,7 @@
 import numpy as np
 from numba import types
 
-from helpers.kalman.fused.entry import call, kept_on_disk
+from helpers.kalman.fused.entry import GRADIENT, VALUE, asked_for, kept_on_disk, linked_pass
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import Arrays, Wanted, until
 from helpers.kalman.fused.tiles import jitable
@@ -48,12 +48,13 @@ def passes(first, stop, ends, y, model, backwards, tol, l, failed, y_bar, out):
     """
     every, report = np.arange(model.a0.shape[1]), np.empty(3, np.int64)
     wanted = Wanted(backwards, backwards, backwards, backwards, every)
+    asked = asked_for(GRADIENT if backwards else VALUE, wanted, True)
     ones, terms = np.ones(y.shape[1]), np.empty(y.shape[1])
     for j in range(first, stop):
         n = ends[j]
-        how = call(
-            y[j, :n], of_series(model, j, n), of_series(out, j, n), terms[:n], ones[:n],
-            y_bar[j, :n], backwards, wanted, tol, report,
+        how = linked_pass(
+            (y[j, :n], of_series(model, j, n), of_series(out, j, n), terms[:n], ones[:n],
+             y_bar[j, :n], asked, tol, report)
         )  # fmt: skip
         l[j] = terms[:n].sum() if how == DONE else np.nan
         if how != DONE:

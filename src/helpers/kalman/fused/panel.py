@@ -12,18 +12,17 @@ from helpers.kalman.fused.entry import (
     ARRAYS,
     GAINS,
     GRADIENT,
-    OUT_OF_MEMORY,
     READ,
-    WHOLE,
-    address_of,
-    call,
+    WANTED,
+    asked_for,
     check,
     contiguous,
     copied,
     kept_on_disk,
     linked,
-    numbers_of,
-    run,
+    linked_pass,
+    linked_whole,
+    room_in,
     saved_of,
     zeros_like,
 )
@@ -32,18 +31,25 @@ from helpers.kalman.fused.inputs import (
     Arrays,
     Observed,
     Wanted,
+    fill,
     first_steps,
     indices_in,
     listed_pattern,
     look_at,
     model_later,
-    room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import HEADER, Sizes, begin, integers, lay_out_together
+from helpers.kalman.fused.layout import HEADER, Sizes, lay_out_together
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.roots import linked_pull, linked_start
-from helpers.kalman.fused.sweep import WIDTH, Series, gain_of_each_step, lay_out_columns, sweep
+from helpers.kalman.fused.sweep import (
+    WIDTH,
+    Series,
+    add_matrices,
+    gain_of_each_step,
+    lay_out_columns,
+    sweep,
+)
 from helpers.kalman.fused.tiles import jitable, padded
 from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import at_step, symmetric, update_columns
@@ -127,18 +133,14 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     # The pass of a series that never surprises: its gains, and what the covariances give.
     covariances, l, ones = zeros_like(model), np.empty(n), np.ones(n)
     purpose = GRADIENT if backwards and wanted.matrices else GAINS
-    num = numbers_of(n, p, model, purpose, wanted, True)
-    saved = saved_of(num)
+    asked = asked_for(purpose, wanted, True)
     plan = np.empty(HEADER, np.int64)
-    at = padded(lay_out_together(Sizes(n, p, m), saved, plan))
+    at = padded(lay_out_together(Sizes(n, p, m), saved_of(asked), plan))
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
-    start = begin(memory, plan)
-    w, header = memory.ctypes.data + 8 * start, integers(memory)[start:]
-    entries, room = np.empty((n, p), np.uint8), np.empty(room_for_indices(n, p, m), np.int64)
-    how = run(
-        address_of(0, WHOLE), (w, header, entries, room), num, report, tol, l, ones, nothing,
-        unused, model, covariances,
+    room = room_in(memory, plan, n, p, m)
+    how = linked_whole(
+        (room, nothing, model, covariances, l, ones, unused, asked, tol, report)
     )  # fmt: skip
     a = np.empty((m, J))
     for j in range(J):
@@ -146,9 +148,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     k = 0
     if how == VAGUE:
         how, roots, B_t, _ = linked_start(
-            (w, header, entries, room, num, report, tol, l, ones, nothing, unused, model, observed,
-             covariances, True)
-        )  # fmt: skip
+            (room, nothing, model, covariances, l, ones, unused, asked, tol, report, observed, True)
+        )
         if how == DONE:
             k = len(roots)
             ws, a_filts = forward_in_roots(roots, series, observed, model, a, l)
@@ -157,14 +158,15 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
 
     rest = n - k
     if rest > 0:
-        gains, places = np.empty(rest, np.int64), indices_in(room, rest, p, m)
+        gains, places = np.empty(rest, np.int64), indices_in(room.indices, rest, p, m)
         gain_of_each_step(places.steady_from, gains)
-        seen = Observed(entries.reshape(-1)[: rest * p].reshape((rest, p)), places.same_until)
+        seen = Observed(room.entries[:rest], places.same_until)
         sweep(
-            w, at, k, model_later(model, k), seen, varies(model), listed_pattern(places.pattern),
-            gains, l[k:], wanted, backwards, series, a, model_later(out, k),
+            room.w, at, k, model_later(model, k), seen, varies(model),
+            listed_pattern(places.pattern), gains, l[k:], wanted, backwards, series, a,
+            model_later(out, k),
         )  # fmt: skip
-    memory[0], room[0] = 0.0, 0  # their addresses were good until here
+    memory[0], room.indices[0] = 0.0, 0  # their addresses were good until here
     if not backwards:
         return DONE
     if rest == 0:
@@ -178,11 +180,8 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
         total += g
         ag[:, j] = g * a[:, j]
         a0_bar[series.members[j] if len(a0) > 1 else 0] += ag[:, j]
-    out.P0[:] += ag @ np.ascontiguousarray(a.T) / 2 + total * covariances.P0
-    out.T[:] += total * covariances.T
-    out.Z[:] += total * covariances.Z
-    out.H[:] += total * covariances.H
-    out.W[:] += total * covariances.W
+    out.P0[:] += ag @ np.ascontiguousarray(a.T) / 2
+    add_matrices(out, total, covariances)
     return DONE
 
 
@@ -190,10 +189,9 @@ _NUMBERS, _ROWS, _STACKS = types.int64[::1], types.float64[:, ::1], types.float6
 SERIES = types.NamedTuple(
     (_NUMBERS, _STACKS, _STACKS, types.float64[::1], _ROWS, _STACKS, _STACKS), Series
 )
-_ASKED = types.NamedTuple((*[types.boolean] * 4, _NUMBERS), Wanted)
 linked_group = linked(
     one_group,
-    (SERIES, types.int64, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, _ASKED, types.float64,
+    (SERIES, types.int64, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, WANTED, types.float64,
      _NUMBERS),
 )  # fmt: skip
 
@@ -239,9 +237,9 @@ def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
             a0[own_a0], model.P0, series.c[own_c], model.d, model.T, model.Z, model.H, model.W
         )
         gradient = Arrays(one_a0, P0_bar, series.c_bar[own_c], d_bar, out.T, out.Z, out.H, out.W)
-        how = call(
-            series.y[j], given, gradient, series.l[j], l_bar[j], series.y_bar[j], True, wanted, tol,
-            told,
+        how = linked_pass(
+            (series.y[j], given, gradient, series.l[j], l_bar[j], series.y_bar[j],
+             asked_for(GRADIENT, wanted, True), tol, told)
         )  # fmt: skip
         if how != DONE:
             ended, report[0], report[1] = how, told[0], j
@@ -257,8 +255,7 @@ def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, re
     """All series, with weights l_bar (J, n or 1); what is written to is given as zeros.
 
     Series share a pass where their weights do not vary within any of them. ``report`` (2,) receives
-    the step whose F is not positive definite, and a series of that group. Returns how it ended, 0
-    if it could not finish.
+    the step whose F is not positive definite, and a series of that group. Returns how it ended.
     """
     J, equal = len(l_bar), True
     for j in range(J):
@@ -289,8 +286,6 @@ def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, re
             (group, end, a0, first_steps(model, end), first_steps(out, end), a0_bar, backwards,
              wanted, tol, of_group)
         )  # fmt: skip
-        if how == 0:
-            return how
         if how != DONE:
             ended = how
             if of_group[0] < report[0]:
@@ -302,7 +297,7 @@ def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, re
 
 linked_groups = linked(
     all_groups,
-    (SERIES, _ROWS, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, _ASKED, types.float64, _NUMBERS),
+    (SERIES, _ROWS, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, WANTED, types.float64, _NUMBERS),
 )
 
 
@@ -340,16 +335,13 @@ def loglike_and_grad(
     series = Series(np.empty(0, np.int64), y, cs, weights[:, 0].copy(), l, y_bar, c_bar)
     wanted = Wanted(want_matrices, want_T, want_Z, want_W, np.arange(len(P0)))
     how = linked_groups((series, weights, a0s, model, out, a0_bar, backwards, wanted, tol, report))
-    if how == 0:
-        raise MemoryError(OUT_OF_MEMORY)
     if how != DONE:
         for j in range(J):
             if np.isnan(l[j, 0]):
                 y_bar[j] = np.nan
                 a0_bar[j if len(a0s) > 1 else 0] = np.nan
                 c_bar[j if len(cs) > 1 else 0] = np.nan
-        out.P0[:], out.T[:], out.Z[:] = np.nan, np.nan, np.nan
-        out.H[:], out.W[:] = np.nan, np.nan
+        fill(out, np.nan)
     return l, y_bar, a0_bar, c_bar, out, report
 
 

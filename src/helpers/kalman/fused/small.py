@@ -11,7 +11,6 @@ until then. Second derivatives are the same pass on matrices that move.
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray
 
 from helpers.kalman import recursions
 from helpers.kalman.fused import (
@@ -22,10 +21,9 @@ from helpers.kalman.fused.entry import (
     GRADIENT,
     SMALL,
     SMALL_TANGENTS,
+    address_in,
     kept_on_disk,
-    numbers_at,
     sizes_of_kept,
-    wanted_of,
 )
 from helpers.kalman.fused.forward import (
     DONE,
@@ -56,7 +54,7 @@ from helpers.kalman.fused.registers import (
 )
 from helpers.kalman.fused.step import JOSEPH_BELOW
 from helpers.kalman.fused.tiles import jitable
-from helpers.kalman.on_disk import cfunc
+from helpers.kalman.on_disk import njit
 from helpers.kalman.square_root import WATCHED
 from helpers.kalman.tangents import Moving, still
 
@@ -337,13 +335,18 @@ def small_pass(
 
 
 @jitable
-def in_time(num, p, m, a0, P0, c, d, T, Z, H, W):
-    """The model's arrays, or its gradient's, by their addresses; `num` are the ``sizes``."""
+def over_time(A):
+    """An array with an axis for time, by its address."""
+    return InTime(A.ctypes.data, A[0].size if len(A) > 1 else 0)
+
+
+@jitable
+def in_time(arrays):
+    """The model's arrays, or its gradient's, by their addresses."""
     return Arrays(
-        InTime(a0, 0), InTime(P0, 0), InTime(c, m if num[3] > 1 else 0),
-        InTime(d, p if num[4] > 1 else 0), InTime(T, m * m if num[5] > 1 else 0),
-        InTime(Z, p * m if num[6] > 1 else 0), InTime(H, p * p if num[7] > 1 else 0),
-        InTime(W, m * m if num[8] > 1 else 0),
+        InTime(arrays.a0.ctypes.data, 0), InTime(arrays.P0.ctypes.data, 0), over_time(arrays.c),
+        over_time(arrays.d), over_time(arrays.T), over_time(arrays.Z), over_time(arrays.H),
+        over_time(arrays.W),
     )  # fmt: skip
 
 
@@ -366,24 +369,20 @@ def address(m: int, p: int, tangents: bool = False, announce: bool | None = None
 
 
 def compiled(m: int, p: int):
-    """The pass for m states and p series, as machine code."""
+    """The pass for m states and p series, as machine code: it and its address."""
 
     def small(
-        sizes, report, same_until, gain_of, tol, weight, shares, l, y, y_bar, mean, gain,
-        a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
+        y, model, out, l, l_bar, y_bar, asked, tol, report, shares, mean, gain, gain_of, same_until
     ):  # fmt: skip
-        num = numbers_at(sizes)
-        n = num[0]
+        back = asked.purpose == GRADIENT
         return small_pass(
-            Like(identity(m), identity(p), zeros(p, m)), y,
-            in_time(num, p, m, a0, P0, c, d, T, Z, H, W), num[9] == GRADIENT, wanted_of(num),
-            shares, tol, weight, l, y_bar, Kept(mean, gain), carray(gain_of, n),
-            carray(same_until, n),
-            in_time(num, p, m, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar),
-            carray(report, 3),
+            Like(identity(m), identity(p), zeros(p, m)), y.ctypes.data, in_time(model), back,
+            asked.wanted, shares.ctypes.data, tol, l_bar[0] if back else 1.0, l.ctypes.data,
+            y_bar.ctypes.data, Kept(mean, gain), gain_of, same_until, in_time(out), report,
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(SMALL, error_model="numpy"))(small)
+    code = kept_on_disk(njit(error_model="numpy", nogil=True))(small)
+    return code, address_in(code, SMALL)
 
 
 def compiled_tangents(m: int, p: int):
@@ -394,24 +393,21 @@ def compiled_tangents(m: int, p: int):
     """
 
     def small_tangents(
-        sizes, report, same_until, gain_of, tol, weight, shares, l, y, y_bar, mean, gain,
-        a0, P0, c, d, T, Z, H, W, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar,
-        y_dot, mean_dot, gain_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot, W_sum,
+        y, model, out, l, l_bar, y_bar, asked, tol, report, shares, mean, gain, gain_of, same_until,
+        y_dot, dots, W_sum, mean_dot, gain_dot,
     ):  # fmt: skip
-        num = numbers_at(sizes)
-        n = num[0]
-        like = Like(moving(identity(m)), moving(identity(p)), moving(zeros(p, m)))
-        model = in_time(num, p, m, a0, P0, c, d, T, Z, H, W)
-        dots = in_time(num, p, m, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
-        out = in_time(num, p, m, a0_bar, P0_bar, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar)
+        back, bars = asked.purpose == GRADIENT, in_time(out)
         bars = Arrays(
-            out.a0, out.P0, out.c, out.d, out.T, out.Z, out.H,
-            InTime(Along(W_sum, out.W.w), out.W.step),
+            bars.a0, bars.P0, bars.c, bars.d, bars.T, bars.Z, bars.H,
+            InTime(Along(W_sum.ctypes.data, bars.W.w), bars.W.step),
         )  # fmt: skip
         return small_pass(
-            like, Along(y, y_dot), along(model, dots), num[9] == GRADIENT, wanted_of(num), shares,
-            tol, weight, l, y_bar, Kept(Along(mean, mean_dot), Along(gain, gain_dot)),
-            carray(gain_of, n), carray(same_until, n), bars, carray(report, 3),
+            Like(moving(identity(m)), moving(identity(p)), moving(zeros(p, m))),
+            Along(y.ctypes.data, y_dot.ctypes.data), along(in_time(model), in_time(dots)), back,
+            asked.wanted, shares.ctypes.data, tol, l_bar[0] if back else 1.0, l.ctypes.data,
+            y_bar.ctypes.data, Kept(Along(mean, mean_dot), Along(gain, gain_dot)), gain_of,
+            same_until, bars, report,
         )  # fmt: skip
 
-    return kept_on_disk(cfunc(SMALL_TANGENTS, error_model="numpy"))(small_tangents)
+    code = kept_on_disk(njit(error_model="numpy", nogil=True))(small_tangents)
+    return code, address_in(code, SMALL_TANGENTS)

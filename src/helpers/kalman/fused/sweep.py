@@ -301,6 +301,16 @@ def add_half(w, A, out):
 
 
 @jitable
+def add_matrices(out, factor, found):
+    """Add what the covariances give, times a factor."""
+    out.P0[:] += factor * found.P0
+    out.T[:] += factor * found.T
+    out.Z[:] += factor * found.Z
+    out.H[:] += factor * found.H
+    out.W[:] += factor * found.W
+
+
+@jitable
 def sweep(
     w, at, k, model, observed, varying, pattern, gains, l_of_P, wanted, backwards, series, a, out,
 ):  # fmt: skip

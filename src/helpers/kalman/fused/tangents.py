@@ -5,37 +5,32 @@ Each step of the ordinary pass is followed by that of the tangents, first forwar
 direction or several groups of them. The loop of :mod:`helpers.kalman.hessian` is what tests hold
 this to.
 
-Many series that see few states are rotated first (:mod:`helpers.kalman.fused.collapse`), by a
-rotation that does not move: among the columns of H^-1/2 Z stand those of H^-1/2 that belong to the
-series of which some direction moves anything. What is left of y then sees nothing that moves.
+Many series that see few states are rotated first, by
+:mod:`helpers.kalman.fused.rotated_tangents`.
 """
 
 import numpy as np
 from numba import types
 
-from helpers.kalman.fused.collapse import (
-    expand,
-    is_diagonal,
-    patterns_of,
-    rotate,
-    rotated_model,
-)
+from helpers.kalman.fused.collapse import Patterns, is_diagonal, patterns_of
 from helpers.kalman.fused.entry import (
+    ARRAYS,
     GRADIENT,
     MODEL,
     NOT_ROTATED,
     READ,
     TANGENTS,
+    TURNED,
     VALUE,
     address_of,
-    addresses,
+    asked_for,
+    called_at,
     check,
     collapses,
     contiguous,
     copied,
     kept_on_disk,
     linked,
-    numbers_of,
     run_small,
 )
 from helpers.kalman.fused.entry import LARGEST as LARGEST_SMALL
@@ -175,12 +170,6 @@ def tangent_pass(
 
 
 @jitable
-def in_direction(X, q):
-    """Direction q of the model's arrays, or of what comes of it."""
-    return Arrays(X.a0[q], X.P0[q], X.c[q], X.d[q], X.T[q], X.Z[q], X.H[q], X.W[q])
-
-
-@jitable
 def part_of(X, first, last):
     """Directions `first` to `last` - 1 of `Directions`."""
     return Directions(
@@ -190,31 +179,36 @@ def part_of(X, first, last):
 
 
 @jitable
+def as_model(X, q):
+    """Direction q of the model's arrays, or of its gradient's, as those lie."""
+    return Arrays(
+        X.a0[q].reshape(-1), X.P0[q].reshape(X.P0.shape[2:]), X.c[q].reshape(X.c.shape[1:3]),
+        X.d[q].reshape(X.d.shape[1:3]), X.T[q], X.Z[q], X.H[q], X.W[q],
+    )  # fmt: skip
+
+
+@jitable
 def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
     """All directions by the pass in registers for this size, one after the other."""
-    (n, p), m, k = y.shape, len(model.a0), len(slopes)
+    p, m, how = y.shape[1], len(model.a0), np.int64(DONE)
     address = address_of(m, TANGENTS + p)
     if address == 0:
         raise RuntimeError("second derivatives were not compiled; why not, a message above says")
     wanted = Wanted(True, True, True, True, np.empty(0, np.int64))
-    sizes = numbers_of(n, p, model, GRADIENT if backwards else VALUE, wanted, False)
-    again, report, how = np.zeros_like(W_sum), np.empty(3, np.int64), np.int64(DONE)
-    for q in range(k):
-        along, out = in_direction(dots, q), in_direction(bars, q)
-        total = W_sum.ctypes.data if q == 0 else again.ctypes.data
-        more = (dots.y[q].ctypes.data, *addresses(along), total)
+    asked = asked_for(GRADIENT if backwards else VALUE, wanted, False)
+    again, report = np.zeros_like(W_sum), np.empty(3, np.int64)
+    for q in range(len(slopes)):
+        more = dots.y[q].reshape(y.shape), as_model(dots, q), W_sum if q == 0 else again
         how = run_small(
-            address, sizes, report, tol, slopes[q], l_bar, y, bars.y[q], model, out, more
-        )
+            address, y, model, as_model(bars, q), slopes[q], l_bar, bars.y[q].reshape(y.shape),
+            asked, tol, report, more,
+        )  # fmt: skip
         if how != DONE:
             break
-    again[:] = 0.0  # its address was good until here
-    if how == 0:
-        raise MemoryError
     return how
 
 
-@jitable
+@kept_on_disk(njit(error_model="numpy", nogil=True))
 def along_all(
     y, model, l_bar, dots, bars, slopes, W_sum, T_wanted, want_Z, backwards, tol, memory, gains,
 ):  # fmt: skip
@@ -230,6 +224,25 @@ def along_all(
         for group in groups:
             first += group.count
     return how, memory, gains
+
+
+DIRECTIONS = types.NamedUniTuple(types.float64[:, :, :, ::1], 9, Directions)
+# What `along_all` takes, and what it returns.
+ALONG = (
+    types.float64[:, ::1], ARRAYS, types.float64[::1], DIRECTIONS, DIRECTIONS,
+    types.float64[:, ::1], types.float64[:, :, ::1], types.NamedUniTuple(types.int64, 4, Block),
+    types.boolean, types.boolean, types.float64, types.float64[::1], types.float64[::1],
+)  # fmt: skip
+linked_along_all = linked(along_all, ALONG)
+PATTERNS = types.NamedUniTuple(types.int64[::1], 2, Patterns)
+ROTATED = (
+    types.float64[:, ::1], types.float64[:, ::1], PATTERNS, *ALONG[1:7], types.int64[::1],
+    *ALONG[7:9], types.boolean, *ALONG[9:],
+)  # fmt: skip
+along_rotated = called_at(
+    "tangents of rotated series", along_all.overloads[ALONG].signature.return_type,
+    ROTATED,
+)  # fmt: skip
 
 
 @jitable
@@ -270,76 +283,6 @@ def together(moved, first, m, at_once):
             break
         of_all, last = more, last + 1
     return last, rotated, np.flatnonzero(of_all)
-
-
-@jitable
-def along_rotated(
-    y, o, patterns, model, l_bar, dots, bars, slopes, W_sum, series, T_wanted, want_Z, diagonal,
-    backwards, tol, memory, gains,
-):  # fmt: skip
-    """`along_all` for directions that move few `series`; NOT_ROTATED if H is too ill."""
-    (n, p), m, k, nothing = y.shape, len(model.a0), len(slopes), np.zeros(len(y))
-    columns = np.zeros((len(model.Z), p, m + len(series)))
-    columns[:, :, :m] = model.Z
-    for j in range(len(series)):
-        columns[:, series[j], m + j] = 1.0
-    x, _, good = rotate(y, o, model.d, columns, model.H, nothing, patterns, True)
-    if not good:
-        return np.int64(NOT_ROTATED), memory, gains
-    Y, rotated = rotated_model(x, patterns, model, want_Z)
-    _, size, _ = rotated.H.shape
-    steps = len(rotated.H)
-    y_dot, d_dot = np.zeros((k, n, size, 1)), np.zeros((k, 1, size, 1))
-    Z_dot, H_dot = np.zeros((k, steps, size, m)), np.zeros((k, steps, size, size))
-    for i in range(len(patterns.start) - 1):
-        for place in range(patterns.start[i], patterns.start[i + 1]):
-            t = patterns.order[place]
-            rotate_moves(x.B[i], dots, t, series, y_dot[:, t], Z_dot, H_dot)
-    inner = Directions(
-        y_dot, dots.a0, dots.P0, dots.c, d_dot, dots.T, Z_dot, H_dot, dots.W
-    )  # fmt: skip
-    Y_bar, d_bar = np.zeros(y_dot.shape), np.zeros(d_dot.shape)
-    Z_bar, H_bar = np.zeros(Z_dot.shape), np.zeros(H_dot.shape)
-    found = Directions(
-        Y_bar, bars.a0, bars.P0, bars.c, d_bar, bars.T, Z_bar, H_bar, bars.W
-    )  # fmt: skip
-    how, memory, gains = along_all(
-        Y, rotated, l_bar, inner, found, slopes, W_sum, T_wanted, want_Z, backwards, tol, memory,
-        gains,
-    )  # fmt: skip
-    if how == DONE and backwards:
-        wanted = Wanted(True, True, want_Z, True, np.empty(0, np.int64))
-        for q in range(k):
-            h = np.ascontiguousarray(Z_bar[q, :, size - 1]) if want_Z else np.zeros((n, m))
-            expand(
-                x, patterns, nothing, wanted, h, bars.y[q, :, :, 0], Y_bar[q, :, :, 0],
-                in_direction(found, q), in_direction(bars, q), diagonal,
-            )  # fmt: skip
-    return how, memory, gains
-
-
-@jitable
-def rotate_moves(B, dots, t, series, y_dot, Z_dot, H_dot):
-    """What directions that move these `series` alone move, rotated by B (rows, p), at step t."""
-    of_d = t if dots.d.shape[1] > 1 else 0
-    of_Z, of_H = t if dots.Z.shape[1] > 1 else 0, t if dots.H.shape[1] > 1 else 0
-    for q in range(len(y_dot)):
-        for s in series:
-            dx = dots.y[q, t, s, 0] - dots.d[q, of_d, s, 0]
-            for j in range(len(B)):
-                y_dot[q, j, 0] += B[j, s] * dx
-        if t >= Z_dot.shape[1]:  # all steps have the same
-            continue
-        for s in series:
-            for j in range(len(B)):
-                for l in range(Z_dot.shape[3]):
-                    Z_dot[q, t, j, l] += B[j, s] * dots.Z[q, of_Z, s, l]
-            for l in series:
-                dH = 0.5 * (dots.H[q, of_H, s, l] + dots.H[q, of_H, l, s])
-                if dH != 0.0:
-                    for i in range(len(B)):
-                        for j in range(len(B)):
-                            H_dot[q, t, i, j] += B[i, s] * dH * B[j, l]
 
 
 @kept_on_disk(njit(error_model="numpy", nogil=True))
@@ -390,15 +333,16 @@ def hessian_vector(
         slopes_now, how = slopes[first:last], np.int64(NOT_ROTATED)
         if few:
             how, memory, gains = along_rotated(
-                y, o, patterns, model, l_bar, dots_now, bars_now, slopes_now, W_sum, series,
-                T_wanted, want_Z, diagonal, backwards, tol, memory, gains,
+                address_of(0, TURNED),
+                (y, o, patterns, model, l_bar, dots_now, bars_now, slopes_now, W_sum, series,
+                 T_wanted, want_Z, diagonal, backwards, tol, memory, gains),
             )  # fmt: skip
         if how == NOT_ROTATED and in_registers(m, p) and all_equal(l_bar):
             how = by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol)
         elif how == NOT_ROTATED:
-            how, memory, gains = along_all(
-                y, model, l_bar, dots_now, bars_now, slopes_now, W_sum, T_wanted, want_Z,
-                backwards, tol, memory, gains,
+            how, memory, gains = linked_along_all(
+                (y, model, l_bar, dots_now, bars_now, slopes_now, W_sum, T_wanted, want_Z,
+                 backwards, tol, memory, gains)
             )  # fmt: skip
     if how != DONE:
         slopes[:], W_sum[:] = np.nan, np.nan
@@ -407,8 +351,8 @@ def hessian_vector(
     return W_sum, slopes, bars
 
 
-_DIRECTIONS = types.Array(types.float64, 4, "C", readonly=True)
+_GIVEN = types.Array(types.float64, 4, "C", readonly=True)
 linked_hessian_vector = linked(
-    hessian_vector, (*MODEL, READ[1], *[_DIRECTIONS] * 9, *[types.boolean] * 4, types.float64)
+    hessian_vector, (*MODEL, READ[1], *[_GIVEN] * 9, *[types.boolean] * 4, types.float64)
 )
 hessian_vector.disable_compile()  # Python takes the same machine code
