@@ -80,13 +80,6 @@ NOT_ROTATED = 4
 
 # What a pass is for: the value alone; the gradient; the value, and the gains for a sweep.
 VALUE, GRADIENT, GAINS = 0, 1, 2
-REALS, INTEGERS = types.CPointer(types.float64), types.CPointer(types.int64)
-PASS = types.int64(
-    types.intp, INTEGERS, types.CPointer(types.uint8), INTEGERS, INTEGERS, INTEGERS,
-    types.float64, *[REALS] * 20,
-)  # fmt: skip
-
-
 # Numbers (k axes) that are only read, however they lie.
 READ = [types.Array(types.float64, k, "A", readonly=True) for k in range(5)]
 # Arrays of a model, or its gradient, as compiled code makes them.
@@ -530,6 +523,15 @@ def room_in(memory, plan, n, p, m):
     )  # fmt: skip
 
 
+@jitable
+def check_finished(how):
+    """Raise in words where a pass raised: for want of memory, or because one was not compiled."""
+    if how == 0 and is_not_compiled():
+        raise RuntimeError(NOT_COMPILED)
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
+
+
 @kept_on_disk(njit(error_model="numpy", nogil=True))
 def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
     """`any_pass`, its errors told in words."""
@@ -538,10 +540,7 @@ def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
         how = any_pass(y, model, out, l, l_bar, y_bar, asked, tol, report)
     except Exception:  # compiled code cannot ask which
         how = np.int64(0)
-    if how == 0 and is_not_compiled():
-        raise RuntimeError(NOT_COMPILED)
-    if how == 0:
-        raise MemoryError(OUT_OF_MEMORY)
+    check_finished(how)
     return how
 
 

@@ -240,9 +240,8 @@ ROTATED = (
     *ALONG[7:9], types.boolean, *ALONG[9:],
 )  # fmt: skip
 along_rotated = called_at(
-    "tangents of rotated series", along_all.overloads[ALONG].signature.return_type,
-    ROTATED,
-)  # fmt: skip
+    "tangents of rotated series", along_all.overloads[ALONG].signature.return_type, ROTATED
+)
 
 
 @jitable
