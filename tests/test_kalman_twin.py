@@ -745,7 +745,7 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     dots = {x: X.reshape(len(X), *hessian.laid_out(x, X.shape[1:])) for x, X in dot.items()}
-    dots = moves.Directions(*(dots[x] for x in hessian._COMPILED))
+    dots = moves.Directions(*(dots[x] for x in hessian.DIMENSIONS))
     bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
     if groups is FEW:
         return run_small_tangents(y, arrays, dots, bars, weights[0], tol)

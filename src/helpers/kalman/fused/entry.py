@@ -523,15 +523,6 @@ def room_in(memory, plan, n, p, m):
     )  # fmt: skip
 
 
-@jitable
-def check_finished(how):
-    """Raise in words where a pass raised: for want of memory, or because one was not compiled."""
-    if how == 0 and is_not_compiled():
-        raise RuntimeError(NOT_COMPILED)
-    if how == 0:
-        raise MemoryError(OUT_OF_MEMORY)
-
-
 @kept_on_disk(njit(error_model="numpy", nogil=True))
 def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
     """`any_pass`, its errors told in words."""
@@ -540,7 +531,10 @@ def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
         how = any_pass(y, model, out, l, l_bar, y_bar, asked, tol, report)
     except Exception:  # compiled code cannot ask which
         how = np.int64(0)
-    check_finished(how)
+    if how == 0 and is_not_compiled():
+        raise RuntimeError(NOT_COMPILED)
+    if how == 0:
+        raise MemoryError(OUT_OF_MEMORY)
     return how
 
 

@@ -16,7 +16,6 @@ from helpers.kalman.fused.entry import (
     READ,
     asked_for,
     check,
-    check_finished,
     contiguous,
     copied,
     kept_on_disk,
@@ -451,15 +450,10 @@ def integrated(
     out, report = zeros_like(model), np.array([n, 0, 0])
     wanted = Wanted(want_matrices, want_T, want_Z, want_W, np.arange(m))
     series = Series(np.arange(J), y, c, np.ones(J), l, y_bar, c_bar)
-    how = np.int64(0)
-    try:
-        how = through_enough(
-            series, starts, model, out, wanted, backwards, precision, S, delta, root, value,
-            starts_bar, tol, report,
-        )  # fmt: skip
-    except Exception:  # compiled code cannot ask which
-        how = np.int64(0)
-    check_finished(how)
+    how = through_enough(
+        series, starts, model, out, wanted, backwards, precision, S, delta, root, value, starts_bar,
+        tol, report,
+    )  # fmt: skip
     if how != DONE:
         value[:], y_bar[:], starts_bar[:], c_bar[:] = np.nan, np.nan, np.nan, np.nan
         delta[:], root[:] = np.nan, np.nan
