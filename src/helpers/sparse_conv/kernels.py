@@ -100,21 +100,38 @@ def _side_by_side(W, positions):
     n_in, n_out = W.shape[0] // positions, W.shape[1]
     if n_in * positions != W.shape[0]:
         raise ValueError("W needs f^d*n_in rows")
-    blocks = np.ascontiguousarray(W).reshape((positions, n_in, n_out))
-    return blocks.transpose((1, 0, 2)).copy().reshape((n_in, positions * n_out))
+    wide = np.empty((n_in, positions * n_out), W.dtype)
+    for k in range(positions):
+        for c in range(n_in):
+            for n in range(n_out):
+                wide[c, k * n_out + n] = W[k * n_in + c, n]
+    return wide
 
 
 @njit
 def _on_top(wide, positions, dtype):
     """The inverse of _side_by_side."""
     n_in, n_out = wide.shape[0], wide.shape[1] // positions
-    blocks = wide.reshape((n_in, positions, n_out)).transpose((1, 0, 2)).astype(dtype)
-    return np.ascontiguousarray(blocks).reshape((positions * n_in, n_out))
+    W = np.empty((positions * n_in, n_out), dtype)
+    for k in range(positions):
+        for c in range(n_in):
+            for n in range(n_out):
+                W[k * n_in + c, n] = wide[c, k * n_out + n]
+    return W
+
+
+@njit
+def _transposed(wide):
+    out = np.empty((wide.shape[1], wide.shape[0]), wide.dtype)
+    for i in range(wide.shape[0]):
+        for j in range(wide.shape[1]):
+            out[j, i] = wide[i, j]
+    return out
 
 
 @njit
 def _add(total, part):
-    """total += part, which Numba makes slower code of where the types differ."""
+    """total += part."""
     for i in range(total.shape[0]):
         for j in range(total.shape[1]):
             total[i, j] += part[i, j]
@@ -160,6 +177,15 @@ def _unseen(src, a, mask):
 
 
 @njit
+def _finite(X):
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            if not np.isfinite(X[i, j]):
+                return False
+    return True
+
+
+@njit
 def _sum_unseen(X, src, a, back):
     """Sums of rows of X over positions without a site: by output site, or `back`, by position.
 
@@ -183,7 +209,7 @@ def spread_ground(D, src, dst):
         raise ValueError("the ground state's products need f^d rows")
     if not D.any():
         return np.zeros((a_out, D.shape[1]), D.dtype)
-    if not np.isfinite(D).all():
+    if not _finite(D):
         return _sum_unseen(D, src, len(dst), False)
     Y = np.empty((a_out, D.shape[1]), D.dtype)
     D, src = np.ascontiguousarray(D), np.ascontiguousarray(src)
@@ -211,7 +237,7 @@ def sum_ground(dY, src, dst):
         if _unseen(src[first : first + rows].ravel(), len(dst), mask.ravel()):
             np.dot(mask[:rows].T, dY[first : first + rows], part)
             _add(D, part)
-    if np.isfinite(D).all():
+    if _finite(D):
         return D.astype(dY.dtype)
     return _sum_unseen(dY, src, len(dst), True)
 
@@ -237,32 +263,18 @@ def conv(values, W, tW, src, dst):
 
 
 @njit
-def _multiply_gathered(values, wide_T, dY, dst, dM, wide):
-    """Fill dM (a_in, n_in) and wide (n_in, f^d*n_out), but for those without an entry.
-
-    One gather of the rows of dY that a site reaches serves both products.
-    """
-    a = len(dst)
-    part = np.empty(wide.shape, dY.dtype)
-    G = np.empty((min(TILE, a), dst.shape[1] * dY.shape[1]), dY.dtype)
-    for first in range(0, a, TILE):
-        rows = min(TILE, a - first)
-        _gather(dY, dst, first, G[:rows])
-        if dM.size:
-            np.dot(G[:rows], wide_T, dM[first : first + rows])
-        if wide.size:
-            np.dot(values[first : first + rows].T, G[:rows], part)
-            _add(wide, part)
-
-
-@njit
 def conv_grad_values(dY, W, src, dst):
     """dM (a_in, n_in): gather the rows of dY that a site reaches, then multiply."""
     _check_outputs(dY, src)
     _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
-    wide_T = np.ascontiguousarray(_side_by_side(W, dst.shape[1]).T)
-    dM = np.empty((len(dst), wide_T.shape[1]), W.dtype)
-    _multiply_gathered(dM, wide_T, dY, dst, dM, np.empty((0, 0)))
+    a, positions = dst.shape
+    wide_T = _transposed(_side_by_side(W, positions))
+    dM = np.empty((a, wide_T.shape[1]), W.dtype)
+    G = np.empty((min(TILE, a), wide_T.shape[0]), W.dtype)
+    for first in range(0, a, TILE):
+        rows = min(TILE, a - first)
+        _gather(dY, dst, first, G[:rows])
+        np.dot(G[:rows], wide_T, dM[first : first + rows])
     return dM
 
 
@@ -272,9 +284,16 @@ def conv_grad_weights(values, dY, src, dst):
     _check_inputs(values, dst)
     _check_outputs(dY, src)
     values = np.ascontiguousarray(values)
-    wide = np.zeros((values.shape[1], dst.shape[1] * dY.shape[1]))
-    _multiply_gathered(values, values, dY, dst, values[:0], wide)
-    return _on_top(wide, dst.shape[1], dY.dtype)
+    a, positions = dst.shape
+    wide = np.zeros((values.shape[1], positions * dY.shape[1]))
+    part = np.empty(wide.shape, dY.dtype)
+    G = np.empty((min(TILE, a), wide.shape[1]), dY.dtype)
+    for first in range(0, a, TILE):
+        rows = min(TILE, a - first)
+        _gather(dY, dst, first, G[:rows])
+        np.dot(values[first : first + rows].T, G[:rows], part)
+        _add(wide, part)
+    return _on_top(wide, positions, dY.dtype)
 
 
 @njit
@@ -284,11 +303,19 @@ def conv_grads(values, W, dY, src, dst):
     _check_outputs(dY, src)
     _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
     values = np.ascontiguousarray(values)
-    wide_T = np.ascontiguousarray(_side_by_side(W, dst.shape[1]).T)
-    dM = np.empty((len(dst), wide_T.shape[1]), W.dtype)
+    a, positions = dst.shape
+    wide_T = _transposed(_side_by_side(W, positions))
+    dM = np.empty((a, wide_T.shape[1]), W.dtype)
     wide = np.zeros((wide_T.shape[1], wide_T.shape[0]))
-    _multiply_gathered(values, wide_T, dY, dst, dM, wide)
-    return dM, _on_top(wide, dst.shape[1], W.dtype)
+    part = np.empty(wide.shape, W.dtype)
+    G = np.empty((min(TILE, a), wide.shape[1]), W.dtype)
+    for first in range(0, a, TILE):
+        rows = min(TILE, a - first)
+        _gather(dY, dst, first, G[:rows])
+        np.dot(G[:rows], wide_T, dM[first : first + rows])
+        np.dot(values[first : first + rows].T, G[:rows], part)
+        _add(wide, part)
+    return dM, _on_top(wide, positions, W.dtype)
 
 
 # --- max pooling ----------------------------------------------------------------------------------
