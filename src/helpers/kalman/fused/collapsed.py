@@ -20,17 +20,16 @@ from helpers.kalman.fused.entry import (
     VALUE,
     address_in,
     asked_for,
-    kept_on_disk,
+    compiled_part,
     linked_pass,
 )
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import Arrays, Wanted
 from helpers.kalman.fused.steps import gaps
-from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import LOG_2PI
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled_part
 def collapsed(y, model, out, l, l_bar, y_bar, asked, tol, report):
     """A pass over the rotated series."""
     m, backwards, asked_of = len(model.a0), asked.purpose != VALUE, asked.wanted

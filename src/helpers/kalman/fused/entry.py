@@ -75,6 +75,11 @@ def kept_on_disk(compile):
     return decorate
 
 
+# What Python calls, and what compiled code alone calls: by a symbol, or at an address.
+compiled = kept_on_disk(njit(error_model="numpy", nogil=True))
+compiled_part = kept_on_disk(njit(error_model="numpy", nogil=True, no_cpython_wrapper=True))
+
+
 # Beside how a pass ended: H does not allow to rotate the series into fewer.
 NOT_ROTATED = 4
 
@@ -187,7 +192,7 @@ PASS = (
 ROOM = types.NamedTuple((types.intp, types.int64[::1], types.uint8[:, ::1], types.int64[::1]), Room)
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled_part
 def whole_pass(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
     """`one_pass` in memory that is laid out for it."""
     (n, p), m, back = y.shape, len(model.a0), asked.purpose == GRADIENT
@@ -523,7 +528,7 @@ def room_in(memory, plan, n, p, m):
     )  # fmt: skip
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled_part
 def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
     """`any_pass`, its errors told in words."""
     how = np.int64(0)
@@ -541,7 +546,7 @@ def checked_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
 linked_pass = linked(checked_pass, PASS)
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     """The log-likelihood of each step, (n,); NaN throughout where some F is not positive definite.
 
@@ -576,7 +581,7 @@ def evaluate(y, model, l_bar, wanted, tol):
     return l, bars, y_bar, (report[0], report[1], report[2])
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def loglike_and_grad(
     y, a0, P0, c, d, T, Z, H, W, l_bar, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip
@@ -593,7 +598,7 @@ def loglike_and_grad(
     return evaluate(y, copied(a0, P0, c, d, T, Z, H, W), l_bar, wanted, tol)
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def gradient_in_columns(y, a0, P0, c, d, T, Z, H, W, l_bar, columns, tol):
     """`loglike_and_grad` with all that is wanted, but of T and Z in some columns (ascending) alone.
 

@@ -16,9 +16,9 @@ from helpers.kalman.fused.entry import (
     READ,
     asked_for,
     check,
+    compiled,
     contiguous,
     copied,
-    kept_on_disk,
     linked,
     linked_pass,
     linked_whole,
@@ -62,7 +62,6 @@ from helpers.kalman.fused.tiles import (
     put,
     transposed,
 )
-from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import factor_if_identified
 from helpers.kalman.square_root import root as root_of
 
@@ -411,7 +410,7 @@ def through_enough(
     return how
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def integrated(
     y, starts, c, P0, T, Z, H, W, precision, backwards, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip

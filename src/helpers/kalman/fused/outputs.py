@@ -13,9 +13,9 @@ from numba import types
 from helpers.kalman.fused.entry import (
     MODEL,
     check,
+    compiled,
     contiguous,
     copied,
-    kept_on_disk,
     linked,
     room_in,
     zeros_like,
@@ -25,7 +25,6 @@ from helpers.kalman.fused.layout import HEADER, Saved, Sizes, lay_out_together
 from helpers.kalman.fused.one_pass import clean
 from helpers.kalman.fused.steps import filter_steps, gaps, run
 from helpers.kalman.fused.tiles import jitable
-from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import (
     at_step,
     mask,
@@ -38,7 +37,7 @@ from helpers.kalman.recursions import (
 from helpers.kalman.reference import FilterOutputs
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     """a_filt, a_pred, y_hat, P_filt, P_pred, F, l.
 
@@ -72,7 +71,7 @@ def room_for_outputs(n, p, m):
 linked_filter_outputs = linked(filter_outputs, MODEL)
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def reverse(
     y, a0, P0, c, d, T, Z, H, W,
     a_filt_bars, a_pred_bars, y_hat_bars, P_filt_bars, P_pred_bars, F_bars, l_bars,

@@ -16,9 +16,10 @@ from helpers.kalman.fused.entry import (
     WANTED,
     asked_for,
     check,
+    compiled,
+    compiled_part,
     contiguous,
     copied,
-    kept_on_disk,
     linked,
     linked_pass,
     linked_whole,
@@ -51,11 +52,8 @@ from helpers.kalman.fused.sweep import (
     sweep,
 )
 from helpers.kalman.fused.tiles import jitable, padded
-from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import at_step, symmetric, update_columns
 from helpers.kalman.square_root import columns_at_the_start, pull_step_columns
-
-compiled = njit(error_model="numpy", nogil=True)
 
 
 @jitable
@@ -115,7 +113,7 @@ def back_in_roots(roots, B_t, ws, a_filts, series, observed, model, r, out):
     return columns_at_the_start(r, Br, symmetric(model.P0))
 
 
-@kept_on_disk(compiled)
+@compiled_part
 def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report):
     """The series of one group, of n steps; P0, T, Z, H and W of the model, and of `out`, count.
 
@@ -250,7 +248,7 @@ def one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report):
     return ended
 
 
-@kept_on_disk(compiled)
+@compiled_part
 def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, report):
     """All series, with weights l_bar (J, n or 1); what is written to is given as zeros.
 
@@ -301,7 +299,7 @@ linked_groups = linked(
 )
 
 
-@kept_on_disk(compiled)
+@compiled
 def loglike_and_grad(
     y, a0, P0, c, T, Z, H, W, l_bar, backwards, want_matrices, want_T, want_Z, want_W, tol
 ):  # fmt: skip

@@ -17,7 +17,7 @@ from helpers.kalman.fused.entry import (
     ROOM,
     address_in,
     asked_for,
-    kept_on_disk,
+    compiled_part,
     linked,
     linked_whole,
     run_small,
@@ -34,11 +34,8 @@ from helpers.kalman.fused.inputs import (
 from helpers.kalman.fused.layout import GAINS_FROM, Sizes, lay_out
 from helpers.kalman.fused.steps import gaps
 from helpers.kalman.fused.tiles import jitable
-from helpers.kalman.on_disk import njit
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.square_root import at_the_start, carry, filter_roots, listed, pull_step
-
-compiled = njit(error_model="numpy", nogil=True)
 
 
 @jitable
@@ -51,7 +48,7 @@ def from_roots(y, model, l, columns):
     )  # fmt: skip
 
 
-@kept_on_disk(compiled)
+@compiled_part
 def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
     """The way back through the square-root start, from the state after it: a0 and P0 of `out`."""
     carried = carry(out.a0.copy(), out.P0.copy(), B_t, columns)
@@ -81,7 +78,7 @@ def pull_roots(roots, B_t, model, observed, l_bar, y_bar, out, columns):
     out.a0[:], out.P0[:] = at_the_start(carried, symmetric(model.P0))
 
 
-@kept_on_disk(compiled)
+@compiled_part
 def start_in_roots(
     room, y, model, out, l, l_bar, y_bar, asked, tol, report, observed, sweep
 ):  # fmt: skip
@@ -123,7 +120,7 @@ linked_pull = linked(
 )
 
 
-@kept_on_disk(compiled)
+@compiled_part
 def pass_from_roots(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
     """`whole_pass` with its first steps in roots: for a vague P0."""
     n = len(y)

@@ -8,13 +8,12 @@ This module is imported, and its code compiled, when such a model is met.
 import numpy as np
 
 from helpers.kalman.fused.collapse import expand, rotate, rotated_model
-from helpers.kalman.fused.entry import NOT_ROTATED, address_in, kept_on_disk
+from helpers.kalman.fused.entry import NOT_ROTATED, address_in, compiled_part
 from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import Arrays, Wanted
 from helpers.kalman.fused.moves import Directions
 from helpers.kalman.fused.tangents import ROTATED, linked_along_all
 from helpers.kalman.fused.tiles import jitable
-from helpers.kalman.on_disk import njit
 
 
 @jitable
@@ -23,7 +22,7 @@ def in_direction(X, q):
     return Arrays(X.a0[q], X.P0[q], X.c[q], X.d[q], X.T[q], X.Z[q], X.H[q], X.W[q])
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled_part
 def along_rotated(
     y, o, patterns, model, l_bar, dots, bars, slopes, W_sum, series, T_wanted, want_Z, diagonal,
     backwards, tol, memory, gains,

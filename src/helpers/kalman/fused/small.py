@@ -22,7 +22,7 @@ from helpers.kalman.fused.entry import (
     SMALL,
     SMALL_TANGENTS,
     address_in,
-    kept_on_disk,
+    compiled_part,
     sizes_of_kept,
 )
 from helpers.kalman.fused.forward import (
@@ -54,7 +54,6 @@ from helpers.kalman.fused.registers import (
 )
 from helpers.kalman.fused.step import JOSEPH_BELOW
 from helpers.kalman.fused.tiles import jitable
-from helpers.kalman.on_disk import njit
 from helpers.kalman.square_root import WATCHED
 from helpers.kalman.tangents import Moving, still
 
@@ -381,7 +380,7 @@ def compiled(m: int, p: int):
             y_bar.ctypes.data, Kept(mean, gain), gain_of, same_until, in_time(out), report,
         )  # fmt: skip
 
-    code = kept_on_disk(njit(error_model="numpy", nogil=True))(small)
+    code = compiled_part(small)
     return code, address_in(code, SMALL)
 
 
@@ -409,5 +408,5 @@ def compiled_tangents(m: int, p: int):
             same_until, bars, report,
         )  # fmt: skip
 
-    code = kept_on_disk(njit(error_model="numpy", nogil=True))(small_tangents)
+    code = compiled_part(small_tangents)
     return code, address_in(code, SMALL_TANGENTS)

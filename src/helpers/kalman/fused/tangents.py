@@ -27,9 +27,10 @@ from helpers.kalman.fused.entry import (
     called_at,
     check,
     collapses,
+    compiled,
+    compiled_part,
     contiguous,
     copied,
-    kept_on_disk,
     linked,
     run_small,
 )
@@ -63,7 +64,6 @@ from helpers.kalman.fused.tiles import (
     padded,
     put,
 )
-from helpers.kalman.on_disk import njit
 
 # Side by side, directions save time where rows are short, and where there are several of them.
 WIDE_ENOUGH = 32
@@ -208,7 +208,7 @@ def by_registers(y, model, l_bar, dots, bars, slopes, W_sum, backwards, tol):
     return how
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled_part
 def along_all(
     y, model, l_bar, dots, bars, slopes, W_sum, T_wanted, want_Z, backwards, tol, memory, gains,
 ):  # fmt: skip
@@ -284,7 +284,7 @@ def together(moved, first, m, at_once):
     return last, rotated, np.flatnonzero(of_all)
 
 
-@kept_on_disk(njit(error_model="numpy", nogil=True))
+@compiled
 def hessian_vector(
     y, a0, P0, c, d, T, Z, H, W, l_bar, y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot,
     W_dot, want_T, want_Z, everywhere, backwards, tol,
