@@ -177,8 +177,9 @@ def _call(module: str, work: str, tol: float, results: list, arrays, *more):
     """A program's call of compiled code; arrays begin with y and a0, or the starts."""
     m, p = arrays[1].shape[-1], arrays[0].shape[-1]
     entry = load("entry")
-    entry.compile_later(0, 0)  # what a call may need is compiled now, and not when XLA calls it
-    entry.compile_later(m, p)
+    # What a call may need is compiled now, and not when XLA calls it.
+    for size in ((0, entry.WHOLE), (0, entry.ROOTS), (m, p)):
+        entry.compile_later(*size)
     if p > max(m + 1, entry.LARGEST):  # series that may be rotated, into one of these sizes
         for size in ((0, entry.COLLAPSE), (m, m), (m, m + 1)):
             entry.compile_later(*size)

@@ -158,7 +158,7 @@ def warmup(progress: bool = True, everything: bool = False) -> float:
         Seconds.
     """
     start = time.perf_counter()
-    modules = ["entry", "roots", "outputs", *(building.PURPOSE if everything else ())]
+    modules = ["entry", "whole", "roots", "outputs", *(building.PURPOSE if everything else ())]
     count = building.functions(*modules) + 1
     # With all sizes the pass of the smallest model is among them, and each has one of tangents.
     count += 2 * SMALL_SIZES - 1 if everything else 0

@@ -13,6 +13,7 @@ from pathlib import Path
 PATIENCE = 600  # seconds without a sign of life after which a process no longer waits for another
 SILENT = 3  # seconds that need no word
 PURPOSE = {
+    "whole": "for any number of states and series",
     "collapsed": "for more series than states",
     "tangents": "for second derivatives",
     "rotated_tangents": "for second derivatives of more series than states",
@@ -26,7 +27,7 @@ PURPOSE = {
 }
 # How many functions each module compiles or finds on disk, and the modules that it imports for it.
 FUNCTIONS = {
-    "entry": 4, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 1, "integrated": 1,
+    "entry": 3, "whole": 1, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 1, "integrated": 1,
     "rotated_tangents": 1, "panel": 3, "own": 1, "xla": 4, "xla_integrated": 2, "xla_panel": 2,
     "xla_tangents": 2,
 }  # fmt: skip

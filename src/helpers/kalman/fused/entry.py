@@ -20,7 +20,7 @@ from numba.core.imputils import impl_ret_new_ref
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, overload
 
-from helpers.kalman.fused.forward import DONE, VAGUE, Steps
+from helpers.kalman.fused.forward import DONE, VAGUE
 from helpers.kalman.fused.inputs import (
     Arrays,
     Asked,
@@ -28,8 +28,6 @@ from helpers.kalman.fused.inputs import (
     Room,
     Wanted,
     fill,
-    indices_in,
-    look,
     look_at,
     room_for_indices,
     varies,
@@ -44,7 +42,7 @@ from helpers.kalman.fused.layout import (
     integers,
     lay_out,
 )
-from helpers.kalman.fused.one_pass import all_equal, one_pass
+from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.tiles import LANES, PART, jitable
 from helpers.kalman.on_disk import njit
 from helpers.kalman.square_root import fill_shares
@@ -192,28 +190,6 @@ PASS = (
 ROOM = types.NamedTuple((types.intp, types.int64[::1], types.uint8[:, ::1], types.int64[::1]), Room)
 
 
-@compiled_part
-def whole_pass(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
-    """`one_pass` in memory that is laid out for it."""
-    (n, p), m, back = y.shape, len(model.a0), asked.purpose == GRADIENT
-    found = indices_in(room.indices, n, p, m)
-    steps = Steps(l, found.steady_from)
-    observed, pattern = look(y, model, room.entries[:n], found)
-    varying, equal = varies(model), not back or all_equal(l_bar)
-    how, t = one_pass(
-        room.w, y, model, saved_of(asked), back, varying, pattern, asked.wanted, l_bar, equal,
-        tol if equal else 0.0, observed, asked.watch, steps, y_bar, out,
-    )  # fmt: skip
-    report[0], report[1], report[2] = t, 0, n
-    if how == DONE:
-        for k in range(n - 1, -1, -1):
-            if steps.steady_from[k] >= 0:
-                report[2] = steps.steady_from[k]
-    return np.int64(how)
-
-
-linked_whole = linked(whole_pass, (ROOM, *PASS))
-
 # Up to so many states and series a pass in registers takes less time, compiled for its size alone.
 # Beside what a pass takes: the shares of `fill_shares`, where what it keeps of means and of gains
 # lies, the step whose gain each step has, and until when the gaps stay; that of tangents also the
@@ -225,14 +201,16 @@ SMALL_TANGENTS = (
 )  # fmt: skip
 call_small = called_at("a pass in registers", types.int64, SMALL)
 call_small_tangents = called_at("a pass of tangents in registers", types.int64, SMALL_TANGENTS)
+call_whole = called_at("the pass of any size", types.int64, (ROOM, *PASS))
 call_roots = called_at("the pass with a start in roots", types.int64, (ROOM, *PASS))
 call_collapsed = called_at("the pass of rotated series", types.int64, PASS)
 # Passes by their addresses, 0 for those that were not needed yet: at (m, p) those in registers, at
-# (m, TANGENTS + p) those of their tangents; at (0, ROOTS) the one with its first steps in roots, at
-# (0, COLLAPSE) the one that rotates series into fewer, at (0, TURNED) the tangents of such. At
-# (1, 0): whether the compilation of one of those in row 0 has failed.
-ROOTS, COLLAPSE, TURNED, TANGENTS = 0, 1, 2, LARGEST
-MODULES = {ROOTS: "roots", COLLAPSE: "collapsed", TURNED: "rotated_tangents"}
+# (m, TANGENTS + p) those of their tangents; at (0, WHOLE) the one for any size, at (0, ROOTS) the
+# one with its first steps in roots, at (0, COLLAPSE) the one that rotates series into fewer, at
+# (0, TURNED) the tangents of such. At (1, 0): whether the compilation of one of those in row 0 has
+# failed.
+ROOTS, COLLAPSE, TURNED, WHOLE, TANGENTS = 0, 1, 2, 3, LARGEST
+MODULES = {ROOTS: "roots", COLLAPSE: "collapsed", TURNED: "rotated_tangents", WHOLE: "whole"}
 _KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, TANGENTS + LARGEST + 1), np.int64)
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
@@ -296,6 +274,12 @@ def address_of(m, p):
     if address == 0 and m == 0:
         raise RuntimeError(NOT_COMPILED)
     return address
+
+
+@jitable
+def run_whole(arguments):
+    """Call the pass for any size."""
+    return call_whole(address_of(0, WHOLE), arguments)
 
 
 @jitable
@@ -509,7 +493,7 @@ def any_pass(y, model, out, l, l_bar, y_bar, asked, tol, report):
     lay_out(shape, saved, plan, distance(memory, gains))
     room = room_in(memory, plan, n, p, m)
     if small == 0:
-        how = linked_whole((room, y, model, out, l, l_bar, y_bar, asked, tol, report))
+        how = run_whole((room, y, model, out, l, l_bar, y_bar, asked, tol, report))
     if how == VAGUE:
         how = call_roots(
             address_of(0, ROOTS), (room, y, model, out, l, l_bar, y_bar, asked, tol, report)

@@ -21,8 +21,8 @@ from helpers.kalman.fused.entry import (
     copied,
     linked,
     linked_pass,
-    linked_whole,
     room_in,
+    run_whole,
     saved_of,
     zeros_like,
 )
@@ -275,7 +275,7 @@ def through(
     memory = np.empty(at + columns + columns * mixed + 8)
     room = room_in(memory, plan, steps, p, m)
     w, entries = room.w, room.entries
-    how = linked_whole(
+    how = run_whole(
         (room, nothing, here, covariances, l_of_P, ones[:steps], unused, asked,
          tol if k == n else 0.0, report)
     )  # fmt: skip

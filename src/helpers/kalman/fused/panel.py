@@ -22,8 +22,8 @@ from helpers.kalman.fused.entry import (
     copied,
     linked,
     linked_pass,
-    linked_whole,
     room_in,
+    run_whole,
     saved_of,
     zeros_like,
 )
@@ -137,7 +137,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
     _, size = lay_out_columns(at, n, p, m, padded(min(J, WIDTH)), False)
     memory = np.empty(size + 8)
     room = room_in(memory, plan, n, p, m)
-    how = linked_whole(
+    how = run_whole(
         (room, nothing, model, covariances, l, ones, unused, asked, tol, report)
     )  # fmt: skip
     a = np.empty((m, J))

@@ -19,8 +19,8 @@ from helpers.kalman.fused.entry import (
     asked_for,
     compiled_part,
     linked,
-    linked_whole,
     run_small,
+    run_whole,
     saved_of,
     small_pass_for,
 )
@@ -105,7 +105,7 @@ def start_in_roots(
             how = run_small(small, y_k, x, out_k, l_k, l_bar_k, y_bar_k, rest, tol, report, ())
         else:
             lay_out(Sizes(n - k, p, m), saved_of(rest), room.header, room.header[2 * GAINS_FROM])
-            how = linked_whole((room, y_k, x, out_k, l_k, l_bar_k, y_bar_k, rest, tol, report))
+            how = run_whole((room, y_k, x, out_k, l_k, l_bar_k, y_bar_k, rest, tol, report))
         report[0], report[1], report[2] = report[0] + k, k, report[2] + k
     return how, roots, B_t, a
 

@@ -10,16 +10,10 @@ import numpy as np
 from helpers.kalman.fused.collapse import expand, rotate, rotated_model
 from helpers.kalman.fused.entry import NOT_ROTATED, address_in, compiled_part
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman.fused.inputs import Wanted
 from helpers.kalman.fused.moves import Directions
-from helpers.kalman.fused.tangents import ROTATED, linked_along_all
+from helpers.kalman.fused.tangents import ROTATED, as_model, linked_along_all
 from helpers.kalman.fused.tiles import jitable
-
-
-@jitable
-def in_direction(X, q):
-    """Direction q of the model's arrays, or of what comes of it."""
-    return Arrays(X.a0[q], X.P0[q], X.c[q], X.d[q], X.T[q], X.Z[q], X.H[q], X.W[q])
 
 
 @compiled_part
@@ -63,7 +57,7 @@ def along_rotated(
             h = np.ascontiguousarray(Z_bar[q, :, size - 1]) if want_Z else np.zeros((n, m))
             expand(
                 x, patterns, nothing, wanted, h, bars.y[q, :, :, 0], Y_bar[q, :, :, 0],
-                in_direction(found, q), in_direction(bars, q), diagonal,
+                as_model(found, q), as_model(bars, q), diagonal,
             )  # fmt: skip
     return how, memory, gains
 
