@@ -341,4 +341,4 @@ def test_what_xla_calls_is_compiled_before(monkeypatch):
     monkeypatch.setattr(entry, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
     y, model, _ = make("diagonal H, gaps")
     jax.eval_shape(lambda *X: in_jax(y, *X), *model.asdict().values())
-    assert {(0, entry.COLLAPSE), (2, 2), (2, 3)} <= set(seen)
+    assert {(0, entry.WHOLE), (0, entry.COLLAPSE), (2, 2), (2, 3)} <= set(seen)

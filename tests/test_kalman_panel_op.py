@@ -237,7 +237,7 @@ def test_what_xla_calls_is_compiled_before(what, monkeypatch):
     else:
         l = kalman_diffuse_loglike(y, *arrays.values(), A=np.eye(model.m, 1))
     pytensor.function([T], pt.grad(l.sum(), T), mode="JAX")(model.T)
-    assert {(0, 0), (model.m, model.p)} <= set(seen)
+    assert {(0, entry.ROOTS), (0, entry.WHOLE), (model.m, model.p)} <= set(seen)
 
 
 VAGUE = {

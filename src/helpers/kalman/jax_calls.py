@@ -177,14 +177,19 @@ def _call(module: str, work: str, tol: float, results: list, arrays, *more):
     """A program's call of compiled code; arrays begin with y and a0, or the starts."""
     m, p = arrays[1].shape[-1], arrays[0].shape[-1]
     entry = load("entry")
-    # What a call may need is compiled now, and not when XLA calls it.
-    for size in ((0, entry.WHOLE), (0, entry.ROOTS), (m, p)):
-        entry.compile_later(*size)
+    # What a call needs is compiled now. What nobody knows of here waits until XLA calls it: a vague
+    # P0 and, with few states, weights that differ.
+    sizes = [(m, p)]
+    if max(m, p) > entry.LARGEST:
+        sizes.append((0, entry.WHOLE))
+    if module not in ("xla", "xla_tangents"):  # many series, or starts
+        sizes += [(0, entry.WHOLE), (0, entry.ROOTS)]
     if p > max(m + 1, entry.LARGEST):  # series that may be rotated, into one of these sizes
-        for size in ((0, entry.COLLAPSE), (m, m), (m, m + 1)):
-            entry.compile_later(*size)
+        sizes += [(0, entry.COLLAPSE), (m, m), (m, m + 1)]
         if module == "xla_tangents":
-            entry.compile_later(0, entry.TURNED)
+            sizes.append((0, entry.TURNED))
+    for size in sizes:
+        entry.compile_later(*size)
     dtype = arrays[0].dtype
     results = [jax.ShapeDtypeStruct(X.shape, X.dtype) for X in results]
     name = _targets(module)[work, dtype.name]

@@ -20,6 +20,8 @@ from numba.core import sigutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
+from numba.extending import register_jitable
+from numba.np import arrayobj
 
 __all__ = ["cfunc", "njit", "watching", "writable_for_pytensor"]
 
@@ -120,15 +122,25 @@ def temporary_folder() -> str | None:
     return folder
 
 
+@register_jitable
+def _other_shape(source, target):
+    raise ValueError("cannot assign an array of another shape")
+
+
 @contextlib.contextmanager
 def _optimized():
-    """Numba compiles with `OPT`; what other threads compile waits."""
+    """Numba compiles with `OPT`; what other threads compile waits.
+
+    Nor is a sentence put together from two shapes wherever one array is assigned to another, which
+    takes longer to compile than what assigns it.
+    """
     with global_compiler_lock:
-        before, numba.config.OPT = numba.config.OPT, OPT
+        before = numba.config.OPT, arrayobj.raise_with_shape_context
+        numba.config.OPT, arrayobj.raise_with_shape_context = OPT, _other_shape
         try:
             yield
         finally:
-            numba.config.OPT = before
+            numba.config.OPT, arrayobj.raise_with_shape_context = before
 
 
 def njit(*signature, **options):
