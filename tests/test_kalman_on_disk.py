@@ -223,3 +223,22 @@ def test_as_many_functions_as_are_told(name):
 
 def test_all_sizes_that_a_warmup_counts():
     assert fused.SMALL_SIZES == fused._entry().LARGEST ** 2
+
+
+FIRST_CALLS = """
+import sys
+import numpy as np
+from helpers.kalman import StateSpace, loglike, loglike_and_grad
+for m, scale in ((2, 1), (2, 1e9), (5, 1)):
+    I, y = np.eye(m), np.arange(40.0).reshape(20, 2)
+    model = StateSpace(I[0], scale * I, 0 * I[0], I[0, :2], 0.9 * I, I[:2], I, I[:2, :2], I)
+    loglike(y, model)
+    loglike_and_grad(y, model)
+    print(*(name for name in ("whole", "roots") if f"helpers.kalman.fused.{name}" in sys.modules))
+"""
+
+
+def test_only_what_a_model_needs_is_compiled_for_it():
+    """A few states go through registers; a vague P0 needs roots, more states the pass for any."""
+    found = subprocess.check_output([sys.executable, "-c", FIRST_CALLS], text=True)
+    assert found.splitlines() == ["", "roots", "whole roots"]
