@@ -1486,6 +1486,18 @@ def test_a_start_that_an_optimiser_cannot_express_is_refused(make, start, messag
         ours.fit(make(), start, disp=False)
 
 
+def test_a_model_that_finds_no_start_in_its_data_is_told_one():
+    """statsmodels regresses a series with gaps on its past."""
+    y = nile() - 900.0
+    y[10:15] = np.nan
+    mod = sm.tsa.UnobservedComponents(y, "ntrend", autoregressive=1)
+    message = "no start_params of its own .*SVD did not.*start_params=.* for sigma2.irregular"
+    with pytest.raises(ValueError, match=message):
+        ours.fit(mod, disp=False)
+    found = ours.fit(mod, [5000.0, 10000.0, 0.5], disp=False)  # as the message says
+    assert found.mle_retvals["converged"]
+
+
 def test_a_transformation_that_remembers_an_update_is_refused():
     """Of errors that are a vector autoregression: statsmodels reads their last covariance."""
     mod = errors_together()

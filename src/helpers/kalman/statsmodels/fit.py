@@ -296,7 +296,14 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
         start = _checked(mod, start)
     if start is not None and not given.get("transformed", True):
         return start, given
-    full = mod.start_params if start is None else start
+    try:
+        full = mod.start_params if start is None else start
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            f"this {type(mod).__name__} finds no start_params of its own in these data ({error}, "
+            "as it may where there are gaps); give it some, fit(mod, start_params=...), for "
+            f"{', '.join(mod.param_names)}"
+        ) from error
     full = mod.handle_params(full, transformed=True, includes_fixed=includes_fixed)
     try:
         with np.errstate(divide="ignore", invalid="ignore"):
