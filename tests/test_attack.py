@@ -1,5 +1,6 @@
 """`attack` passes an Op that keeps the contract, and names the faults planted in others."""
 
+import random
 import re
 from pathlib import Path
 from shutil import which
@@ -263,7 +264,33 @@ def absent(self, inputs, outputs, tangents):
     return [y_dot, s_dot, disconnected_type()]
 
 
+def of_constants(self, x, w, labels):
+    w = pt.as_tensor(w)
+    return Weigh.make_node(self, x, 2 * w if isinstance(w, pt.TensorConstant) else w, labels)
+
+
 PLANTED = {
+    "a constant that is taken for something else": (
+        {"make_node": of_constants},
+        {"constants": "if w is a constant, output 0 is 2 times the true one (a symbol)"},
+    ),
+    "a gradient that is another one beside a constant": (
+        {"pullback": pull(lambda i, c, x, w, no: [
+            x * (1 + isinstance(i[2], pt.TensorConstant)), w, no])},
+        {"constants": "if labels is a constant, the gradient for x is 2 times the true one"},
+    ),
+    "a seed of the generator that all code shares": (
+        {"perform": perform(lambda s, i, o: np.random.seed(1))},  # noqa: NPY002
+        {"runs in Python": "it draws from, or seeds, the generator of random numbers that all"},
+    ),
+    "a number of the generator of Python": (
+        {"perform": perform(lambda s, i, o: random.random())},
+        {"runs in Python": "it draws from, or seeds, the generator of random numbers that all"},
+    ),
+    "errors of NumPy that are raised from then on": (
+        {"perform": perform(lambda s, i, o: np.seterr(under="raise"))},
+        {"runs in Python": "or changes how NumPy treats errors"},
+    ),
     "an integer output, M.type()": (
         {"make_node": make_node(three)},
         {"integers for floats": "with integers for x, output 0 is declared int64, which truncates"},

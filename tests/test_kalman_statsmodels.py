@@ -660,7 +660,8 @@ def test_a_ridge_that_bends_is_no_way_up():
         assert ours.loglike(mod, same) == pytest.approx(
             ours.loglike(mod, [phi, theta, noise, variance]), abs=1e-9
         )
-    results = ours.fit(mod, method="newton", disp=False)
+    with pytest.warns(ConvergenceWarning, match=r"all along a line: .* ma.L1 .*, so that these"):
+        results = ours.fit(mod, method="newton", disp=False)
     with pytest.raises(ValueError, match=r"is singular: the data say nothing about .*ma.L1"):
         ours.standard_errors(mod, results.params)
     almost = np.array([[1.0, 1 + 1e-9], [1 + 1e-9, 1.0]])
@@ -1485,6 +1486,18 @@ def test_a_start_that_an_optimiser_cannot_express_is_refused(make, start, messag
         ours.fit(make(), start, disp=False)
 
 
+def test_a_model_that_finds_no_start_in_its_data_is_told_one():
+    """statsmodels regresses a series with gaps on its past."""
+    y = nile() - 900.0
+    y[10:15] = np.nan
+    mod = sm.tsa.UnobservedComponents(y, "ntrend", autoregressive=1)
+    message = "no start_params of its own .*SVD did not.*start_params=.* for sigma2.irregular"
+    with pytest.raises(ValueError, match=message):
+        ours.fit(mod, disp=False)
+    found = ours.fit(mod, [5000.0, 10000.0, 0.5], disp=False)  # as the message says
+    assert found.mle_retvals["converged"]
+
+
 def test_a_transformation_that_remembers_an_update_is_refused():
     """Of errors that are a vector autoregression: statsmodels reads their last covariance."""
     mod = errors_together()
@@ -1608,6 +1621,18 @@ def test_a_parameter_of_no_effect_is_named():
     assert found.llf == pytest.approx(
         ours.fit(sm.tsa.UnobservedComponents(mod.endog, "llevel")).llf
     )
+
+
+def test_a_line_of_maxima_is_told():
+    """The coefficients of a regressor that comes twice: statsmodels' standard errors of them are
+    numbers like any other."""
+    twice = np.repeat(regressors(100, 1), 2, axis=1)
+    mod = sarimax.SARIMAX(nile(), order=(1, 0, 0), trend="c", exog=twice)
+    with pytest.warns(ConvergenceWarning, match=r"nothing about [+-]\S+ x1 [+-]\S+ x2, so that"):
+        found = ours.fit(mod, disp=False)
+    with mod.fix_params({"x2": 0.0}), warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        assert ours.fit(mod, disp=False).llf == pytest.approx(found.llf, abs=1e-6)
 
 
 def test_a_climb_along_a_ridge_that_gains_nothing_ends_early():

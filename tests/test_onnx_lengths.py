@@ -111,6 +111,17 @@ def test_a_declared_length_that_inference_contradicts_stays():
     assert G[0, 0, -1] > 1
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_scale_beside_one_that_sizes_stand_for_is_kept(mode, opset):
+    """5 times 1.8 is 9 in single precision and less for inference; 2.49 is not 7 / 3."""
+    scales = np.array([1, 1, 1.8, 2.49], np.float32)
+    model = model_of("Resize", (1, 2, 5, 3), opset, [None, scales], mode=mode)
+    del model.graph.node[1:]
+    model.graph.node[0].output[0] = "Y"
+    check_linear((1, 2, 5, 3), model, np.random.default_rng(1), translated=True)
+
+
 def test_a_scale_that_sizes_do_not_say_is_refused():
     """One unit in the last place under 11 / 3: the runtime makes 11 entries of 3 all the same."""
     scale = np.nextafter(np.float32(11) / np.float32(3), np.float32(0))
@@ -229,12 +240,23 @@ def test_sizes_that_an_exporter_computes():
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize("fill", [0, 1])
 def test_a_transposed_convolution_whose_padding_is_filled(auto_pad, fill):
+    _check_transposed(strides=[2], output_padding=[fill], auto_pad=auto_pad)
+
+
+def _check_transposed(**kind):
     kernel = np.float32([[[1, 2, 3]]])
-    kind = {"strides": [2], "output_padding": [fill], "auto_pad": auto_pad}
     model = model_of("ConvTranspose", (1, 1, 5), 21, [kernel], **kind)
     del model.graph.node[1:]
     model.graph.node[0].output[0] = "Y"
-    check_linear((1, 1, 5), model, np.random.default_rng(0))
+    check_linear((1, 1, 5), model, np.random.default_rng(0), translated=True)
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("length", [3, 4, 6, 7])
+def test_a_transposed_convolution_of_any_length(length, auto_pad):
+    """Of a length below the image's inference makes a shape without batch and channels."""
+    _check_transposed(output_shape=[length], auto_pad=auto_pad)
+    _check_transposed(output_shape=[length], auto_pad=auto_pad, dilations=[2], strides=[2])
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -14,6 +14,8 @@ returns what it has to say, and raises :class:`Found` where something is wrong o
 from __future__ import annotations
 
 import inspect
+import pickle
+import random
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -124,12 +126,13 @@ def attack(
       lengths too; Ops that differ in a number and are equal;
     - the memory: inputs overwritten or handed back, but as ``destroy_map`` and ``view_map`` say,
       two outputs in one array, an answer overwritten by the next call, entries beyond the ends of
-      an input that change the answer;
+      an input that change the answer, a generator of random numbers that other code shares;
     - the derivatives: ``pullback`` and ``pushforward`` against complex steps through `truth` (or
       central differences) and against each other, their linearity, disconnected tangents and
       cotangents, integer inputs, the second order;
     - the shapes without the values (``infer_shape``), PyTensor's rewrites, and batches of all
-      inputs and of each one, made by ``vectorize_graph``, against a loop;
+      inputs and of each one, made by ``vectorize_graph``, against a loop, and inputs that are
+      constants;
     - each backend against Python, its memory, and JAX's own derivative.
 
     Parameters
@@ -263,7 +266,8 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
     }
     found = [_attempt(name, check, at) for name, check in checks.items()]
     found += _derivatives(at)
-    found += [_attempt("rewritten", rewritten, at), _attempt("batched", batched, at)]
+    checks = {"constants": constants, "rewritten": rewritten, "batched": batched}
+    found += [_attempt(name, check, at) for name, check in checks.items()]
     found += [_attempt(f"case: {name}", _case, at, case) for name, case in cases.items()]
     return found + [_attempt(f"refused: {x}", refuses, at, case) for x, case in refused.items()]
 
@@ -582,7 +586,7 @@ def runs(at: Point) -> None:
     """The inputs are left alone, and the outputs are what make_node declares."""
     _ = at.values  # of the first call, with which `repeated` compares later ones
     with _untouched(at.of.labels, at.arrays, "{} is overwritten: copy it, or declare it in "
-                    "destroy_map"):  # fmt: skip
+                    "destroy_map"), _undisturbed():  # fmt: skip
         values = at.of.run(*at.arrays)
     as_declared(at.of.ys, values)
     overwritten(at)
@@ -599,6 +603,28 @@ def _untouched(labels, arrays, says: str):
     yield
     for label, x, old in zip(labels, arrays, before, strict=True):
         ensure(_identical(x, old), says.replace("{}", label))
+
+
+@contextmanager
+def _undisturbed():
+    """What is done inside leaves alone what all code of the process shares."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        random.seed(0.27182)
+        np.random.seed(27182)  # noqa: NPY002
+        with np.errstate(all="ignore"):
+            started = _shared()
+            yield
+            says = "it draws from, or seeds, the generator of random numbers that all code shares, "
+            says += "or changes how NumPy treats errors: use np.random.default_rng and np.errstate"
+            ensure(_shared() == started, says)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+
+
+def _shared() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state(), np.geterr()))  # noqa: NPY002
 
 
 def overwritten(at: Point) -> None:
@@ -708,6 +734,25 @@ def strided(at: Point, f: Callable | None = None) -> None:
         found = [np.asarray(y) for y in (f or at.of.run)(*arrays)]
         apart(at.of.labels, arrays, found)
         agree(at, found, at.values, "contiguous", "output {} of views with strides")
+
+
+def constants(at: Point) -> None:
+    """An input that is a constant is answered as any other, and so are the gradients."""
+    of = at.of
+    for k, label in enumerate(of.labels):
+        symbols = [*of.xs[:k], pt.constant(at.arrays[k]), *of.xs[k + 1 :]]
+        if getattr(of.op, "destroy_map", None):
+            symbols = map(pt.tensor_copy, symbols)
+        says = f"if {label} is a constant, {{}}"
+        with _told(says, of.inherited, Found), _told("it fails: {}"):
+            ys = _listed(of.op(*symbols))
+            there = Point(Graph(of.op, of.labels, of.xs, ys, None, of.rtol, of.seed), at.arrays)
+            as_declared(ys, there.values)
+            agree(at, there.values, at.values, "a symbol")
+            for i in of.free if at.has_shapes else ():
+                if i != k:
+                    what = f"the gradient for {of.labels[i]}"
+                    compare(what, there.pulled[i], at.pulled[i], "a symbol", at.tolerance)
 
 
 def rewritten(at: Point) -> None:

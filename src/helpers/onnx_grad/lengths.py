@@ -120,11 +120,13 @@ def _constant(model: ModelProto, values, name: str) -> str:
     return name
 
 
-def _computed(model: ModelProto, node: NodeProto, op_type: str, inputs, name: str) -> str:
+def _computed(model: ModelProto, node: NodeProto, op_type, inputs, name, attributes=()) -> str:
     """What a new node in front of another one makes; its name."""
     name = free_name(name, tensor_names(model.graph))
     place = next(i for i, n in enumerate(model.graph.node) if n is node)
-    model.graph.node.insert(place, helper.make_node(op_type, inputs, [name], name))
+    made = helper.make_node(op_type, inputs, [name], name)
+    made.attribute.extend(attributes)
+    model.graph.node.insert(place, made)
     return name
 
 
@@ -139,8 +141,18 @@ def _of_resize(model, node, attributes, opset: int, shape) -> bool:
     if not all(isinstance(shape[a], int) for a in scale):
         return False
     lengths = {a: resized_length(shape[a], s) for a, s in scale.items()}
-    if all(lengths[a] == int(shape[a] * float(s)) for a, s in scale.items()):
+    exact = {a: s for a, s in scale.items() if lengths[a] == int(shape[a] * float(s))}
+    place = attributes.get("coordinate_transformation_mode")
+    if exact == scale or (exact and place == b"tf_crop_and_resize"):  # that would crop twice
         return False
+    if exact:  # these keep their scales: sizes would stretch them to whole lengths
+        kept = _constant(model, scales.dtype.type([exact.get(a, 1) for a in axes]), "scales")
+        inputs = [*node.input[:2], kept]
+        name = f"{node.output[0]}_by_scales"
+        node.input[0] = _computed(model, node, "Resize", inputs, name, node.attribute)
+        shape = [lengths[a] if a in exact else n for a, n in enumerate(shape)]
+        scale = {a: s for a, s in scale.items() if a not in exact}
+        lengths = {a: lengths[a] for a in scale}
     for a, s in scale.items():
         # Given sizes, a runtime divides the lengths in single precision to have the scale.
         near = np.float32(lengths[a]) / np.float32(shape[a])
@@ -222,18 +234,28 @@ def _of_pool(model, node, attributes, opset: int, shape) -> bool:
 
 
 def _of_conv_transpose(model, node, attributes, opset: int, shape) -> bool:
-    """Pads in place of auto_pad: the runtime's result is as long as the image times the stride."""
+    """Pads in place of auto_pad and of an output_shape, of which inference makes nothing where it
+    is shorter than the image; without it the runtime's result is that times the stride."""
     auto, fill = attributes.get("auto_pad", b"").decode(), attributes.get("output_padding")
     weight = tensor_infos(model).get(node.input[1], Info(None, None)).shape
     kernel = attributes.get("kernel_shape") or (weight and weight[2:])
     known = kernel and is_static((*kernel, *shape[2:]))
-    if not auto.startswith("SAME") or not fill or "output_shape" in attributes or not known:
+    wanted = attributes.get("output_shape")
+    if not known or not (wanted or (fill and auto.startswith("SAME"))):
         return False
     ones = [1] * len(kernel)
     strides, dilations = (attributes.get(k) or ones for k in ("strides", "dilations"))
-    pairs = [
-        same_pads(max((k - 1) * d + 1 + f - s, 0), auto)
-        for k, s, d, f in zip(kernel, strides, dilations, fill, strict=True)
+    fill = fill or [0] * len(kernel)
+    lengths = wanted or [n * s for n, s in zip(shape[2:], strides, strict=True)]
+    totals = [
+        (n - 1) * s + (k - 1) * d + 1 + f - m
+        for n, k, s, d, f, m in zip(
+            shape[2:], kernel, strides, dilations, fill, lengths, strict=True
+        )
     ]
-    _set(node, auto_pad=None, pads=[p for pair in zip(*pairs, strict=True) for p in pair])
+    if wanted and min(totals) < 0:
+        return False
+    pairs = [same_pads(max(total, 0), auto) for total in totals]
+    pads = [p for pair in zip(*pairs, strict=True) for p in pair]
+    _set(node, auto_pad=None, output_shape=None, pads=pads)
     return True

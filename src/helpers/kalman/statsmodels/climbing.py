@@ -26,6 +26,10 @@ NEAR, AS_SAID, SLIGHT = 0.1, 0.3, 1e-3
 # data say nothing about it.
 FLAT = 1e-6
 
+# An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
+# a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
+SINGULAR = 1e-11
+
 # A climb is on a ridge where so many steps gain less than so much in all, and what is left to gain
 # is still more than this share of what it was before them: it would go on for hundreds.
 SLOW, SAME, SHARE = 10, 0.01, 0.25
@@ -70,6 +74,19 @@ class Climb(NamedTuple):
 def flat(curvature: np.ndarray, x: np.ndarray) -> np.ndarray:
     """On which parameters of these sizes (k,) the likelihood does not depend."""
     return np.abs(np.diag(curvature)) * np.maximum(1.0, np.abs(x)) ** 2 < FLAT
+
+
+def flat_combination(curvature: np.ndarray, x: np.ndarray) -> np.ndarray | None:
+    """A direction (k,) in which the likelihood does not change by a step as long as x is, if
+    there is one."""
+    units = np.sqrt(np.abs(np.diag(curvature)))
+    units = np.where(units > 0, units, 1.0)
+    curved, directions = np.linalg.eigh(curvature / units / units[:, np.newaxis])
+    least = np.abs(curved).argmin()
+    step = directions[:, least] / units
+    step = step / np.max(np.abs(step) / np.maximum(1.0, np.abs(x)))
+    lost = np.abs(curved[least]) < SINGULAR
+    return step if lost or np.abs(curved[least]) * np.sum((step * units) ** 2) < FLAT else None
 
 
 def climb(

@@ -23,8 +23,8 @@ from helpers.kalman.statsmodels.arrays import (
     _NoLikelihoodError,
     _parts,
 )
-from helpers.kalman.statsmodels.climbing import SAME, climb, flat
-from helpers.kalman.statsmodels.information import hessian
+from helpers.kalman.statsmodels.climbing import SAME, climb, flat, flat_combination
+from helpers.kalman.statsmodels.information import _combination, hessian
 from helpers.kalman.statsmodels.score import _columns, _Point, _pulled, _score_as_given
 
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
@@ -250,7 +250,7 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     -----
     statsmodels.tools.sm_exceptions.ConvergenceWarning
         If the end is no maximum: the message names the parameter with which the likelihood rises.
-        If it does not depend on a parameter there.
+        If it does not depend on a parameter there, or on a combination of some.
     RuntimeWarning
         If ``results.llf``, which statsmodels' filter finds, is not what was maximised.
     """
@@ -296,7 +296,14 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
         start = _checked(mod, start)
     if start is not None and not given.get("transformed", True):
         return start, given
-    full = mod.start_params if start is None else start
+    try:
+        full = mod.start_params if start is None else start
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            f"this {type(mod).__name__} finds no start_params of its own in these data ({error}, "
+            "as it may where there are gaps); give it some, fit(mod, start_params=...), for "
+            f"{', '.join(mod.param_names)}"
+        ) from error
     full = mod.handle_params(full, transformed=True, includes_fixed=includes_fixed)
     try:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -454,6 +461,16 @@ def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:
     return blind
 
 
+def _line_of_maxima(mod: MLEModel, found) -> np.ndarray | None:
+    """A combination of parameters that has no effect at an end, likewise."""
+    if flat_combination(found.curvature, found.x) is None:
+        return None
+    params = mod.handle_params(found.x, transformed=False)
+    params = params[mod._free_params_index] if mod._has_fixed_params else params
+    with suppress(np.linalg.LinAlgError, _NoLikelihoodError):  # on an edge
+        return flat_combination(hessian(mod, params), params)
+
+
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
     """What a fit has to say of its end: where the likelihood still rises, and what is not its."""
     for found, moves, start in ends:
@@ -467,6 +484,17 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
                 "lead there",
                 ConvergenceWarning,
             )
+        elif found.converged and moves.all():
+            line = _line_of_maxima(mod, found)
+            if line is not None:
+                j = int(np.abs(line).argmax())
+                yield (
+                    f"the log-likelihood {found.value:.6g} has its maximum all along a line: the "
+                    f"data say nothing about {_combination(line, names)}, so that these estimates "
+                    "are some of many, and their standard errors mean nothing. One of the "
+                    f"parameters may be fixed, with mod.fix_params({{{str(names[j])!r}: ...}})",
+                    ConvergenceWarning,
+                )
         if not found.converged:
             j = int(np.argmax(np.abs(found.slope / found.units)))
             yield (

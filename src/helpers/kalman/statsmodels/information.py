@@ -11,6 +11,7 @@ from helpers.kalman import information as arrays_information
 from helpers.kalman.information import _inner
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels.arrays import _arrays, _checked, _first, _free, _names
+from helpers.kalman.statsmodels.climbing import SINGULAR
 from helpers.kalman.statsmodels.score import SCALED, _Point, _score, _without_fixed
 from helpers.kalman.statsmodels.updates import (
     _derivatives,
@@ -19,9 +20,6 @@ from helpers.kalman.statsmodels.updates import (
     second_derivatives,
 )
 
-# An eigenvalue of an information matrix, its diagonal scaled to ones, that counts as zero: that of
-# a parameter without effect comes out as 1e-13 or so, and one of 1e-9 still has a digit or two.
-SINGULAR = 1e-11
 # Along a ridge, where there should be none, what is left of the score gives some curvature.
 RIDGE = 1e-6
 
@@ -281,15 +279,17 @@ def _inverse(X: np.ndarray, names: list[str], what: str) -> np.ndarray:
         raise ValueError(f"{blind if X[j, j] == 0 else upwards} {names[j]}")
     values, vectors = np.linalg.eigh(X / size / size[:, np.newaxis])
     if values[0] <= SINGULAR:
-        direction = vectors[:, 0] / size
-        direction = direction / direction[np.abs(direction).argmax()]
-        told = [
-            f"{x:+.2g} {name}" for x, name in zip(direction, names, strict=True) if abs(x) > 1e-6
-        ]
-        sentence = f"{upwards if values[0] < -RIDGE else blind} {' '.join(told)}"
-        raise ValueError(sentence)
+        along = _combination(vectors[:, 0] / size, names)
+        raise ValueError(f"{upwards if values[0] < -RIDGE else blind} {along}")
     scaled = vectors / size[:, np.newaxis]
     return scaled / values @ scaled.T
+
+
+def _combination(direction: np.ndarray, names) -> str:
+    """A direction in words, its largest part one."""
+    direction = direction / direction[np.abs(direction).argmax()]
+    told = zip(direction, names, strict=True)
+    return " ".join(f"{x:+.2g} {name}" for x, name in told if abs(x) > 1e-6)
 
 
 def _refuse_boundary(mod: MLEModel, params: np.ndarray) -> None:
