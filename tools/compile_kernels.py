@@ -17,8 +17,9 @@ from helpers.kalman import fused
 FIRST = "entry"  # which all others import
 # What takes longest comes first, so that both processes end together.
 THEN = (
-    "tangents", "panel", "whole", "small 4", "own", "integrated", "small 3", "collapsed", "roots", "outputs",
-    "xla", "small 2", "small 1", "rotated_tangents", "xla_integrated", "xla_panel", "xla_tangents",
+    "tangents", "panel", "whole", "small 4", "own", "integrated", "small 3", "collapsed", "roots",
+    "outputs", "xla", "small 2", "small 1", "rotated_tangents", "xla_integrated", "xla_panel",
+    "xla_tangents",
 )  # fmt: skip
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.

@@ -532,7 +532,7 @@ FAULTS = {
     ),
     "rotation: the mixed term of H forgotten": (
         "collapse.py",
-        "                add(at_B, j, -Y_bar[t, j], x.z, place)\n",
+        "                    add(right, at + j, -Y_bar[t, j], x.z, place)\n",
         "",
     ),
     "rotation: h without its weight": (

@@ -27,6 +27,8 @@ LEAST_PIVOT = 1e-10
 SPANNED = 1e-14
 # A is inverted where that costs fewer than four digits.
 WORST_A = 1e4
+# So many patterns go through one product of matrices: few enough for their rows to stay in a cache.
+AT_ONCE = 32
 # What the states do not explain has to be this share of H^-1, or H_bar loses its digits.
 LEAST_LEFT = 1e-3
 
@@ -133,22 +135,22 @@ def times(X, A, diagonal):
 
 
 @jitable
-def whitening(H, o):
+def whitening(H, o, diagonal):
     """H^-1/2 (p, p), lower triangular, and log|H|; false if H is too ill.
 
-    Rows and columns of H where o (p,) is zero are those of an identity matrix.
+    Rows and columns of H where o (p,) is zero are those of an identity matrix. H may be `diagonal`.
     """
     p = len(H)
     root, inverse, logdet = np.eye(p), np.eye(p), 0.0
     for j in range(p):
         if o[j] != 0.0:
             x = H[j, j]
-            for k in range(j):
+            for k in range(0 if diagonal else j):
                 x -= root[j, k] ** 2
             if not LEAST_PIVOT * H[j, j] < x < np.inf:
                 return root, 0.0, False
             logdet += np.log(x)
-            for i in range(j + 1, p):
+            for i in range(j + 1, j + 1 if diagonal else p):
                 if o[i] != 0.0:
                     y = 0.5 * (H[i, j] + H[j, i])
                     for k in range(j):
@@ -156,7 +158,7 @@ def whitening(H, o):
                     root[i, j] = y / np.sqrt(x)
             root[j, j] = np.sqrt(x)
     for i in range(p):
-        for j in range(i):
+        for j in range(0 if diagonal else i):
             if root[i, j] != 0.0:
                 add(inverse, i, -root[i, j], inverse, j)
         for j in range(i + 1):
@@ -226,46 +228,48 @@ def rotate(y, o, d, Z, H, g, patterns, backwards):
     n, p = y.shape
     m, count = Z.shape[2], len(patterns.start) - 1
     diagonal, fixed = is_diagonal(H), len(H) == 1
-    groups = 1 if fixed else n  # of steps with the same H
-    gaps, observed, ever = 0, np.zeros(count, np.int64), np.zeros((groups, p))
+    block = min(count, AT_ONCE) if fixed else 1
+    gaps, observed, ever = 0, np.zeros(count, np.int64), np.zeros((1 if fixed else n, p))
     for k in range(count):
         t = patterns.order[patterns.start[k]]
         for i in range(p):
-            ever[k if groups > 1 else 0, i] = max(ever[k if groups > 1 else 0, i], o[t, i])
+            ever[0 if fixed else k, i] = max(ever[0 if fixed else k, i], o[t, i])
             observed[k] += int(o[t, i])
-        gaps += p - observed[k]
+        gaps = max(gaps, p - observed[k])
+    back, whole_back = int(backwards), int(backwards and not diagonal)
     out = Rotated(
-        np.zeros((n, m)), np.zeros((n, p)), np.zeros(n), np.zeros((count, m, m)),
-        np.zeros((count, m, m)), np.zeros((count, m, p)), np.zeros(H.shape),
+        np.zeros((n, m)), np.zeros((n * back, p)), np.zeros(n), np.zeros((count, m, m)),
+        np.zeros((count * back, m, m)), np.zeros((count * back, m, p)), np.zeros(H.shape),
     )  # fmt: skip
-    V, A, along = np.zeros((p + m, p)), np.zeros((p + m, p + m)), np.zeros(p + m)
-    B, Z_white = np.zeros((count * m if fixed else m, p)), np.zeros((m, p))
-    of_gaps, weighted = np.zeros((gaps if fixed and not diagonal else 0, p)), np.zeros((1, p))
-    if backwards:
-        weighted = np.zeros(of_gaps.shape)
-    invertible = True
-    for group in range(groups):
-        first, last = (0, count) if fixed else (group, group + 1)
-        begin, end = patterns.start[first], patterns.start[last]
-        H_t = at_step(H, patterns.order[begin])
-        inverse, whole, good = whitening(H_t, ever[group])
-        if not good:
-            return out, False, False
-        inverse_t = np.ascontiguousarray(inverse.T)
-        X = np.zeros((end - begin, p))
+    V, A, along = np.zeros((gaps + m, p)), np.zeros((gaps + m, gaps + m)), np.zeros(gaps + m)
+    B, Z_white = np.zeros((block * back * m, p)), np.zeros((m, p))
+    of_gaps = np.zeros((block * whole_back * gaps, p))
+    weighted, inner = np.zeros(of_gaps.shape), np.zeros((whole_back * p, p))
+    inverse, whole, invertible, good = inner, 0.0, True, True
+    inverse_t = inverse
+    for first in range(0, count, block):
+        last = min(first + block, count)
+        begin, end, of_H = patterns.start[first], patterns.start[last], 0 if fixed else first
+        if first == 0 or not fixed:
+            H_t = at_step(H, patterns.order[begin])
+            inverse, whole, good = whitening(H_t, ever[of_H], diagonal)
+            if not good:
+                return out, False, False
+            inverse_t = np.ascontiguousarray(inverse.T)
+        X, q_before = np.zeros((end - begin, p)), 0
         for place in range(begin, end):
             t = patterns.order[place]
             of_d = t if len(d) > 1 else 0
             for i in range(p):
                 if o[t, i] != 0.0:
                     X[place - begin, i] = y[t, i] - d[of_d, i]
-        X, total, q_before = times(X, inverse_t, diagonal), 0.0, 0
+        X = times(X, inverse_t, diagonal)
         for k in range(first, last):
             t = patterns.order[patterns.start[k]]
-            if k == first or len(Z) > 1:  # Z_white = (H^-1/2 Z)'
+            if k == 0 or len(Z) > 1 or not fixed:  # Z_white = (H^-1/2 Z)'
                 of_Z = t if len(Z) > 1 else 0
                 for i in range(p):
-                    there = o[t, i] if len(Z) > 1 else ever[group, i]
+                    there = o[t, i] if len(Z) > 1 else ever[of_H, i]
                     for j in range(m):
                         Z_white[j, i] = Z[of_Z, i, j] if there != 0.0 else 0.0
                         if not np.isfinite(Z_white[j, i]):
@@ -274,7 +278,7 @@ def rotate(y, o, d, Z, H, g, patterns, backwards):
             # The columns of H^-1/2 that belong to gaps, and those of H^-1/2 Z.
             logdet, q = whole, 0
             for i in range(p):
-                if o[t, i] == 0.0 and ever[group, i] != 0.0:
+                if o[t, i] == 0.0 and ever[of_H, i] != 0.0:
                     if diagonal:
                         logdet += 2.0 * np.log(inverse[i, i])  # eq-hundred-gaps
                     else:
@@ -301,23 +305,25 @@ def rotate(y, o, d, Z, H, g, patterns, backwards):
                     out.x[place, j] = along[q + j]
             if not backwards:
                 continue
-            total += weight
             invertible = invert(out.A[k], out.A_inv[k]) and invertible
             for j in range(m):
                 for i in range(p):
                     B[(k - first) * m + j, i] = V[q + j, i]
+            if diagonal:
+                for i in range(p):
+                    out.H_inv[of_H, i, i] += weight * o[t, i] * inverse[i, i] ** 2
+                continue
+            for i in range(p):
+                inner[i, i] += weight * ever[of_H, i]
             for j in range(q):
                 for i in range(p):
                     of_gaps[q_before + j, i] = V[j, i]
                     weighted[q_before + j, i] = weight * V[j, i]
             q_before += q
-            if diagonal:
-                for i in range(p):
-                    at = k if groups > 1 else 0
-                    out.H_inv[at, i, i] += weight * o[t, i] * inverse[i, i] ** 2
         if not backwards:
             continue
-        z, B_whole = times(X, inverse, diagonal), times(B, inverse, diagonal)
+        z = times(X, inverse, diagonal)
+        B_whole = times(B[: (last - first) * m], inverse, diagonal)
         for k in range(first, last):
             here = o[patterns.order[patterns.start[k]]]
             for place in range(patterns.start[k], patterns.start[k + 1]):
@@ -327,11 +333,11 @@ def rotate(y, o, d, Z, H, g, patterns, backwards):
                 add(out.B[k], j, 1.0, B_whole, (k - first) * m + j)
                 leave_out(out.B[k], j, here)
         if not diagonal:  # the sum of g H^-1/2' (I - V_g V_g') H^-1/2
-            inner = -(of_gaps[:q_before].T @ weighted[:q_before])
-            for i in range(p):
-                inner[i, i] += total * ever[group, i]
-            at = patterns.order[begin] if groups > 1 else 0
-            out.H_inv[at] = inverse_t @ (inner @ inverse)
+            inner -= of_gaps[:q_before].T @ weighted[:q_before]
+            if last == count or not fixed:
+                at = 0 if fixed else patterns.order[begin]
+                out.H_inv[at] = inverse_t @ (inner @ inverse)
+                inner[:] = 0.0
     return out, invertible, True
 
 
@@ -365,46 +371,50 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     may be wanted on its `diagonal` alone.
     """
     (m, p), states = x.B.shape[1:], h.shape[1]
-    n, count, whole = len(g), len(patterns.start) - 1, len(bars.Z) == 1
+    count, whole = len(patterns.start) - 1, len(bars.Z) == 1
+    block = min(count, AT_ONCE) if len(out.H) == 1 and len(out.Z) == 1 else 1
     # H_bar is B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step; Z_bar is
     # B' A_bar and z h'.
-    right, right_z = np.zeros((count * m, p)), np.zeros((n, p))
-    A_bar, h_sorted, Phi_bar = np.zeros((count * m, states)), np.zeros(h.shape), np.zeros((m, m))
-    for k in range(count):
-        B, at_B, last = x.B[k], right[k * m : (k + 1) * m], patterns.start[k + 1]
-        Phi_bar[:] = 0.0
-        for place in range(patterns.start[k], last):
-            t = patterns.order[place]
-            of_d, at = t if len(out.d) > 1 else 0, 0 if whole else t
-            y_bar[t], h_sorted[place] = 0.0, h[t]
-            add(y_bar, t, -g[t], x.z, place)
-            add(right_z, place, 0.5 * g[t], x.z, place)
+    right, A_bar = np.zeros((block * m, p)), np.zeros((block * m, states))
+    Phi_bar = np.zeros((m, m))
+    for first in range(0, count, block):
+        last = min(first + block, count)
+        begin, end, rows = patterns.start[first], patterns.start[last], (last - first) * m
+        right_z, h_sorted = np.zeros((end - begin, p)), np.zeros((end - begin, states))
+        right[:], A_bar[:] = 0.0, 0.0
+        for k in range(first, last):
+            B, at = x.B[k], (k - first) * m
+            Phi_bar[:] = 0.0
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                t = patterns.order[place]
+                of_d, of_bar = t if len(out.d) > 1 else 0, 0 if whole else t
+                y_bar[t], h_sorted[place - begin] = 0.0, h[t]
+                add(y_bar, t, -g[t], x.z, place)
+                add(right_z, place - begin, 0.5 * g[t], x.z, place)
+                for j in range(m):
+                    add(y_bar, t, Y_bar[t, j], B, j)
+                    add(right, at + j, -Y_bar[t, j], x.z, place)
+                    Phi_bar[j, j] += 0.5 * g[t]
+                    if wanted.matrices and (not whole or place == patterns.start[k]):
+                        for i in range(m):
+                            Phi_bar[j, i] += bars.H[of_bar, j, i]
+                        for i in range(states):
+                            A_bar[at + j, i] += bars.Z[of_bar, j, i]
+                add(out.d, of_d, -1.0, y_bar, t)
             for j in range(m):
-                add(y_bar, t, Y_bar[t, j], B, j)
-                add(at_B, j, -Y_bar[t, j], x.z, place)
-                Phi_bar[j, j] += 0.5 * g[t]
-                if wanted.matrices and (not whole or place == patterns.start[k]):
-                    for i in range(m):
-                        Phi_bar[j, i] += bars.H[at, j, i]
-                    for i in range(states):
-                        A_bar[k * m + j, i] += bars.Z[at, j, i]
-            add(out.d, of_d, -1.0, y_bar, t)
-        for j in range(m):
-            for i in range(m):
-                add(at_B, j, Phi_bar[j, i], B, i)
-    groups = 1 if len(out.H) == 1 and len(out.Z) == 1 else count
-    for group in range(groups if wanted.matrices else 0):
-        first, last = (0, count) if groups == 1 else (group, group + 1)
-        begin, end = patterns.start[first], patterns.start[last]
-        t, top, stop = patterns.order[begin], first * m, last * m
-        B, z, H_bar = x.B[first:last].reshape((-1, p)), x.z[begin:end], at_step(out.H, t)
+                for i in range(m):
+                    add(right, at + j, Phi_bar[j, i], B, i)
+        if not wanted.matrices:
+            continue
+        t, z = patterns.order[begin], x.z[begin:end]
+        B, H_bar = x.B[first:last].reshape((-1, p)), at_step(out.H, t)
         if diagonal:
-            add_diagonal(H_bar, B, right[top:stop])
-            add_diagonal(H_bar, z, right_z[begin:end])
+            add_diagonal(H_bar, B, right[:rows])
+            add_diagonal(H_bar, z, right_z)
         else:
-            H_bar[:] += B.T @ right[top:stop] + z.T @ right_z[begin:end]
+            H_bar[:] += B.T @ right[:rows] + z.T @ right_z
         if wanted.Z:
-            at_step(out.Z, t)[:] += B.T @ A_bar[top:stop] + z.T @ h_sorted[begin:end]
+            at_step(out.Z, t)[:] += B.T @ A_bar[:rows] + z.T @ h_sorted
     for t in range(len(out.H) if wanted.matrices else 0):
         for i in range(p):
             for j in range(i + 1):
