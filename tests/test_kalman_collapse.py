@@ -18,7 +18,7 @@ from helpers.statespace import NAMES
 # name: p, m, steps, whether H is full, share of gaps, arrays that vary
 CASES = {
     "diagonal H, gaps": (14, 2, 40, False, 0.4, ()),
-    "full H, gaps": (12, 3, 30, True, 0.4, ()),
+    "full H, gaps": (12, 3, 70, True, 0.4, ()),
     "full H, complete": (12, 3, 30, True, 0, ()),
     "diagonal H, complete": (12, 2, 30, False, 0, ()),
     "one state": (12, 1, 20, True, 0.5, ()),

@@ -535,6 +535,11 @@ FAULTS = {
         "                    add(right, at + j, -Y_bar[t, j], x.z, place)\n",
         "",
     ),
+    "rotation: the patterns of the first blocks forgotten": (
+        "collapse.py",
+        "            if last == count or not fixed:\n",
+        "            if first == 0 or not fixed:\n",
+    ),
     "rotation: h without its weight": (
         "collapse.py",
         "right[i] = g[t] * x.x[place, i]",
