@@ -542,10 +542,9 @@ WITH_PRIOR = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("given", [
-    pytest.param({}, id="diffuse"),
-    pytest.param(WITH_PRIOR, id="a P0 that is a constant", marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given", [{}, thorough(WITH_PRIOR)], ids=["diffuse", "a P0 that is a constant"]
+)
 def test_a_laplace_approximation_takes_one_draw_at_a_time(given):
     """Against the normal density of the differences of a random walk with noise."""
     built, within, y = local_level(**given)
