@@ -11,8 +11,8 @@ Everything is in *factors*: with C the Cholesky factor of the innovation covaria
 
 .. math::
 
-   S = C^{-1} Z, \quad G = C^{-1} Z P, \quad w = C^{-1} v, \quad
-   K_f^\top = C^{-\top} G, \quad u = C^{-\top} w, \quad J = I - K_f Z = I - G^\top S
+   S = C^{-1} Z, \quad G = C^{-1} Z P, \quad w = C^{-1} v, \\
+   K_f^\top = C^{-\top} G, \quad u = C^{-\top} w, \\ J = I - K_f Z = I - G^\top S
 
 and F^-1 itself stands in the gradient of H alone. A gain from a formed F^-1 would lose
 eps kappa^2 of the gradients of T and Z under a start P0 = kappa I, where this form loses

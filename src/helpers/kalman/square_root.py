@@ -8,7 +8,7 @@ orthogonal q (Householder reflections of the transposed array, rows and columns 
 
 .. math::
 
-   [H^{1/2} \;\; Z B; \; 0 \;\; B]\, q = [C \;\; 0; \; G^\top \;\; B_f], \qquad
+   [H^{1/2} \;\; Z B; \; 0 \;\; B]\, q = [C \;\; 0; \; G^\top \;\; B_f], \\
    B_\text{next} = [T B_f \;\; W^{1/2}]
 
 and the way back carries r, Pi (the cotangent of P) and, beside them, B'r, B'Pi B and Pi B, which
