@@ -121,15 +121,6 @@ def _on_top(wide, positions, dtype):
 
 
 @njit
-def _transposed(wide):
-    out = np.empty((wide.shape[1], wide.shape[0]), wide.dtype)
-    for i in range(wide.shape[0]):
-        for j in range(wide.shape[1]):
-            out[j, i] = wide[i, j]
-    return out
-
-
-@njit
 def _add(total, part):
     """total += part."""
     for i in range(total.shape[0]):
@@ -177,15 +168,6 @@ def _unseen(src, a, mask):
 
 
 @njit
-def _finite(X):
-    for i in range(X.shape[0]):
-        for j in range(X.shape[1]):
-            if not np.isfinite(X[i, j]):
-                return False
-    return True
-
-
-@njit
 def _sum_unseen(X, src, a, back):
     """Sums of rows of X over positions without a site: by output site, or `back`, by position.
 
@@ -209,7 +191,7 @@ def spread_ground(D, src, dst):
         raise ValueError("the ground state's products need f^d rows")
     if not D.any():
         return np.zeros((a_out, D.shape[1]), D.dtype)
-    if not _finite(D):
+    if not np.isfinite(D).all():
         return _sum_unseen(D, src, len(dst), False)
     Y = np.empty((a_out, D.shape[1]), D.dtype)
     D, src = np.ascontiguousarray(D), np.ascontiguousarray(src)
@@ -237,7 +219,7 @@ def sum_ground(dY, src, dst):
         if _unseen(src[first : first + rows].ravel(), len(dst), mask.ravel()):
             np.dot(mask[:rows].T, dY[first : first + rows], part)
             _add(D, part)
-    if _finite(D):
+    if np.isfinite(D).all():
         return D.astype(dY.dtype)
     return _sum_unseen(dY, src, len(dst), True)
 
@@ -268,7 +250,7 @@ def conv_grad_values(dY, W, src, dst):
     _check_outputs(dY, src)
     _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
     a, positions = dst.shape
-    wide_T = _transposed(_side_by_side(W, positions))
+    wide_T = np.ascontiguousarray(_side_by_side(W, positions).T)
     dM = np.empty((a, wide_T.shape[1]), W.dtype)
     G = np.empty((min(TILE, a), wide_T.shape[0]), W.dtype)
     for first in range(0, a, TILE):
@@ -304,7 +286,7 @@ def conv_grads(values, W, dY, src, dst):
     _check_columns(dY.shape[0], dY.shape[1], W.shape[0], W.shape[1])
     values = np.ascontiguousarray(values)
     a, positions = dst.shape
-    wide_T = _transposed(_side_by_side(W, positions))
+    wide_T = np.ascontiguousarray(_side_by_side(W, positions).T)
     dM = np.empty((a, wide_T.shape[1]), W.dtype)
     wide = np.zeros((wide_T.shape[1], wide_T.shape[0]))
     part = np.empty(wide.shape, W.dtype)
