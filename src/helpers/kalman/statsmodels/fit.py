@@ -484,17 +484,15 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
                 "lead there",
                 ConvergenceWarning,
             )
-        elif found.converged and moves.all():
-            line = _line_of_maxima(mod, found)
-            if line is not None:
-                j = int(np.abs(line).argmax())
-                yield (
-                    f"the log-likelihood {found.value:.6g} has its maximum all along a line: the "
-                    f"data say nothing about {_combination(line, names)}, so that these estimates "
-                    "are some of many, and their standard errors mean nothing. One of the "
-                    f"parameters may be fixed, with mod.fix_params({{{str(names[j])!r}: ...}})",
-                    ConvergenceWarning,
-                )
+        elif found.converged and moves.all() and (line := _line_of_maxima(mod, found)) is not None:
+            j = int(np.abs(line).argmax())
+            yield (
+                f"the log-likelihood {found.value:.6g} has its maximum all along a line: the "
+                f"data say nothing about {_combination(line, names)}, so that these estimates "
+                "are some of many, and their standard errors mean nothing. One of the "
+                f"parameters may be fixed, with mod.fix_params({{{str(names[j])!r}: ...}})",
+                ConvergenceWarning,
+            )
         if not found.converged:
             j = int(np.argmax(np.abs(found.slope / found.units)))
             yield (
