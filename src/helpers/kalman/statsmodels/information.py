@@ -12,11 +12,11 @@ from helpers.kalman.information import _inner
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels.arrays import _arrays, _checked, _first, _free, _names
 from helpers.kalman.statsmodels.climbing import SINGULAR
-from helpers.kalman.statsmodels.score import SCALED, _Point, _score, _without_fixed
+from helpers.kalman.statsmodels.score import SCALED, _Point, _reach, _score, _without_fixed
 from helpers.kalman.statsmodels.updates import (
+    STEP,
     _derivatives,
     _transformation,
-    difference,
     second_derivatives,
 )
 
@@ -208,20 +208,23 @@ def _hessian(point: _Point, with_scale: bool = False) -> np.ndarray:
     found[:k, :k] += second_derivatives(moved, point.params, moved.pack(point.gradient))
     _arrays(point.mod, point.params)  # leaves the model real, and where it was
     if point.A.shape != point.start.A.shape:
-        found[:k, :k] -= _turns_of_the_unseen(point)
+        found[:k, :k] -= _turns_of_the_unseen(point, moves)
     return symmetric(found)
 
 
-def _turns_of_the_unseen(point: _Point) -> np.ndarray:
+def _turns_of_the_unseen(point: _Point, moves: dict) -> np.ndarray:
     """What second derivatives lose where the numbers that are never seen turn with parameters.
 
     |S| on those that are seen is that on the numbers that are seen here, over the square of the
-    cosine of the angle between the two.
+    cosine of the angle between the two. From O N = 0, with O what reaches the observations and N
+    the numbers that do not: along a direction N turns by -O^+ dO N.
     """
-    seen = point.start.A.T @ point.A
-    along = difference(lambda x: (V := point._seen_at(x, seen.shape[1])) @ V.T)
-    turns = np.stack([seen.T @ along(point.params, unit) for unit in np.eye(len(point.params))])
-    turns = turns - turns @ seen @ seen.T
+    y, A, (T, Z) = point.y, point.start.A, (point.model.T, point.model.Z)
+    seen = A.T @ point.A
+    unseen = np.linalg.qr(seen, mode="complete")[0][:, seen.shape[1] :]
+    back = np.linalg.pinv(_reach(y, T, Z, A) @ seen)
+    moved = zip(1j * STEP * moves["T"], 1j * STEP * moves["Z"], strict=True)
+    turns = np.stack([back @ _reach(y, T + dT, Z + dZ, A).imag @ unseen for dT, dZ in moved]) / STEP
     return np.einsum("iab,jab->ij", turns, turns)
 
 

@@ -162,8 +162,19 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
     diffuse, as of an integrated SARIMAX whose stationarity is not enforced. The likelihood is that
     of the rest.
     """
-    model, rows, X = _finite(arrays), [], A
-    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (model.T, model.Z))
+    model = _finite(arrays)
+    rows = _reach(y, model.T, model.Z, A)
+    units = np.sqrt(diffuse.first_room(A, model))
+    values, right = np.linalg.svd(rows * units, full_matrices=True)[1:]
+    r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
+    unseen = np.linalg.qr(right[r:].T * units[:, np.newaxis], mode="complete")[0]
+    return unseen[:, len(right) - r :]
+
+
+def _reach(y: np.ndarray, T: np.ndarray, Z: np.ndarray, A: np.ndarray) -> np.ndarray:  # noqa: N803
+    """What the diffuse numbers (q of them) put into each observation: rows Z T^t A, scaled."""
+    rows, X = [], A
+    T, Z = (np.broadcast_to(x, (len(y), *x.shape[-2:])) for x in (T, Z))
     for t, gone in enumerate(np.isnan(y)):
         rows.append(Z[t][~gone] @ X)
         X = T[t] @ X
@@ -171,11 +182,7 @@ def _seen(y: np.ndarray, arrays: dict, A: np.ndarray, r: int | None = None) -> n
         if not 0 < size < np.inf:
             break
         X = X / size
-    units = np.sqrt(diffuse.first_room(A, model))
-    values, right = np.linalg.svd(np.concatenate(rows) * units, full_matrices=True)[1:]
-    r = (values > CANCELS * values.max(initial=0)).sum() if r is None else r
-    unseen = np.linalg.qr(right[r:].T * units[:, np.newaxis], mode="complete")[0]
-    return unseen[:, len(right) - r :]
+    return np.concatenate(rows)
 
 
 def _columns(mod: MLEModel, params: np.ndarray) -> np.ndarray | None:
@@ -283,23 +290,18 @@ class _Point:
             self._refuse_unseen()
         return value, gradient
 
-    def _seen_at(self, params: np.ndarray, r: int | None = None) -> np.ndarray:
-        """The diffuse numbers that reach an observation at other parameters."""
-        try:
-            arrays = _arrays(self.mod, params) | {x: self.arrays[x] for x in ("a0", "P0")}
-            return _seen(self.y, arrays, self.start.A, r)
-        finally:
-            _arrays(self.mod, self.params)
-
     def _columns(self) -> np.ndarray:
         """A for the diffuse numbers that reach an observation at most parameters."""
         known, A = _known(self.mod), self.start.A
         key = np.isnan(self.y).tobytes(), A.tobytes(), _shapes(self.mod)
         if known.diffuse != key:
+            start = {x: self.arrays[x] for x in ("a0", "P0")}
             try:
-                seen = self._seen_at(updates.away_from(self.params))
+                seen = _seen(self.y, _arrays(self.mod, updates.away_from(self.params)) | start, A)
             except (ArithmeticError, ValueError):  # none of its points
                 seen = _seen(self.y, self.arrays, A)
+            finally:
+                _arrays(self.mod, self.params)
             known.diffuse, known.reached = key, seen.shape[1]
         r = known.reached
         return A if r == A.shape[1] else A @ _seen(self.y, self.arrays, A, r)
