@@ -373,9 +373,8 @@ def test_any_layout_gives_the_same_answer():
     expected = entry.loglike(*arrays, 0.0)
     turned = [X[::-1][::-1] for X in map(np.asfortranarray, arrays)]
     assert (entry.loglike(*turned, 0.0) == expected).all()
-    rounded = [X.astype(np.float32) for X in arrays]
-    again = entry.loglike(*(X.astype(float) for X in rounded), 0.0)
-    assert (entry.loglike(*rounded, 0.0) == again).all()
+    for function in (entry.loglike, entry.loglike_and_grad):
+        assert len(function.signatures) == 1  # Python takes what is linked: nothing is compiled anew
 
 
 @pytest.mark.parametrize(

@@ -353,10 +353,9 @@ class _Columns:
         y, c = self.series_alone() if self._in_the_start_alone else self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
-        # Copies: machine code is kept for arrays of one type, and those of a model are read-only.
-        arrays = [np.array(M, dtype=float, order="C") for M in (y, starts, c, P0, T, Z, H, W)]
+        arrays = (np.asarray(M, float) for M in (y, starts, c, P0, T, Z, H, W, precision))
         found = fused.building.load("integrated").integrated(
-            *arrays, np.array(precision), backwards, *[backwards] * 4, float(tol)
+            *arrays, backwards, *[backwards] * 4, float(tol)
         )
         if found[-1][0] < len(self.y):
             raise reference._not_positive_definite(int(found[-1][0]))

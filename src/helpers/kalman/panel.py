@@ -347,10 +347,8 @@ def _shared(given: _Given, tol, gradient: bool):
     Returns what `_own` does, gradients of what is shared as sums.
     """
     X = given.in_time()
-    y = given.y - X["d"] if X["d"].any() else given.y
-    y = np.require(y, float, "CW")
-    # Copies: machine code is kept for arrays of one type.
-    arrays = [X["a0"].copy(), X["P0"][0].copy(), X["c"].copy(), *(X[x][0].copy() for x in "TZHW")]
+    y = np.asarray(given.y - X["d"] if X["d"].any() else given.y, float)
+    arrays = X["a0"], X["P0"][0], X["c"], *(X[x][0] for x in "TZHW")
     fused, weights = _fused(), np.ones((len(y), 1))
     l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
         y, *arrays, weights, *[gradient] * 5, float(tol)

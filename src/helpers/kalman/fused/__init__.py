@@ -184,7 +184,7 @@ def arrays_of(y, model: StateSpace) -> list[np.ndarray]:
             'complex arrays need method="reference": the compiled filter takes real ones'
         )
     y = check_data(y, model)
-    return [y, *(model.in_time[x] for x in (*_FILTERED, "W"))]
+    return [np.asarray(X, float) for X in (y, *map(model.in_time.get, (*_FILTERED, "W")))]
 
 
 def _entry(announce: bool | None = None):

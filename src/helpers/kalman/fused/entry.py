@@ -130,9 +130,10 @@ def linked(function, arguments):
     """What calls a compiled function for arguments of these types, or what Numba makes of others.
 
     By a symbol: compiled code that calls the function itself carries its code, and is long in
-    compiling it once more.
+    compiling it once more. Nor is it compiled for other types: Python takes the same machine code.
     """
     at, returned = address_in(function, arguments), function.overloads[arguments].signature
+    function.disable_compile()
     # With all that is compiled in it, and for which types.
     types_of_it = sha256(str(arguments).encode()).hexdigest()[:8]
     symbol = f"{function.__module__}.{function.__qualname__}.{types_of_it}"
@@ -535,7 +536,7 @@ def loglike(y, a0, P0, c, d, T, Z, H, W, tol):
     """The log-likelihood of each step, (n,); NaN throughout where some F is not positive definite.
 
     y (n, p) with NaN for what is missing; c (k, m), d (k, p), T (k, m, m), Z (k, p, m),
-    H (k, p, p), W = R Q R' (k, m, m) with k = 1 or n. Arrays of any real type and any layout;
+    H (k, p, p), W = R Q R' (k, m, m) with k = 1 or n. Arrays of float64 in any layout;
     ValueError if their shapes do not fit. `tol` bounds, by estimate, what a covariance in a steady
     state misses: max |P - P*|_ij / sqrt(P_ii P_jj); 0 for none. MemoryError if there is not enough.
     """

@@ -354,4 +354,3 @@ _GIVEN = types.Array(types.float64, 4, "C", readonly=True)
 linked_hessian_vector = linked(
     hessian_vector, (*MODEL, READ[1], *[_GIVEN] * 9, *[types.boolean] * 4, types.float64)
 )
-hessian_vector.disable_compile()  # Python takes the same machine code
