@@ -374,7 +374,7 @@ def test_any_layout_gives_the_same_answer():
     turned = [X[::-1][::-1] for X in map(np.asfortranarray, arrays)]
     assert (entry.loglike(*turned, 0.0) == expected).all()
     for function in (entry.loglike, entry.loglike_and_grad):
-        assert len(function.signatures) == 1  # Python takes what is linked: nothing is compiled anew
+        assert len(function.signatures) == 1  # Python takes what graphs do
 
 
 @pytest.mark.parametrize(

@@ -433,15 +433,10 @@ class _Smoother:
                 parts.append((dy, bars.a0, bars.c))
             dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))
         else:
-            # Copies: machine code is kept for arrays of one type, and a model's are read-only.
-            given = (
-                Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
-            )  # fmt: skip
-            fused = _fused()
-            _, dY, r_0, r, _, report = fused.building.load("panel").loglike_and_grad(
-                *(np.array(X, dtype=float, order="C") for X in given), *ONLY_VECTORS,
-                float(self.tol),
-            )  # fmt: skip
+            given = Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
+            _, dY, r_0, r, _, report = _fused().building.load("panel").loglike_and_grad(
+                *(np.asarray(X, float) for X in given), *ONLY_VECTORS, float(self.tol)
+            )
             if report[0] < n:
                 raise reference._not_positive_definite(int(report[0]))
         return np.concatenate([r_0[None], r.swapaxes(0, 1)]), -dY.swapaxes(0, 1)

@@ -65,15 +65,20 @@ def same_pattern(o, s, t):
 def patterns_of(o, varying):
     """`Patterns` of o (n, p), 0.0 where y is missing; a step each if the matrices are `varying`."""
     n, p = o.shape
-    first, pattern, key, count = np.zeros(n, np.int64), np.arange(n), np.zeros(n, np.int64), 0
+    first, pattern, count = np.zeros(n, np.int64), np.arange(n), 0
+    # Patterns with one key stand in a chain: its last one, and before each another.
+    last, before = np.full(n, -1), np.zeros(n, np.int64)
     for t in range(n):
+        key = 0
         for i in range(p):
-            key[t] = (31 * key[t] + (7 if o[t, i] == 0.0 else 3)) & (2**50 - 1)
-        k = count if varying else 0
-        while k < count and not (key[first[k]] == key[t] and same_pattern(o, first[k], t)):
-            k += 1
-        if k == count:
-            first[k], count = t, count + 1
+            key = (31 * key + (7 if o[t, i] == 0.0 else 3)) & (2**50 - 1)
+        key = key % n
+        k = -1 if varying else last[key]
+        while k >= 0 and not same_pattern(o, first[k], t):
+            k = before[k]
+        if k < 0:
+            k, count = count, count + 1
+            first[k], before[k], last[key] = t, last[key], k
         pattern[t] = k
     order, start = np.zeros(n, np.int64), np.zeros(count + 1, np.int64)
     for t in range(n):

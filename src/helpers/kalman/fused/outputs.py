@@ -41,8 +41,9 @@ from helpers.kalman.reference import FilterOutputs
 def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     """a_filt, a_pred, y_hat, P_filt, P_pred, F, l.
 
-    y (n, p), NaN for a gap; c, d, T, Z, H, W with an axis of length 1 or n in front, in any layout. Where F is not positive definite, everything is NaN from there on. ValueError
-    if shapes do not fit, MemoryError if there is not enough.
+    y (n, p), NaN for a gap; c, d, T, Z, H, W with an axis of length 1 or n in front, in any
+    layout. Where F is not positive definite, everything is NaN from there on. ValueError if shapes
+    do not fit, MemoryError if there is not enough.
     """
     y = contiguous(y)
     model = copied(a0, P0, c, d, T, Z, H, W)
@@ -124,6 +125,5 @@ def reverse(
     return gradient, dy
 
 
-linked_reverse = linked(
-    reverse, (*MODEL, *[types.Array(types.float64, k, "C", readonly=True) for k in (2, 2, 2, 3, 3, 3, 1)])
-)
+_COTANGENTS = [types.Array(types.float64, k, "C", readonly=True) for k in (2, 2, 2, 3, 3, 3, 1)]
+linked_reverse = linked(reverse, (*MODEL, *_COTANGENTS))

@@ -8,6 +8,7 @@ Each part is compiled once, for arrays of one type, and what calls it does not c
 import numpy as np
 from numba import types
 
+from helpers.kalman.fused.collapse import patterns_of
 from helpers.kalman.fused.entry import (
     ARRAYS,
     GAINS,
@@ -195,30 +196,15 @@ linked_group = linked(
 
 
 @jitable
-def fingerprints(y):
-    """A number for the gaps of each series, and the steps up to the last with an observation."""
+def seen_of(y):
+    """Ones where series y (J, n, p) are observed, a row each; zeros elsewhere."""
     J, n, p = y.shape
-    prints, ends = np.zeros(J, np.uint64), np.zeros(J, np.int64)
+    seen = np.zeros((J, n * p), np.uint8)
     for j in range(J):
-        x = np.uint64(14695981039346656037)  # Fowler, Noll and Vo's hash, 64 bits
         for t in range(n):
             for i in range(p):
-                seen = not np.isnan(y[j, t, i])
-                x = (x ^ np.uint64(seen)) * np.uint64(1099511628211)
-                if seen:
-                    ends[j] = t + 1
-        prints[j] = x
-    return prints, ends
-
-
-@jitable
-def same_gaps(x, y):
-    """Whether two series (n, p) have the same gaps."""
-    for t in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            if np.isnan(x[t, i]) != np.isnan(y[t, i]):
-                return False
-    return True
+                seen[j, t * p + i] = not np.isnan(y[j, t, i])
+    return seen
 
 
 @jitable
@@ -261,22 +247,16 @@ def all_groups(series, l_bar, a0, model, out, a0_bar, backwards, wanted, tol, re
     if not equal:
         return one_by_one(series, l_bar, a0, model, out, a0_bar, wanted, tol, report)
     of_group, ended = np.empty(3, np.int64), DONE
-    prints, ends = fingerprints(series.y)
-    order = np.argsort(prints)
-    first = 0
-    while first < J:
-        one = order[first]
-        last = first + 1
-        while (
-            last < J
-            and prints[order[last]] == prints[one]
-            and same_gaps(series.y[order[last]], series.y[one])
-        ):
-            last += 1
-        members = order[first:last].copy()
-        first, end = last, ends[one]
-        if end == 0:
+    seen = seen_of(series.y)
+    patterns = patterns_of(seen, False)
+    for k in range(len(patterns.start) - 1):
+        members = patterns.order[patterns.start[k] : patterns.start[k + 1]].copy()
+        one, last = members[0], seen.shape[1]
+        while last > 0 and seen[one, last - 1] == 0:
+            last -= 1
+        if last == 0:
             continue  # nothing is observed, and nothing learned
+        end = (last - 1) // series.y.shape[2] + 1
         group = Series(
             members, series.y, series.c, series.weights, series.l, series.y_bar, series.c_bar
         )

@@ -200,7 +200,7 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
         for x, X in arrays.items()
     }
     R, Q = time["R"], time["Q"]
-    given = [time[x] for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
+    given = [np.asarray(time[x], float) for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
     for X in given:
         X.flags.writeable = False
     given = [y, *given, R @ Q @ R.transpose(0, 2, 1)]
