@@ -545,10 +545,11 @@ WITH_PRIOR = {
 @pytest.mark.parametrize(
     "given", [{}, thorough(WITH_PRIOR)], ids=["diffuse", "a P0 that is a constant"]
 )
+@pytensor.config.change_flags(linker="py")  # compiled, it takes a minute and a half more
 def test_a_laplace_approximation_takes_one_draw_at_a_time(given):
     """Against the normal density of the differences of a random walk with noise."""
     built, within, y = local_level(**given)
-    how = {"random_seed": 1, "progressbar": False, "draws": 400, "compile_kwargs": {"mode": PYTHON}}
+    how = {"random_seed": 1, "progressbar": False, "draws": 400}
     with within:
         found = pymc_extras.fit_laplace(vectorize_draws=False, **how)
 

@@ -434,7 +434,8 @@ class _Smoother:
             dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))
         else:
             given = Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
-            _, dY, r_0, r, _, report = _fused().building.load("panel").loglike_and_grad(
+            load = _fused().building.load
+            _, dY, r_0, r, _, report = load("panel").loglike_and_grad(
                 *(np.asarray(X, float) for X in given), *ONLY_VECTORS, float(self.tol)
             )
             if report[0] < n:
