@@ -549,7 +549,7 @@ WITH_PRIOR = {
 def test_a_laplace_approximation_takes_one_draw_at_a_time(given):
     """Against the normal density of the differences of a random walk with noise."""
     built, within, y = local_level(**given)
-    how = {"random_seed": 1, "progressbar": False, "draws": 400}
+    how = {"random_seed": 1, "progressbar": False, "draws": 100}
     with within:
         found = pymc_extras.fit_laplace(vectorize_draws=False, **how)
 
