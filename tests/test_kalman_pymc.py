@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -478,13 +479,41 @@ def test_a_diffuse_start_that_cannot_be():
     y = season_of_four()
     with pytest.raises(ValueError, match="sigma_noise does not enter the initial state alone"):
         diffuse_model(y, ["sigma_noise"])
-    with pytest.raises(ValueError, match="P0 has a prior in the model: leave it out"):
+    with pytest.raises(ValueError, match="P0 has a prior in the model, or from"):
         diffuse_model(y, P0=lambda name: pm.Deterministic(name, pt.eye(5)))
     built = (st.LevelTrend(order=1) + st.MeasurementError(name="noise")).build(verbose=False)
     with pytest.raises(TypeError, match="context"):
         diffuse_start(built)
     with pytest.raises(ValueError, match="call diffuse_start first"):
         draw_initial(built, None)
+
+
+def test_numbers_that_no_data_tell_apart():
+    """A level and all four seasons around it; the way out that the warning names has a value."""
+    names = "initial_level", "initial_seasonal"
+    priors = {
+        "initial_seasonal": lambda name: pm.Normal(name, shape=4),
+        "P0": lambda name: pm.Deterministic(name, pt.zeros((6, 6))),
+    }
+
+    def build(names, **more):
+        built = models.BayesianETS(
+            order=("A", "N", "A"), seasonal_periods=4, endog_names=["a"], verbose=False
+        )
+        with pm.Model(coords=built.coords) as within:
+            for name in ("alpha", "gamma", "sigma_state"):
+                pm.Beta(name, 2, 2)
+            for name, make in more.items():
+                make(name)
+            diffuse_start(built, names)
+            built.build_statespace_graph(season_of_four())
+        return within.compile_logp(mode=UNOPTIMISED)(within.initial_point())
+
+    with pytest.warns(UserWarning, match=f"do not tell all numbers of {', '.join(names)} apart"):
+        assert np.isnan(build(None))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the data do not tell")
+        assert np.isfinite(build(["initial_level"], **priors))
 
 
 def test_second_derivatives_serve_the_optimisers_of_pymc_extras():

@@ -243,9 +243,11 @@ def test_a_model_is_no_path(tmp_path):
 def test_the_command_lists_operators_without_a_rule(tmp_path, monkeypatch, capsys):
     model = parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "my.own" : 1]>
-        g (float[2, 2] X, int64[1] axes) => (float[2, 2] Y, int64 n) 
+        g (float[2, 2] X, int64[1] axes, bool pick) => (float[2, 2] Y, int64 n)
         { a = Det(W)  b = my.own.Thing(X)  d = Mul(X, a)  flag = Less(X, d)
-          c = Cast<to = 1>(flag)  e = Mul(d, c)  Y = Add(e, b)
+          c = Cast<to = 1>(flag)  e = Mul(d, c)  f = Add(e, b)
+          Y = If(pick)<then_branch = t () => (float[2, 2] u) { u = Add(f, d) },
+                       else_branch = o () => (float[2, 2] v) { v = Sub(f, d) }>
           unused = Det(X)  m = Mod(axes, axes)  n = Squeeze(m) }"""
     )
     model.graph.initializer.append(numpy_helper.from_array(np.eye(2, dtype=np.float32), "W"))
@@ -258,7 +260,7 @@ def test_the_command_lists_operators_without_a_rule(tmp_path, monkeypatch, capsy
         assert main([str(path), "--list"]) == 0
         said = capsys.readouterr().out
         assert "2 Det" in said
-        assert said.split("\n\n")[-1].split("\n")[1] == "  1 Det, 1 Thing (my.own)"
+        assert said.split("\n\n")[-1].split("\n")[1] == "  1 Det, 1 Thing (my.own), 1 If"
     assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "w"}
 
 

@@ -582,10 +582,9 @@ def test_sums_over_all_sites_are_accumulated_in_float64(function):
         getattr(op.sum_ground, function)(dY, none, site),
         getattr(op.put_back, function)(dY, winner.astype(np.int32), site)[1],
     ]
-    if function == "kernel":  # NumPy's are one BLAS product
-        W = np.ones((1, 2), np.float32)
-        sums.append(op.conv_grad_weights.kernel(ones, dY, each, each))
-        sums.append(op.conv_grads.kernel(ones, W, dY, each, each)[1])
+    W = np.ones((1, 2), np.float32)
+    sums.append(getattr(op.conv_grad_weights, function)(ones, dY, each, each))
+    sums.append(getattr(op.conv_grads, function)(ones, W, dY, each, each)[1])
     for total in sums:
         assert total.dtype == np.float32
         assert np.ravel(total)[0] == pytest.approx(m * tenth, rel=1e-6)

@@ -60,7 +60,7 @@
     const years = [1880, 1900, 1920, 1940, 1960].map((value) => value - NILE.first);
     return (
       ticks.map((tick) => `<line class="grid" x1="${LEFT}" x2="${width - RIGHT}" y1="${y(tick)}" y2="${y(tick)}"/>` +
-        `<text x="${LEFT - 6}" y="${y(tick) + 4}" text-anchor="end">${tick}</text>`).join("") +
+        `<text x="${LEFT - 6}" y="${y(tick) + 4}" text-anchor="end">${minus(String(tick))}</text>`).join("") +
       years.map((t) => `<text x="${x(t)}" y="${height - 4}" text-anchor="middle">${year(t)}</text>`).join("") +
       `<text x="${LEFT}" y="13">${label}</text>`
     );
@@ -102,7 +102,7 @@
   }
 
   function drawAdjoint(result) {
-    const width = below.clientWidth, height = 140, x = across(width);
+    const width = below.clientWidth, height = 152, x = across(width);
     const most = Math.max(...result.adjoint.map(Math.abs)) || 1;
     const scale = 10 ** Math.ceil(Math.log10(most)), tick = most > scale / 2 ? scale / 2 : scale / 5;
     const y = (value) => 76 - (value * 52) / most;

@@ -105,6 +105,15 @@ FIRST = {
     "steady state": "notebooks/kalman/12-steady-state",
     "score": "notebooks/kalman/21-a-score-for-statsmodels",
     "missing": "notebooks/kalman/08-gaps-and-moving-parts",
+    "gap": "notebooks/kalman/08-gaps-and-moving-parts",
+    "panel": "notebooks/kalman/17-a-thousand-series",
+    "many series": "notebooks/kalman/17-a-thousand-series",
+    "standard errors": "notebooks/kalman/15-how-sure",
+    "speed": "notebooks/kalman/14-benchmarks",
+    "PyMC": "notebooks/kalman/13-drop-in",
+    "statsmodels": "notebooks/kalman/21-a-score-for-statsmodels",
+    "diffuse": "notebooks/kalman/16-the-start-nobody-has-to-guess",
+    "JAX": "book/api/kalman",
 }
 
 

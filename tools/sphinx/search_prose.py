@@ -2,6 +2,8 @@
 
 Code and what it prints are left out of the index; book/search-order.js puts a page whose
 title has the words before others, and names of the package after the pages that explain them.
+Where no title has the word that a reader would type, an index directive in the page gives it, with
+an exclamation mark: `! panel`.
 """
 
 from docutils import nodes

@@ -12,6 +12,7 @@ simulation smoother of :mod:`helpers.kalman.smoothing`.
 
 import functools
 import inspect
+import warnings
 
 import numpy as np
 
@@ -327,6 +328,7 @@ def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
     missing = missing_mask(given[0], built.missing_fill_value)
     y, *model = _with_jitter(given, missing, built.cov_jitter)
     value, mean, covariance = posterior(y, *model, A=A)
+    _warn_where_open(within, value, names)
     for name, X in zip(ESTIMATES, (mean, covariance), strict=True):
         pm.Deterministic(name, X)
     terms, expected, covariances = predictions(y, *model, A=A)
@@ -334,6 +336,22 @@ def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
         OBSERVED_LIKELIHOOD_NAME, mus=expected, covs=covariances,
         logp=OneStepTerms()(value, terms), observed=data, dims=dims,
     )  # fmt: skip
+
+
+def _warn_where_open(within, value, names):
+    """PyMC itself says no more than that the initial evaluation failed."""
+    mode = pytensor.compile.mode.Mode("py", "fast_compile")
+    found = within.compile_fn(
+        within.replace_rvs_by_values([value]), inputs=within.value_vars, mode=mode,
+        on_unused_input="ignore",
+    )  # fmt: skip
+    if np.isnan(found(within.initial_point())).any():
+        warnings.warn(
+            f"the data do not tell all numbers of {', '.join(names)} apart, or F is not positive "
+            "definite: at the initial point the log-likelihood is NaN, and no sampler starts. Give "
+            "some a prior, and the others to diffuse_start(built, names)",
+            stacklevel=4,
+        )
 
 
 def _no_initial_state(*_):
@@ -369,6 +387,9 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     first ones, which leave a direction of the numbers open, there is no such density, and both are
     NaN; so is the logarithm where nothing is observed. For a comparison leave these steps out:
     ``log_likelihood.dropna("time")``.
+
+    Numbers that the data do not tell apart, such as a level and all seasons around it, have no
+    likelihood; ``built.build_statespace_graph`` warns of them.
 
     The placeholders are the same for all draws, as a P0 is that does not depend on the parameters:
     ``pymc_extras.fit_laplace(vectorize_draws=False)`` takes them, and so does
@@ -434,7 +455,9 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
         chosen += [name for name in variables if name in in_P0 - in_x0 - in_others]
     taken = [name for name in chosen if name in model.named_vars]
     if taken:
-        raise ValueError(f"{', '.join(taken)} has a prior in the model: leave it out")
+        raise ValueError(
+            f"{', '.join(taken)} has a prior in the model, or from an earlier call: leave it out"
+        )
     integrated_out = tuple(name for name in chosen if name in initial)
     for name in chosen:
         shape, dtype = built.param_info[name]["shape"], variables[name].dtype

@@ -21,7 +21,7 @@ from helpers.onnx_grad.files import as_inputs, file_derivative, read_structure
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
-from helpers.onnx_grad.rules.table import dependents, may_be_real
+from helpers.onnx_grad.rules.table import dependents, inputs_of, may_be_real
 from helpers.onnx_grad.simplify import live_nodes, tensor_infos
 from helpers.onnx_grad.tensor import REAL
 
@@ -152,7 +152,7 @@ def without_rule(model: ModelProto) -> Counter[str]:
     lacking = (
         node
         for node in live_nodes(graph.node, real(v.name for v in graph.output))
-        if moving.intersection(node.input) and real(node.output)
+        if moving & inputs_of(node) and real(node.output)
         if (node.domain, node.op_type) not in RULES
     )
     return Counter(f"{n.op_type} ({n.domain})" if n.domain else n.op_type for n in lacking)

@@ -24,7 +24,14 @@ from helpers.sparse_conv.rules import (
     rulebook,
     union_rulebooks,
 )
-from helpers.sparse_conv.value import SparseValue, array, expect, expect_kind, total
+from helpers.sparse_conv.value import (
+    SparseValue,
+    array,
+    expect,
+    expect_kind,
+    total,
+    transpose_times,
+)
 
 __all__ = [
     "build_q",
@@ -188,7 +195,7 @@ def sparse_conv_grad(
     parts = []
     for M, t, W_g, dY_g, dt_out_g in _groups(groups, x.values, x.ground_state, W, dY, dt_out):
         dM, dt = grad_q(dY_g @ W_g.T, rules)
-        dW = build_q(M, t, rules).T @ dY_g
+        dW = transpose_times(build_q(M, t, rules), dY_g)
         if not rules.transposed:
             dt = dt + (W_g @ dt_out_g).reshape(-1, len(t)).sum(axis=0)
             dW = dW + np.outer(_tile(t, rules), dt_out_g)

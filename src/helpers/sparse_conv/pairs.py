@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.sparse_conv.rules import Rulebook, expect_rules
-from helpers.sparse_conv.value import array, expect, total
+from helpers.sparse_conv.value import array, expect, total, transpose_times
 
 __all__ = ["conv_without_q", "conv_without_q_grad"]
 
@@ -100,7 +100,7 @@ def pairs_grad_weights(values, dY, rules: Rulebook) -> np.ndarray:
     values, dY = np.asarray(values), np.asarray(dY)
     n_in, n_out = values.shape[-1], dY.shape[-1]
     expect("values", values, "(a_in, n_in)", (len(rules.dst), n_in))
-    wide = values.T @ _reached(dY, n_out, rules)
+    wide = transpose_times(values, _reached(dY, n_out, rules))
     return wide.reshape(n_in, -1, n_out).transpose(1, 0, 2).reshape(-1, n_out)  # blocks on top
 
 
@@ -119,8 +119,7 @@ def sum_ground(dY, rules: Rulebook) -> np.ndarray:
     """D (f^d, n_out), the transpose: sum of the rows of dY (a_out, n_out) without a site at k."""
     dY, unseen = np.asarray(dY), rules.src == len(rules.dst)
     if np.isfinite(dY).all():
-        wide = np.result_type(dY, np.float64)
-        return (unseen.astype(wide).T @ dY.astype(wide)).astype(dY.dtype)
+        return transpose_times(unseen, dY)
     return np.stack([total(dY[rows]) for rows in unseen.T])
 
 

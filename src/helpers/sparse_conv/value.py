@@ -169,7 +169,8 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
     Raises
     ------
     ValueError
-        If there is no image, one is a batch itself, or shapes or ground states differ.
+        If there is no image, one is a batch itself, shapes or ground states differ, or all cells
+        are more than int64 can number.
     """
     expect_kind("images", images, Sequence, made=" of SparseValue")
     if len(images) == 0:
@@ -183,6 +184,7 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
             raise ValueError(f"image {k} has shape {x.shape}, image 0 has {first.shape}")
         if not np.array_equal(x.ground_state, first.ground_state, equal_nan=True):
             raise ValueError(f"image {k} and image 0 have different ground states")
+    check_cells((len(images), *first.grid))
     sites = np.concatenate([x.sites for x in images])
     which = np.repeat(np.arange(len(images), dtype=sites.dtype), [len(x.sites) for x in images])
     return SparseValue._trusted(
@@ -288,6 +290,12 @@ def refuse_duplicates(sites: np.ndarray, grid: tuple[int, ...]) -> None:
 def total(X: np.ndarray) -> np.ndarray:
     """The sum of the rows, accumulated in float64: in float32, a million rows lose their tail."""
     return X.sum(axis=0, dtype=np.result_type(X, np.float64)).astype(X.dtype)
+
+
+def transpose_times(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """X' Y, a sum over rows too."""
+    wide = np.result_type(X, Y, np.float64)
+    return (X.T.astype(wide) @ Y.astype(wide)).astype(np.result_type(X, Y))
 
 
 def expect(name: str, X: np.ndarray, letters: str, shape: tuple[int, ...]) -> None:
