@@ -139,6 +139,11 @@ def test_patterns_that_come_back_are_one():
     parts = [sorted(part) for part in np.split(patterns.order, patterns.start[1:-1])]
     assert sorted(parts) == [[0, 2], [1, 4], [3]]
     assert len(collapse.patterns_of(o, True).start) == 6
+    o = np.random.default_rng(0).integers(2, size=(60, 5)).astype(float)  # some keys are the same
+    patterns = collapse.patterns_of(o, False)
+    assert len(patterns.start) == 1 + len({*map(tuple, o)})
+    for part in np.split(patterns.order, patterns.start[1:-1]):
+        assert (o[part] == o[part[0]]).all()
 
 
 def test_what_the_model_says_of_a_missing_component_does_not_count():
