@@ -54,12 +54,13 @@ def test_edit_button(site, name):
 TYPESET = [
     "book/notation.html",
     "notebooks/pytensor/02-pushing-and-pulling.html",
+    "notebooks/kalman/04-all-ten-gradients.html",
     "notebooks/kalman/05-adjoint-smoother.html",
     "notebooks/sparse/02-gradient-of-a-gather.html",
     "notebooks/onnx/02-rules.html",
     "notebooks/onnx/03-rules-of-layers.html",
 ]
-FREE = "div.math mjx-container { overflow: visible !important; }"
+FREE = ":is(div.math mjx-container, span.math) { overflow: visible !important; }"
 
 
 @pytest.mark.parametrize("name", TYPESET)
