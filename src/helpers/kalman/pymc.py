@@ -349,7 +349,8 @@ def _warn_where_open(within, value, names):
         warnings.warn(
             f"the data do not tell all numbers of {', '.join(names)} apart, or F is not positive "
             "definite: at the initial point the log-likelihood is NaN, and no sampler starts. Give "
-            "some a prior, and the others to diffuse_start(built, names)",
+            "some a prior, and the others to diffuse_start(built, names); if all are one vector, "
+            "give it a wide P0 in place of diffuse_start",
             stacklevel=4,
         )
 
