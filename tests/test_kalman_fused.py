@@ -375,6 +375,10 @@ def test_any_layout_gives_the_same_answer():
     assert (entry.loglike(*turned, 0.0) == expected).all()
     for function in (entry.loglike, entry.loglike_and_grad):
         assert len(function.signatures) == 1  # Python takes what graphs do
+    rounded = StateSpace(**{x: X.astype(np.float32) for x, X in model.asdict().items()})
+    exact = StateSpace(**{x: X.astype(float) for x, X in rounded.asdict().items()})
+    y = y.astype(np.float32)  # float64 at the door, whatever comes; W is rounded before
+    assert relative_error(fused.loglike(y, rounded), fused.loglike(y.astype(float), exact)) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def as_compiled(X):
     """An array such as the passes are compiled for.
 
     For those of another type, of another layout or read-only, as a batch's are, Numba would compile
-    the passes' entries anew, for seconds.
+    the functions of draws anew, for seconds.
     """
     return np.require(X, np.float64, "CW")
 
