@@ -100,24 +100,16 @@ def _side_by_side(W, positions):
     n_in, n_out = W.shape[0] // positions, W.shape[1]
     if n_in * positions != W.shape[0]:
         raise ValueError("W needs f^d*n_in rows")
-    wide = np.empty((n_in, positions * n_out), W.dtype)
-    for k in range(positions):
-        for c in range(n_in):
-            for n in range(n_out):
-                wide[c, k * n_out + n] = W[k * n_in + c, n]
-    return wide
+    blocks = np.ascontiguousarray(W).reshape((positions, n_in, n_out))
+    return blocks.transpose((1, 0, 2)).copy().reshape((n_in, positions * n_out))
 
 
 @njit
 def _on_top(wide, positions, dtype):
     """The inverse of _side_by_side."""
     n_in, n_out = wide.shape[0], wide.shape[1] // positions
-    W = np.empty((positions * n_in, n_out), dtype)
-    for k in range(positions):
-        for c in range(n_in):
-            for n in range(n_out):
-                W[k * n_in + c, n] = wide[c, k * n_out + n]
-    return W
+    blocks = wide.reshape((n_in, positions, n_out)).transpose((1, 0, 2)).astype(dtype)
+    return np.ascontiguousarray(blocks).reshape((positions * n_in, n_out))
 
 
 @njit
