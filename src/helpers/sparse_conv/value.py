@@ -72,18 +72,14 @@ class SparseValue:
         t = _ground_state(self.ground_state, n_in, values.dtype)
         refuse_duplicates(sites, shape[:-1])
         dtype = np.result_type(values, t)
-        self._set(sites, values.astype(dtype, copy=False), shape, t.astype(dtype, copy=False), d)
-
-    def _set(self, *fields) -> None:
-        names = ("sites", "values", "shape", "ground_state", "d")
-        for name, field in zip(names, fields, strict=True):
-            object.__setattr__(self, name, field)
+        values, t = values.astype(dtype, copy=False), t.astype(dtype, copy=False)
+        vars(self).update(sites=sites, values=values, shape=shape, ground_state=t, d=d)
 
     @classmethod
     def _trusted(cls, sites, values, shape, ground_state, d) -> SparseValue:
         """Without the checks: for what a layer made of a SparseValue."""
         x = object.__new__(cls)
-        x._set(sites, values, shape, ground_state, d)
+        vars(x).update(sites=sites, values=values, shape=shape, ground_state=ground_state, d=d)
         return x
 
     @property
