@@ -25,18 +25,6 @@ import numpy as np
 from helpers.statespace import SHAPES as AXES
 from helpers.statespace import STATIC, StateSpace
 
-__all__ = [
-    "Series",
-    "co2",
-    "local_level_arrays",
-    "macro",
-    "nile",
-    "random_model",
-    "seasonal_arrays",
-    "simulate",
-    "structural_example",
-]
-
 MAY_VARY = tuple(name for name in AXES if name not in STATIC)
 
 

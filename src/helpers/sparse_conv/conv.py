@@ -33,18 +33,6 @@ from helpers.sparse_conv.value import (
     transpose_times,
 )
 
-__all__ = [
-    "build_q",
-    "grad_q",
-    "next_ground_state",
-    "sparse_add",
-    "sparse_conv",
-    "sparse_conv_2d",
-    "sparse_conv_2d_grad",
-    "sparse_conv_grad",
-    "sparse_relu",
-]
-
 
 def build_q(values, ground_state, rules: Rulebook) -> np.ndarray:
     """Q: one gather; of a transposed rulebook, of what differs from the ground state.
@@ -160,11 +148,11 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook, *, groups: int = 1) -> Sp
         divide n_in and n_out.
     """
     expect_rules(rules, x)
-    W, b = check_weights(W, b, rules.src.shape[1], x.shape[-1], groups)
+    W, b = _weights(W, b, rules.src.shape[1], x.shape[-1], groups)
     values, t_out = [], []
     for M, t, W_g, b_g in _groups(groups, x.values, x.ground_state, W, b):
         values.append(build_q(M, t, rules) @ W_g + b_g)
-        t_out.append(b_g if rules.transposed else _tile(t, rules) @ W_g + b_g)
+        t_out.append(b_g if rules.transposed else np.tile(t, rules.src.shape[1]) @ W_g + b_g)
     return SparseValue._trusted(
         rules.sites, np.hstack(values), (*rules.grid, len(b)), np.hstack(t_out), x.d
     )
@@ -190,7 +178,7 @@ def sparse_conv_grad(
     """
     expect_rules(rules, x)
     dY, dt_out = array("dY", dY), array("dt_out", dt_out)
-    W, _ = check_weights(W, dt_out, rules.src.shape[1], x.shape[-1], groups)
+    W, _ = _weights(W, dt_out, rules.src.shape[1], x.shape[-1], groups)
     expect("dY", dY, "(a_out, n_out)", (len(rules.src), W.shape[1]))
     parts = []
     for M, t, W_g, dY_g, dt_out_g in _groups(groups, x.values, x.ground_state, W, dY, dt_out):
@@ -198,7 +186,7 @@ def sparse_conv_grad(
         dW = transpose_times(build_q(M, t, rules), dY_g)
         if not rules.transposed:
             dt = dt + (W_g @ dt_out_g).reshape(-1, len(t)).sum(axis=0)
-            dW = dW + np.outer(_tile(t, rules), dt_out_g)
+            dW = dW + np.outer(np.tile(t, rules.src.shape[1]), dt_out_g)
         parts.append((dM, dt, dW, total(dY_g) + dt_out_g))
     return tuple(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
 
@@ -206,10 +194,6 @@ def sparse_conv_grad(
 def _groups(groups: int, *arrays):
     """The columns of each group, of all arrays."""
     return zip(*(np.split(X, groups, axis=-1) for X in arrays), strict=True)
-
-
-def _tile(t, rules: Rulebook) -> np.ndarray:
-    return np.tile(t, rules.src.shape[1])
 
 
 def sparse_conv_2d(x: SparseValue, W, b, f, *, stride=1, pad=0, dilation=1) -> SparseValue:
@@ -289,9 +273,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return np.where(x.real <= 0, x.dtype.type(0), x)  # a NaN stays one
 
 
-def check_weights(
-    W, b, positions: int, n_in: int, groups: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def _weights(W, b, positions: int, n_in: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
     """W and b as arrays; ValueError if their shapes do not fit positions = f^d, n_in and groups."""
     W, b = array("W", W), array("b", b)
     groups = integer("groups", groups, 1)

@@ -28,26 +28,6 @@ from helpers.sparse_conv.rules import (
 )
 from helpers.sparse_conv.value import SparseValue, expect_kind, plain
 
-__all__ = [
-    "SymbolicRules",
-    "SymbolicValue",
-    "add",
-    "conv",
-    "conv_with_q",
-    "max_pool",
-    "mean_pool",
-    "moments",
-    "next_ground_state",
-    "normalise",
-    "relu",
-    "rule_arrays",
-    "symbolic_rules",
-    "symbolic_value",
-    "to_dense",
-    "to_points",
-    "voxel_means",
-]
-
 POOLED = WINDOWS, DENSE, UNION  # the kinds that a pooling takes
 
 

@@ -28,15 +28,6 @@ from helpers.sparse_conv.value import (
     refuse_other_sites,
 )
 
-__all__ = [
-    "PointMap",
-    "point_map",
-    "to_points",
-    "to_points_grad",
-    "voxel_means",
-    "voxel_means_grad",
-]
-
 
 class PointMap(NamedTuple):
     """Which voxel each of m points is in.

@@ -7,14 +7,6 @@ import numpy as np
 from helpers.sparse_conv.rules import Rulebook, refuse_transposed, rulebook
 from helpers.sparse_conv.value import SparseValue, expect_kind
 
-__all__ = [
-    "max_pool_grad",
-    "max_pool_winners",
-    "sparse_max_pool",
-    "sparse_max_pool_2d",
-    "take_winners",
-]
-
 
 def max_pool_winners(values, ground_state, rules: Rulebook) -> np.ndarray:
     """Where the maximum of each window and channel is.
