@@ -13,12 +13,13 @@ from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.kalman import kalman_loglike
+from helpers.kalman.ops import likelihood
 from helpers.kalman.ops.diffuse import kalman_diffuse_loglike
 from helpers.kalman.ops.draws import kalman_draw, kalman_smooth
 from helpers.kalman.ops.likelihood import KalmanLoglike, KalmanLoglikeGrad, kalman_filter_outputs
 from helpers.kalman.ops.panel import kalman_loglike_panel
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
-from helpers.kalman.scan import symbolic_model
+from helpers.kalman.scan import kalman_step, symbolic_model
 
 PLAIN = pytensor.compile.mode.Mode(linker="py", optimizer="fast_compile")
 PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer="fast_run")
@@ -283,3 +284,33 @@ def test_forward_mode_of_the_gradient():
     direction = np.random.default_rng(0).standard_normal(model.T.shape)
     found, expected = evaluate(*values_of(y, model), direction)
     assert relative_error(found, expected) < 1e-12
+
+
+def step_by_step(y, a0, P0, c, d, T, Z, H, W):
+    """What the scan gives, of two steps, without its loop, which takes minutes to compile."""
+    a, P, found = a0, P0, []
+    for t in range(2):
+        a_filt, a_next, y_hat, P_filt, P_next, F, l = kalman_step(y[t], a, P, c, d, T, Z, H, W)
+        found.append((a_filt, a, y_hat, P_filt, P, F, l))
+        a, P = a_next, P_next
+    return FilterOutputs(*map(pt.stack, zip(*found, strict=True)))
+
+
+LOSSES = {
+    "linear": lambda out: out.a_filt.sum() + out.P_pred[:, 0].sum(),
+    "curved": lambda out: (out.a_filt**2).sum() + (pt.tanh(out.l) * out.P_pred[:, 0, 0]).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_second_derivatives_where_inputs_depend_on_each_other(loss, monkeypatch):
+    """The gradient moves with each input alone: a0 and P0 come from T, cotangents from all."""
+    monkeypatch.setattr(likelihood, "filter_graph_W", step_by_step)
+    theta, I = pt.scalar("theta"), np.eye(2)
+    T = pt.stack([pt.stack([theta, 0.3]), pt.stack([-0.2, theta**2])])
+    model = (T[0], T @ T.T + I, 0 * T[0], np.zeros(1), T, I[:1], I, pt.exp(theta) * I[:1, :1], I)
+    out = kalman_filter_outputs(np.array([[1.0], [-0.5]]), *model)
+    slope = pt.grad(LOSSES[loss](out), theta)
+    evaluate = pytensor.function([theta], [slope, pt.grad(slope, theta)], mode=PLAIN)
+    above, below, at = (np.array(evaluate(x)) for x in (0.6 + 1e-5, 0.6 - 1e-5, 0.6))
+    assert relative_error(at[1], (above[0] - below[0]) / 2e-5) < 1e-8

@@ -16,6 +16,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op, Variable
+from pytensor.graph.replace import graph_replace
 
 from helpers.kalman.fused.building import load
 from helpers.kalman.numba_backend import (
@@ -241,6 +242,27 @@ def connected(names, variables) -> dict:
         for x, X in zip(names, variables, strict=True)
         if not isinstance(X.type, DisconnectedType)
     }
+
+
+def pulled_twice(outputs, X: dict, bars: dict) -> dict:
+    """The pullback, by autodiff, of an Op that gives outputs and the gradients of them, weighted.
+
+    ``outputs`` gives those with weights among the inputs X, as graphs of the inputs, by name. The
+    graphs are of symbols: a gradient with respect to inputs that depend on each other would go
+    through what they depend on as well.
+    """
+    own, weights = ({x: V.type() for x, V in given.items()} for given in (X, bars))
+    found = outputs(own)
+    loss = sum((own[f"{x}_bar"] * V).sum() for x, V in found.items())
+    wrt = [x for x in bars if x not in found]
+    slopes = pt.grad(loss, [own[x] for x in wrt], disconnected_inputs="ignore")
+    found |= zip(wrt, slopes, strict=True)
+    total = sum((weights[x] * found[x]).sum() for x in bars)
+    moved = pt.grad(total, [*own.values()], disconnected_inputs="ignore")
+    symbols = dict(
+        zip([*own.values(), *weights.values()], [*X.values(), *bars.values()], strict=True)
+    )
+    return dict(zip(X, graph_replace(moved, symbols, strict=False), strict=True))
 
 
 def asked(requested) -> tuple[bool, ...]:

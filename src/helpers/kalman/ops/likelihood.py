@@ -28,7 +28,7 @@ from pytensor.tensor.blockwise import Blockwise
 
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.numba_backend import numba_njit
-from helpers.kalman.ops.declared import Declared, asked, of_one_float_type
+from helpers.kalman.ops.declared import Declared, asked, of_one_float_type, pulled_twice
 from helpers.kalman.recursions import TOLERANCE
 from helpers.kalman.reference import FilterOutputs
 from helpers.kalman.scan import filter_graph_W
@@ -356,15 +356,14 @@ class KalmanFilterGrad(OfModel):
 
     def pull(self, X, bars):
         """Autodiff, twice, of the scan."""
-        model = {x: X[x] for x in INPUTS}
-        weights = {x: X[f"{x}_bar"] for x in self.given}
-        symmetric = {x: (model[x] + model[x].mT) / 2 for x in ("P0", "H", "W")}
-        outputs = filter_graph_W(**(model | symmetric))
-        loss = sum((getattr(outputs, x) * bar).sum() for x, bar in weights.items())
-        gradients = pt.grad(loss, [model[x] for x in bars], disconnected_inputs="ignore")
-        total = sum((bar * G).sum() for bar, G in zip(bars.values(), gradients, strict=True))
-        moved = pt.grad(total, [*X.values()], disconnected_inputs="ignore")
-        return {x: G.astype(X[x].dtype) for x, G in zip(X, moved, strict=True)}
+
+        def outputs(own):
+            model = {x: own[x] for x in INPUTS}
+            symmetric = {x: (model[x] + model[x].mT) / 2 for x in ("P0", "H", "W")}
+            found = filter_graph_W(**(model | symmetric))
+            return {x: getattr(found, x) for x in self.given}
+
+        return pulled_twice(outputs, X, bars)
 
 
 class Product(Declared):

@@ -12,12 +12,11 @@ The Op's inputs are y with d taken off, and everything but P0 with all axes that
 from __future__ import annotations
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
-from pytensor.graph.replace import _vectorize_node, graph_replace
+from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import Blockwise, vectorize_node_fallback
 
-from helpers.kalman.ops.declared import Declared, asked
+from helpers.kalman.ops.declared import Declared, asked, pulled_twice
 from helpers.kalman.ops.likelihood import INPUTS as OF_ONE
 from helpers.kalman.ops.likelihood import KalmanLoglike, from_model, less
 from helpers.kalman.recursions import TOLERANCE
@@ -156,18 +155,9 @@ class KalmanPanelGrad(Declared):
 
     def pull(self, X, bars):
         """By the Op for one series, in a loop: second derivatives share no covariances."""
-        # Of symbols of its own: an input may depend on another one.
-        own = {x: V.type() for x, V in X.items()}
-        weights = {x: bar.type() for x, bar in bars.items()}
-        l = _one_by_one([own[x] for x in PANEL], self.tol)
-        wrt = [x for x in bars if x != "l"]
-        slopes = pytensor.grad((own["l_bar"] * l).sum(), [own[x] for x in wrt])
-        found = dict(zip(wrt, slopes, strict=True)) | {"l": l}
-        total = sum((weights[x] * found[x]).sum() for x in bars)
-        moved = pytensor.grad(total, [*own.values()], disconnected_inputs="ignore")
-        symbols, given = [*own.values(), *weights.values()], [*X.values(), *bars.values()]
-        moved = graph_replace(moved, dict(zip(symbols, given, strict=True)), strict=False)
-        return dict(zip(X, moved, strict=True))
+        return pulled_twice(
+            lambda own: {"l": _one_by_one([own[x] for x in PANEL], self.tol)}, X, bars
+        )
 
 
 def _repeated(X, length, axis=0):
