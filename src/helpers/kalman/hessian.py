@@ -154,27 +154,21 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
 
     Those that may vary over time come with a time axis of length n.
     """
-    observed, k = reference.kalman_filter(y, model).observed, len(dot["y"])
-    found = [
-        _along(y, model, observed, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)
-    ]
+    o, k = reference.kalman_filter(y, model).observed.astype(float), len(dot["y"])
+    found = [_along(y, model, o, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)]
     slopes, W_bars, bars = zip(*found, strict=True)
     bars = {x: np.stack(X) for x, X in zip(_PULLED, zip(*bars, strict=True), strict=True)}
-    bars["y"], bars["d"] = bars["y"] * observed, bars["d"] * observed
-    bars["Z"] = bars["Z"] * observed[:, :, np.newaxis]
-    bars["H"] = bars["H"] * reference._pairs(observed)
     return W_bars[0], np.stack(slopes), bars.pop("y"), bars
 
 
-_PULLED = ("a0", "P0", "y", "c", "d", "T", "Z", "H", "W")
+_PULLED = ("a0", "P0", *reference.StepGradients._fields)
 
 
-def _along(y, model: StateSpace, observed, dot: dict, weights):
+def _along(y, model: StateSpace, o, dot: dict, weights):
     """The slope of each step, W_bar, and the tangents of the gradients, along one direction.
 
     The filter's loop and the pullback's, on matrices that move.
     """
-    n, o = len(y), observed.astype(float)
     at_step = recursions.at_step
 
     def at(x, t):
@@ -182,28 +176,22 @@ def _along(y, model: StateSpace, observed, dot: dict, weights):
         return Moving(at_step(model.in_time[x], t), at_step(dot[x], t))
 
     a, P = Moving(model.a0, dot["a0"]), Moving(symmetric(model.P0), dot["P0"])
-    steps, slopes, I_p = [], [], np.eye(model.p)
-    for t in range(n):
-        d, Z, H = recursions.mask(o[t], at("d", t), at("Z", t), at("H", t))
-        F, logdet, C_inv, S, Kf, G, P_filt = recursions.factor(o[t], P, Z, H, I_p)
+    steps, I_p = [], np.eye(model.p)
+    for t in range(len(y)):
+        masked = recursions.mask(o[t], at("d", t), at("Z", t), at("H", t))
         y_t = recursions.rows(Moving(y[t], dot["y"][t]), o[t])
-        _, w, u, a_filt, l = recursions.update(y_t, o[t], a, d, Z, logdet, C_inv, G)
-        steps.append((w, u, C_inv, S, Kf, G, a_filt, P_filt))
-        slopes.append(l.dX)
-        a, P = recursions.predict(a_filt, P_filt, at("c", t), at("T", t), at("W", t))
-    r, Pi = 0 * a, 0 * P
-    per_step, W_bars = [], []
-    for t in reversed(range(n)):
-        w, u, C_inv, S, Kf, G, a_filt, P_filt = steps[t]
-        c_bar, W_bar, T = r, Pi, at("T", t)
-        T_bar, s, Pt = recursions.pull_predict(r, Pi, T, a_filt, Pi @ T @ P_filt)
-        e, Z_bar, H_bar, r, Pi = recursions.pull_update(
-            s, Pt, weights[t], w, u, C_inv, S, Kf, G, a_filt, P_filt @ s, Pt @ P_filt
+        steps.append(reference.update_step(y_t, o[t], a, P, *masked, I_p))
+        a, P = recursions.predict(
+            steps[t].a_filt, steps[t].P_filt, at("c", t), at("T", t), at("W", t)
         )
-        W_bars.append(W_bar.X)
-        per_step.append([X.dX for X in (-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar)])
-    moved = (r.dX, Pi.dX, *(np.stack(X[::-1]) for X in zip(*per_step, strict=True)))
-    return np.array(slopes), np.stack(W_bars[::-1]), moved
+    r, Pi, per_step = 0 * a, 0 * P, []
+    for t in reversed(range(len(y))):
+        bar = reference.FilterOutputs(0.0, 0.0, None, 0.0, 0.0, None, weights[t])
+        found, r, Pi = reference.pull_step(steps[t], at("T", t), r, Pi, bar)
+        per_step.insert(0, found)
+    moved = (np.stack([X.dX for X in of_all]) for of_all in zip(*per_step, strict=True))
+    W_bars = np.stack([found.W.X for found in per_step])
+    return np.array([x.l.dX for x in steps]), W_bars, (r.dX, Pi.dX, *moved)
 
 
 def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):

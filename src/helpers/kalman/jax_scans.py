@@ -12,22 +12,8 @@ import jax.numpy as jnp
 from jax import lax, vmap
 from jax.scipy.linalg import solve_triangular
 
-from helpers.kalman.recursions import (
-    LEAST,
-    cholesky,
-    factor,
-    mask,
-    outer,
-    predict,
-    pull_observed,
-    pull_predict,
-    pull_update,
-    rows,
-    solve,
-    symmetric,
-    update,
-)
-from helpers.kalman.reference import FilterOutputs
+from helpers.kalman.recursions import LEAST, cholesky, mask, outer, predict, rows, solve, symmetric
+from helpers.kalman.reference import FilterOutputs, pull_step, update_step
 from helpers.statespace import DIMENSIONS
 
 INPUTS = tuple(DIMENSIONS)
@@ -166,8 +152,7 @@ class Scanned:
         y, o, moving = now
         x = SimpleNamespace(**self.fixed | moving)
         x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)
-        x.F, logdet, x.C_inv, x.S, x.Kf, x.G, x.P_filt = factor(o, P, x.Z, x.H, self.I_p)
-        x.y_hat, x.w, x.u, x.a_filt, x.l = update(y, o, a, x.d, x.Z, logdet, x.C_inv, x.G)
+        vars(x).update(update_step(y, o, a, P, x.d, x.Z, x.H, self.I_p)._asdict())
         return x
 
 
@@ -192,33 +177,21 @@ def reverse_scan(inputs, a_pred, P_pred, bars: dict, after=None) -> dict:
     Those of arrays that do not vary with time are summed on the way: no stack of them is made.
     """
     model = Scanned(inputs)
-    m, p = len(model.I_m), len(model.I_p)
-    shapes = (m,), (m,), (p,), (m, m), (m, m), (p, p), ()
-    zeros = FilterOutputs(*(jnp.zeros(shape, a_pred.dtype) for shape in shapes))
+    zeros = FilterOutputs(*[jnp.zeros((), a_pred.dtype)] * 7)
+    if not {"y_hat", "F"} & bars.keys():
+        zeros = zeros._replace(y_hat=None)
 
     def step(after, slices):
         now, a, P, given = slices
-        a_bar, P_bar, sums = after
-        o, bar = now[1], zeros._replace(**given)
-        x = model.update(now, a, P)
-        found = {"c": a_bar, "W": P_bar}
-        found["T"], s, Pt = pull_predict(a_bar, P_bar, x.T, x.a_filt, P_bar @ x.T @ x.P_filt)
-        s, Pt = s + bar.a_filt, Pt + symmetric(bar.P_filt)
-        e, Z_bar, H_bar, a_bar, P_bar = pull_update(
-            s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.G, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
-        )
-        d_bar = e
-        if "y_hat" in given or "F" in given:
-            more = pull_observed(bar.y_hat, symmetric(bar.F), a, P, x.Z)
-            d_bar, Z_bar, H_bar = d_bar + more[0], Z_bar + more[1], H_bar + more[2]
-            a_bar, P_bar = a_bar + more[3], P_bar + more[4]
-        found |= {"d": d_bar * o, "Z": Z_bar * o[:, None], "H": symmetric(H_bar) * outer(o, o)}
+        given = {x: symmetric(X) if X.ndim == 2 else X for x, X in given.items()}
+        x, (*after, sums) = model.update(now, a, P), after
+        found, *before = pull_step(x, x.T, *after, zeros._replace(**given))
+        found = found._asdict() | {"H": symmetric(found.H)}
         sums = {name: X_bar + found[name] for name, X_bar in sums.items()}
-        before = a_bar + bar.a_pred, P_bar + symmetric(bar.P_pred), sums
-        return before, (-e * o, {name: found[name] for name in model.moving})
+        return (*before, sums), (found["y"], {name: found[name] for name in model.moving})
 
     sums = {x: jnp.zeros_like(X) for x, X in model.fixed.items()}
-    start = *(after or (zeros.a_pred, zeros.P_pred)), sums
+    start = *(after or (jnp.zeros_like(X[0]) for X in (a_pred, P_pred))), sums
     (a_bar, P_bar, sums), (y_bar, stacked) = lax.scan(
         step, start, (model.sequences, a_pred, P_pred, bars), reverse=True
     )

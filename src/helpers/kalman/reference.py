@@ -19,12 +19,11 @@ where P0 calls for it.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import NamedTuple
 
 import numpy as np
 
 from helpers.kalman import recursions, square_root
-from helpers.kalman.recursions import mask, symmetric
+from helpers.kalman.recursions import symmetric
 from helpers.statespace import (
     STATIC,
     SYMMETRIC,
@@ -37,7 +36,9 @@ from helpers.statespace import (
 )
 
 
-class FilterOutputs(NamedTuple):
+class FilterOutputs(
+    namedtuple("FilterOutputs", "a_filt a_pred y_hat P_filt P_pred F l", defaults=[None] * 7)
+):
     """What the filter tells its user; or the cotangents of all that (None for zero).
 
     Where a component of y is missing, its entry of ``y_hat`` and its row and column of ``F`` are
@@ -61,16 +62,14 @@ class FilterOutputs(NamedTuple):
         Log-likelihood of each step.
     """
 
-    a_filt: np.ndarray | None = None
-    a_pred: np.ndarray | None = None
-    y_hat: np.ndarray | None = None
-    P_filt: np.ndarray | None = None
-    P_pred: np.ndarray | None = None
-    F: np.ndarray | None = None
-    l: np.ndarray | None = None
+
+# What a step's update starts from and computes; Z has zeros in the rows that are missing.
+Step = namedtuple("Step", "o a P Z y_hat F l w u C_inv S Kf G a_filt P_filt")
+# What one step gives to the gradients of y and of c, d, T, Z, H and W = R Q R'.
+StepGradients = namedtuple("StepGradients", "y c d T Z H W")
 
 
-class Filtered(NamedTuple):
+class Filtered(namedtuple("Filtered", "out w u C_inv S Kf G Z observed")):
     """The filter's outputs, and what its backward passes need.
 
     Parameters
@@ -91,16 +90,6 @@ class Filtered(NamedTuple):
     observed : array (n, p) of bool
     """
 
-    out: FilterOutputs
-    w: np.ndarray
-    u: np.ndarray
-    C_inv: np.ndarray
-    S: np.ndarray
-    Kf: np.ndarray
-    G: np.ndarray
-    Z: np.ndarray
-    observed: np.ndarray
-
     @property
     def F_inv(self) -> np.ndarray:  # noqa: N802
         """F^-1 (n, p, p); zero in the rows and columns of missing components."""
@@ -111,10 +100,12 @@ class Filtered(NamedTuple):
         """I - Kf Z (n, m, m)."""
         return np.eye(self.S.shape[-1]) - np.swapaxes(self.G, -1, -2) @ self.S
 
-    def saved(self, t: int) -> tuple[np.ndarray, ...]:
-        """w, u, C_inv, S, Kf, G and a_filt of step t: what each pullback begins with."""
-        arrays = self.w, self.u, self.C_inv, self.S, self.Kf, self.G, self.out.a_filt
-        return tuple(X[t] for X in arrays)
+    def at(self, t: int) -> Step:
+        """Step t, as its pullback takes it."""
+        out, Z, o = self.out, self.Z, self.observed
+        first = o, out.a_pred, out.P_pred, Z, out.y_hat, out.F, out.l, self.w, self.u
+        last = self.C_inv, self.S, self.Kf, self.G, out.a_filt, out.P_filt
+        return Step(*(X[t] for X in (*first, *last)))
 
 
 def kalman_filter(y, model: StateSpace) -> Filtered:
@@ -138,39 +129,52 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         If F is not positive definite at some step, which the message names.
     """
     y = check_data(y, model)
-    n, m, p, dtype = len(y), model.m, model.p, y.dtype
-    observed = ~np.isnan(y)
+    n, dtype, observed = len(y), y.dtype, ~np.isnan(y)
     y, o = np.where(observed, y, 0), observed.astype(dtype)
     c, d, T, Z, H, W = (model.over_time(name, n) for name in "cdTZHW")
-    I_p = np.eye(p, dtype=dtype)
-
-    out = FilterOutputs(
-        *(np.empty((n, *shape), dtype) for shape in [(m,), (m,), (p,), (m, m), (m, m), (p, p), ()])
-    )
-    w, u = np.empty((n, p), dtype), np.empty((n, p), dtype)
-    C_inv, S, Kf, G, Z_seen = (
-        np.empty((n, *shape), dtype) for shape in [(p, p), (p, m), (m, p), (p, m), (p, m)]
-    )
-    anew = np.ones(n, bool)  # whether the step differs from the one before it
-    if not model.time_varying:
-        anew[1:] = (observed[1:] != observed[:-1]).any(axis=1)
-    a, P = model.a0, symmetric(model.P0)
+    d, Z = np.where(observed, d, 0), np.where(observed[:, :, np.newaxis], Z, 0)
+    H, I_p = np.where(_pairs(observed), _symmetric(H), 0), np.eye(model.p, dtype=dtype)
+    a, P, steps = model.a0, symmetric(model.P0), []
     for t in range(n):
-        out.a_pred[t], out.P_pred[t] = a, P
-        if anew[t]:
-            d_t, Z_t, H_t = mask(o[t], d[t], Z[t], H[t])
-        Z_seen[t] = Z_t
         try:
-            out.F[t], logdet, C_inv[t], S[t], Kf[t], G[t], out.P_filt[t] = recursions.factor(
-                o[t], P, Z_t, H_t, I_p
-            )
+            steps.append(update_step(y[t], o[t], a, P, d[t], Z[t], H[t], I_p))
         except np.linalg.LinAlgError:
             raise _not_positive_definite(t) from None
-        out.y_hat[t], w[t], u[t], out.a_filt[t], out.l[t] = recursions.update(
-            y[t], o[t], a, d_t, Z_t, logdet, C_inv[t], G[t]
-        )
-        a, P = recursions.predict(out.a_filt[t], out.P_filt[t], c[t], T[t], W[t])
-    return Filtered(out, w, u, C_inv, S, Kf, G, Z_seen, observed)
+        a, P = recursions.predict(steps[t].a_filt, steps[t].P_filt, c[t], T[t], W[t])
+    x = Step(*(np.stack(X).astype(dtype, copy=False) for X in zip(*steps, strict=True)))
+    out = FilterOutputs(x.a_filt, x.a, x.y_hat, x.P_filt, x.P, x.F, x.l)
+    return Filtered(out, x.w, x.u, x.C_inv, x.S, x.Kf, x.G, x.Z, observed)
+
+
+def update_step(y, o, a, P, d, Z, H, I_p) -> Step:
+    """A step's update, in any engine, from the predicted mean and covariance.
+
+    y, d, Z and H have zeros where a component is missing, ``o`` (p,) has ones where it is not.
+    """
+    F, logdet, C_inv, S, Kf, G, P_filt = recursions.factor(o, P, Z, H, I_p)
+    y_hat, w, u, a_filt, l = recursions.update(y, o, a, d, Z, logdet, C_inv, G)
+    return Step(o, a, P, Z, y_hat, F, l, w, u, C_inv, S, Kf, G, a_filt, P_filt)
+
+
+def pull_step(x: Step, T, a_bar, P_bar, bar: FilterOutputs):
+    """A step's pullback, in any engine: its gradients, and the cotangents of its a and P.
+
+    From those of the next step's and ``bar``, those of the step's outputs, symmetric where they
+    are: numbers will do for zeros, and None for that of y_hat if F has none either.
+    """
+    T_bar, s, Pt = recursions.pull_predict(a_bar, P_bar, T, x.a_filt, P_bar @ T @ x.P_filt)
+    s, Pt = s + bar.a_filt, Pt + bar.P_filt
+    e, Z_bar, H_bar, a_before, P_before = recursions.pull_update(
+        s, Pt, bar.l, x.w, x.u, x.C_inv, x.S, x.Kf, x.G, x.a_filt, x.P_filt @ s, Pt @ x.P_filt
+    )
+    d_bar, a_before, P_before = e, a_before + bar.a_pred, P_before + bar.P_pred
+    if bar.y_hat is not None:
+        F_bar = recursions.outer(x.o, x.o) * bar.F
+        more = recursions.pull_observed(x.o * bar.y_hat, F_bar, x.a, x.P, x.Z)
+        d_bar, Z_bar, H_bar = e + more[0], Z_bar + more[1], H_bar + more[2]
+        a_before, P_before = a_before + more[3], P_before + more[4]
+    # eq-ten-c: c and W have the cotangents of the next mean and covariance.
+    return StepGradients(-e, a_bar, d_bar, T_bar, Z_bar, H_bar, P_bar), a_before, P_before
 
 
 def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
@@ -214,7 +218,7 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
     """
     y = check_data(y, model)
     l, (steps, B_t), filtered = _filter_in_parts(y, model)
-    n, k, observed = len(l), len(steps), ~np.isnan(y)
+    n, k = len(l), len(steps)
     g = np.ones_like(l) if weights is None else check_weights(weights, n)
     T = model.over_time("T", n)
     r, Pi = np.zeros(model.m, l.dtype), np.zeros((model.m, model.m), l.dtype)
@@ -235,9 +239,7 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
             )
             per_step.insert(0, StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
         r, Pi = square_root.at_the_start(carried, symmetric(model.P0))
-    return (g * l).sum() if weights is not None else l.sum(), *_accumulate(
-        model, r, Pi, per_step, observed
-    )
+    return (g * l).sum(), *_accumulate(model, r, Pi, per_step)
 
 
 def _filter_in_parts(y, model: StateSpace):
@@ -286,10 +288,6 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     return not all(past) and not square_root.was_known(P0, symmetric(W[0]))
 
 
-# What one step gives to the gradients of y and of c, d, T, Z, H and W = R Q R'.
-StepGradients = namedtuple("StepGradients", "y c d T Z H W")
-
-
 def reverse(
     model: StateSpace, filtered: Filtered, bar: FilterOutputs
 ) -> tuple[np.ndarray, Gradients]:
@@ -316,30 +314,17 @@ def reverse(
         If a cotangent's shape is not its output's.
     """
     T = model.over_time("T", len(filtered.u))
-    parts = _pull_outputs(T, filtered, _complete(bar, filtered.out))
-    return _accumulate(model, *parts, filtered.observed)
+    return _accumulate(model, *_pull_outputs(T, filtered, _complete(bar, filtered.out)))
 
 
 def _pull_outputs(T, filtered: Filtered, bar: FilterOutputs):
     """The cotangents of a0 and P0, and the gradients of each step, from those of all outputs."""
-    out, m = filtered.out, T.shape[-1]
-    a_bar, P_bar = np.zeros(m, T.dtype), np.zeros((m, m), T.dtype)
-    per_step = []
+    m = T.shape[-1]
+    a_bar, P_bar, per_step = np.zeros(m, T.dtype), np.zeros((m, m), T.dtype), []
     for t in reversed(range(len(T))):
-        c_bar, W_bar = a_bar, P_bar  # eq-ten-c
-        T_bar, s, Pt = recursions.pull_predict(
-            a_bar, P_bar, T[t], out.a_filt[t], P_bar @ T[t] @ out.P_filt[t]
-        )
-        s, Pt = s + bar.a_filt[t], Pt + bar.P_filt[t]
-        e, Z_bar, H_bar, a_bar, P_bar = recursions.pull_update(
-            s, Pt, bar.l[t], *filtered.saved(t), out.P_filt[t] @ s, Pt @ out.P_filt[t]
-        )
-        more = recursions.pull_observed(
-            bar.y_hat[t], bar.F[t], out.a_pred[t], out.P_pred[t], filtered.Z[t]
-        )
-        a_bar, P_bar = a_bar + more[3] + bar.a_pred[t], P_bar + more[4] + bar.P_pred[t]
-        d_bar, Z_bar, H_bar = e + more[0], Z_bar + more[1], H_bar + more[2]
-        per_step.append(StepGradients(-e, c_bar, d_bar, T_bar, Z_bar, H_bar, W_bar))
+        of_step = FilterOutputs(*(X[t] for X in bar))
+        found, a_bar, P_bar = pull_step(filtered.at(t), T[t], a_bar, P_bar, of_step)
+        per_step.append(found)
     return a_bar, P_bar, per_step[::-1]
 
 
@@ -362,7 +347,7 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, Gr
         As in :func:`loglike_and_grad`.
     """
     T = model.over_time("T", len(filtered.u))
-    return _accumulate(model, *_pull_smoother(T, filtered), filtered.observed)
+    return _accumulate(model, *_pull_smoother(T, filtered))
 
 
 def _pull_smoother(T, filtered: Filtered):
@@ -473,21 +458,12 @@ def _complete(bar: FilterOutputs, out: FilterOutputs) -> FilterOutputs:
     return FilterOutputs(*arrays)
 
 
-def _accumulate(
-    model: StateSpace, a0_bar, P0_bar, per_step: list[StepGradients], observed
-) -> tuple[np.ndarray, Gradients]:
+def _accumulate(model: StateSpace, a0_bar, P0_bar, per_step) -> tuple[np.ndarray, Gradients]:
     """dy and the gradients of the model's arrays, from those of the steps."""
-    y_bar, c, d, T, Z, H, W = (np.stack(X) for X in zip(*per_step, strict=True))
-    over_time = {
-        "c": c,
-        "d": d * observed,
-        "T": T,
-        "Z": Z * observed[:, :, np.newaxis],
-        "H": H * _pairs(observed),
-    } | pull_shocks(model.in_time["R"], model.in_time["Q"], W)
-    varying = model.time_varying
-    sums = {name: X if name in varying else X.sum(axis=0) for name, X in over_time.items()}
-    return y_bar * observed, Gradients(a0=a0_bar, P0=P0_bar, **sums)
+    X = StepGradients(*(np.stack(X) for X in zip(*per_step, strict=True)))._asdict()
+    X |= pull_shocks(model.in_time["R"], model.in_time["Q"], X.pop("W"))
+    sums = {x: G if x in ("y", *model.time_varying) else G.sum(axis=0) for x, G in X.items()}
+    return sums.pop("y"), Gradients(a0=a0_bar, P0=P0_bar, **sums)
 
 
 def pull_shocks(R, Q, W_bar) -> dict:

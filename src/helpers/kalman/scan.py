@@ -15,21 +15,8 @@ import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
 
-from helpers.kalman.recursions import (
-    cholesky,
-    factor,
-    mask,
-    outer,
-    predict,
-    pull_observed,
-    pull_predict,
-    pull_update,
-    rows,
-    solve,
-    symmetric,
-    update,
-)
-from helpers.kalman.reference import FilterOutputs
+from helpers.kalman.recursions import cholesky, mask, predict, rows, solve, symmetric
+from helpers.kalman.reference import FilterOutputs, pull_step, update_step
 from helpers.kalman.shapes import check_model
 from helpers.statespace import NAMES, SHAPES, STATIC
 
@@ -80,12 +67,15 @@ def kalman_step(y, a, P, c, d, T, Z, H, W) -> list:
     list of TensorVariable
         a_filt (m,), a_next (m,), y_hat (p,), P_filt (m, m), P_next (m, m), F (p, p), l ().
     """
-    y, o = _observed(y)
-    d, Z, H = mask(o, d, Z, H)
-    F, logdet, C_inv, _, _, G, P_filt = factor(o, P, Z, H, pt.eye(d.shape[0], dtype=a.dtype))
-    y_hat, _, _, a_filt, l = update(y, o, a, d, Z, logdet, C_inv, G)
-    a_next, P_next = predict(a_filt, P_filt, c, T, W)
-    return [a_filt, a_next, y_hat, P_filt, P_next, F, l]
+    x = _updated(y, a, P, d, Z, H)
+    a_next, P_next = predict(x.a_filt, x.P_filt, c, T, W)
+    return [x.a_filt, a_next, x.y_hat, x.P_filt, P_next, x.F, x.l]
+
+
+def _updated(y, a, P, d, Z, H):
+    missing = pt.isnan(y)
+    y, o = pt.switch(missing, 0, y), (1 - missing).astype(y.dtype)
+    return update_step(y, o, a, P, *mask(o, d, Z, H), pt.eye(d.shape[0], dtype=a.dtype))
 
 
 def step_pullback(inputs, outputs, cotangents) -> list:
@@ -106,35 +96,17 @@ def step_pullback(inputs, outputs, cotangents) -> list:
         One for each input; those of P, H and W are symmetric.
     """
     y, a, P, _, d, T, Z, H, _ = inputs
-    a_filt, _, _, P_filt, _, _, _ = outputs
     a_filt_bar, a_bar, y_hat_bar, P_filt_bar, P_bar, F_bar, l_bar = (
         pt.zeros_like(output) if isinstance(bar.type, DisconnectedType) else bar
         for bar, output in zip(cotangents, outputs, strict=True)
     )
-    y, o = _observed(y)
-    d, Z, H = mask(o, d, Z, H)
     # What the update computed stands in the graph already: PyTensor merges the two.
-    _, logdet, C_inv, S, Kf, G, _ = factor(o, P, Z, H, pt.eye(d.shape[0], dtype=a.dtype))
-    _, w, u, _, _ = update(y, o, a, d, Z, logdet, C_inv, G)
-
-    P_bar = symmetric(P_bar)
-    T_bar, s, Pt = pull_predict(a_bar, P_bar, T, a_filt, P_bar @ T @ P_filt)
-    s, Pt = s + a_filt_bar, Pt + symmetric(P_filt_bar)
-    e, Z_bar, H_bar, a_before, P_before = pull_update(
-        s, Pt, l_bar, w, u, C_inv, S, Kf, G, a_filt, P_filt @ s, Pt @ P_filt
+    x = _updated(y, a, P, d, Z, H)._replace(a_filt=outputs[0], P_filt=outputs[3])
+    bar = FilterOutputs(
+        a_filt_bar, 0.0, y_hat_bar, symmetric(P_filt_bar), 0.0, symmetric(F_bar), l_bar
     )
-    more = pull_observed(y_hat_bar, symmetric(F_bar), a, P, Z)
-    return [
-        -e * o,
-        a_before + more[3],
-        P_before + more[4],
-        a_bar,
-        (e + more[0]) * o,
-        T_bar,
-        (Z_bar + more[1]) * o[:, None],
-        (H_bar + more[2]) * outer(o, o),
-        P_bar,
-    ]
+    found, a_before, P_before = pull_step(x, T, a_bar, symmetric(P_bar), bar)
+    return [found.y, a_before, P_before, *found[1:]]
 
 
 def closed_form_step(
@@ -214,12 +186,6 @@ def filter_graph_W(y, a0, P0, c, d, T, Z, H, W, step: Callable = kalman_step):  
     a_pred = pt.concatenate([a0[None], a_next[:-1]])
     P_pred = pt.concatenate([P0[None], P_next[:-1]])
     return FilterOutputs(a_filt, a_pred, y_hat, P_filt, P_pred, F, l)
-
-
-def _observed(y):
-    """y with zeros for what is missing; and a vector with a one for each observed component."""
-    missing = pt.isnan(y)
-    return pt.switch(missing, 0, y), (1 - missing).astype(y.dtype)
 
 
 @cholesky.register(pt.TensorVariable)
