@@ -7,12 +7,11 @@ function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` canno
 
 There are three engines.  On a CPU a program of JAX calls the compiled pass of
 :mod:`helpers.kalman.fused`, without a way back to Python (:mod:`helpers.kalman.jax_calls`), and for
-second derivatives that of the tangents (:mod:`helpers.kalman.jax_second`).  Everywhere else a long
-series is cut into blocks that go side by side (:mod:`helpers.kalman.jax_parallel`), and short ones
-go through two scans (:mod:`helpers.kalman.jax_scans`).  Third derivatives, ``jax.shard_map`` and
-``jax.export`` want the scans on a CPU too.  PyTensor's
-JAX mode runs the same functions (:mod:`helpers.kalman.ops.in_jax`), and its second derivatives the
-compiled tangents (``helpers.kalman.fused.tangents``).
+second derivatives that of the tangents.  Everywhere else a long series is cut into blocks that go
+side by side (:mod:`helpers.kalman.jax_parallel`), and short ones go through two scans
+(:mod:`helpers.kalman.jax_scans`).  Third derivatives, ``jax.shard_map`` and ``jax.export`` want the
+scans on a CPU too.  PyTensor's JAX mode runs the same functions (:mod:`helpers.kalman.ops.in_jax`),
+and its second derivatives the compiled tangents (``helpers.kalman.fused.tangents``).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 XLA, JAX's compiler, calls machine code by its address (:mod:`helpers.kalman.fused.xla`). The
 derivative is a ``jax.custom_vjp``, whose forward pass computes value and gradient in one call.
-Where JAX differentiates that, too, it takes the pass for second derivatives
-(:mod:`helpers.kalman.jax_second`); of many series, and with numbers integrated out, it takes the
-scans, since it cannot transpose machine code.
+Where JAX differentiates that, too, it takes the pass for second derivatives; of many series, and
+with numbers integrated out, it takes the scans, since it cannot transpose machine code.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import vjp
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from helpers.kalman import jax_scans
 from helpers.kalman.fused.building import load
 from helpers.kalman.hessian import laid_out
 from helpers.kalman.jax_scans import INPUTS
-from helpers.kalman.jax_second import moved_gradient
 from helpers.kalman.recursions import outer
 from helpers.kalman.shapes import FIXED, INTEGRATED, PANEL
 from helpers.statespace import DIMENSIONS
@@ -92,18 +92,113 @@ def gradient(names, tol, inputs, l_bar, ready):
 @partial(gradient.defjvp, symbolic_zeros=True)
 def _(names, tol, primals, dots):
     inputs, l_bar, ready = primals
-    moves = {
-        x: dX[jnp.newaxis]
-        for x, dX in zip(INPUTS, dots[0], strict=True)
-        if not isinstance(dX, SymbolicZero)
-    }
     # What is ready is a function of the inputs, whose tangents are all here already.
-    g = None if isinstance(dots[1], SymbolicZero) else dots[1][jnp.newaxis]
-    slopes, found = moved_gradient((gradient, tangents), names, tol, inputs, l_bar, moves, g)
+    moves = zip(OPERANDS, (*dots[0], dots[1]), strict=True)
+    moves = {x: dX[jnp.newaxis] for x, dX in moves if not isinstance(dX, SymbolicZero)}
+    slopes, *found = _moved.bind(
+        *inputs, l_bar, *moves.values(), tol=tol, moving=tuple(moves), names=("l", *names)
+    )
     arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
-    moved = _only((), arrays) | {x: X[0] for x, X in found.items()}
+    moved = _only((), arrays) | {x: X[0] for x, X in zip(names, found, strict=True)}
     l_moved = slopes[0] if ready is None else slopes[0, :0]
     return gradient(names, tol, inputs, l_bar, ready), (l_moved, moved)
+
+
+# When inputs move, and the weights of the steps with them, l moves by J moves and the gradient by
+# H moves + J'g, with g what the weights move by, the Jacobian J of l and the Hessian H of the
+# weighted sum. The transpose takes what comes of l for g, and what comes of the gradient for moves:
+# it is the same map with these two, and with those two, in each other's places. So a primitive of
+# JAX with a rule for that serves `jax.hessian` in any of its forms, forwards over backwards or
+# backwards twice, where machine code alone could not be transposed. Third derivatives are JAX's, of
+# the scans.
+_moved = Primitive("kalman_gradient_moved")
+_moved.multiple_results = True
+# INPUTS and the weights, whose name among what moves is that of l among what comes of it.
+OPERANDS = *INPUTS, "l"
+
+
+def _of_moves(gradient, tangents, *operands, moving, names):
+    """What l and the gradients of these names move by (k, ...), by an engine's two functions.
+
+    Of INPUTS, the weights and k directions (k, ...) of those that are moving.
+    """
+    inputs, l_bar = operands[: len(INPUTS)], operands[len(INPUTS)]
+    moves = dict(zip(moving, operands[len(OPERANDS) :], strict=True))
+    g, arrays = moves.pop("l", None), tuple(x for x in names if x != "l")
+    if moves:
+        slopes, found = tangents(arrays, inputs, l_bar, moves)
+    else:  # the weights alone move
+        slopes, found = jnp.zeros_like(g), dict.fromkeys(arrays, 0)
+    if g is not None:
+        more = jax.vmap(lambda one: gradient(arrays, inputs, one)[1])(g)
+        found = {x: found[x] + more[x] for x in arrays}
+    return [slopes if x == "l" else found[x] for x in names]
+
+
+def _by_the_pass(*operands, tol, **how):
+    return _of_moves(
+        lambda names, *given: gradient(names, tol, *given, None),
+        lambda names, *given: tangents(names, tol, *given),
+        *operands, **how,
+    )  # fmt: skip
+
+
+def _by_scans(*operands, tol, **how):
+    return _of_moves(jax_scans.gradient, jax_scans.tangents, *operands, **how)
+
+
+def _shapes(*operands, names, **how):
+    k, shapes = operands[-1].shape[0], dict(zip(OPERANDS, operands, strict=False))
+    return [jax.core.ShapedArray((k, *shapes[x].shape), shapes[x].dtype) for x in names]
+
+
+def _derivative(primals, dots, **how):
+    """Along directions alone the map itself; of the inputs, JAX's own derivative of the scans."""
+    fixed = len(OPERANDS)
+    found = _moved.bind(*primals, **how)
+    if all(type(X) is ad.Zero for X in dots[:fixed]):
+        given = map(ad.instantiate_zeros, dots[fixed:])
+        return found, _moved.bind(*primals[:fixed], *given, **how)
+    dots = tuple(map(ad.instantiate_zeros, dots))
+    return found, jax.jvp(partial(_by_scans, **how), tuple(primals), dots)[1]
+
+
+def _transposed(bars, *operands, moving, names, tol):
+    fixed = operands[: len(OPERANDS)]
+    given = {x: X for x, X in zip(names, bars, strict=True) if type(X) is not ad.Zero}
+    found = _moved.bind(*fixed, *given.values(), moving=tuple(given), names=moving, tol=tol)
+    return [None] * len(fixed) + found
+
+
+def _batched(operands, axes, **how):
+    """Batches of directions are more directions; of models, one after the other."""
+    fixed, there = len(OPERANDS), [a is not None for a in axes]
+    first = [X if a is None else jnp.moveaxis(X, a, 0) for X, a in zip(operands, axes, strict=True)]
+    size = len(first[there.index(True)])
+    if not any(there[:fixed]):
+        given = [
+            X if many else jnp.broadcast_to(X, (size, *X.shape))
+            for X, many in zip(first[fixed:], there[fixed:], strict=True)
+        ]
+        given = [X.reshape(-1, *X.shape[2:]) for X in given]
+        found = _moved.bind(*first[:fixed], *given, **how)
+        return [X.reshape(size, -1, *X.shape[1:]) for X in found], [0] * len(found)
+
+    def one(mapped):
+        mapped = iter(mapped)
+        given = [next(mapped) if many else X for X, many in zip(first, there, strict=True)]
+        return _moved.bind(*given, **how)
+
+    found = jax.lax.map(one, [X for X, many in zip(first, there, strict=True) if many])
+    return found, [0] * len(found)
+
+
+_moved.def_impl(jax.jit(_by_the_pass, static_argnames=("tol", "moving", "names")))
+_moved.def_abstract_eval(_shapes)
+mlir.register_lowering(_moved, mlir.lower_fun(_by_the_pass, multiple_results=True))
+ad.primitive_jvps[_moved] = _derivative
+ad.primitive_transposes[_moved] = _transposed
+batching.primitive_batchers[_moved] = _batched
 
 
 def _differentiated_as(scanned):
