@@ -21,20 +21,6 @@ from numbers import Real
 
 import numpy as np
 
-__all__ = [
-    "DIMENSIONS",
-    "NAMES",
-    "SHAPES",
-    "STATIC",
-    "SYMMETRIC",
-    "Gradients",
-    "StateSpace",
-    "check_data",
-    "check_model",
-    "check_tolerance",
-    "check_weights",
-]
-
 # The dimensions of each array, without a leading time axis.
 SHAPES = {
     "a0": ("m",),

@@ -45,9 +45,9 @@ conditions, Journal of Time Series Analysis 31, 407-414) for the marginal likeli
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ from helpers.statespace import (
 __all__ = ["Estimate", "Integrated", "hessian", "loglike", "loglike_and_grad"]
 
 
-class Estimate(NamedTuple):
+class Estimate(namedtuple("Estimate", "mean covariance")):
     """What the data say about delta: its posterior.
 
     Parameters
@@ -75,11 +75,10 @@ class Estimate(NamedTuple):
     covariance : array (q, q)
     """
 
-    mean: np.ndarray
-    covariance: np.ndarray
 
-
-class Integrated(NamedTuple):
+class Integrated(
+    namedtuple("Integrated", "value dy gradients A_bar estimate X_bar B_bar precision_bar")
+):
     """What :func:`loglike_and_grad` returns.
 
     Parameters
@@ -98,15 +97,6 @@ class Integrated(NamedTuple):
     precision_bar : array (q, q), or None where the prior is flat
         The gradient with respect to the precision; symmetric.
     """
-
-    value: float
-    dy: np.ndarray
-    gradients: Gradients
-    A_bar: np.ndarray
-    estimate: Estimate
-    X_bar: np.ndarray | None = None
-    B_bar: np.ndarray | None = None
-    precision_bar: np.ndarray | None = None
 
 
 def loglike(

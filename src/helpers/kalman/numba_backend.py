@@ -7,16 +7,9 @@ from helpers.kalman.on_disk import writable_for_pytensor
 
 writable_for_pytensor()
 
-from pytensor.link.numba.cache import compile_numba_function_src  # noqa: E402
-from pytensor.link.numba.dispatch.basic import (  # noqa: E402
+from pytensor.link.numba.cache import compile_numba_function_src  # noqa: E402, F401
+from pytensor.link.numba.dispatch.basic import (  # noqa: E402, F401
     numba_njit,
     register_funcify_and_cache_key,
     register_funcify_default_op_cache_key,
 )
-
-__all__ = [
-    "compile_numba_function_src",
-    "numba_njit",
-    "register_funcify_and_cache_key",
-    "register_funcify_default_op_cache_key",
-]

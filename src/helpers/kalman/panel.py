@@ -45,7 +45,7 @@ doi:10.1093/biomet/79.4.823.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -162,14 +162,12 @@ def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
     return l, given.as_given(dY), Gradients(**bars)
 
 
-class _Given(NamedTuple):
-    """What is asked, checked."""
+class _Given(namedtuple("_Given", "y ends arrays varying lengths", defaults=[None])):
+    """What is asked, checked: y (J, n, p), where series end (J,), the nine arrays by name.
 
-    y: np.ndarray  # (J, n, p), NaN for what is missing
-    ends: np.ndarray  # (J,), after the last observation
-    arrays: dict[str, np.ndarray]  # the nine, (J or 1, ...) or, if they vary, (J or 1, n, ...)
-    varying: tuple[str, ...]
-    lengths: list[int] | None = None  # of the series of a list
+    Those have a first axis of length J or 1, the `varying` ones the steps behind it. Of a list of
+    series, their lengths.
+    """
 
     def model(self, j: int) -> StateSpace:
         """That of a series, up to its end, in double precision at least."""

@@ -37,8 +37,8 @@ each parameter is a complex step of the function that makes them.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ APART, SHARES = 1e-3, (1e-7, 1e-4)
 STEP = 1e-30
 
 
-class Fits(NamedTuple):
+class Fits(namedtuple("Fits", "params value slope evaluations converged message")):
     """Where the series' climbs ended.
 
     Parameters
@@ -77,13 +77,6 @@ class Fits(NamedTuple):
     message : array (J,) of str
         What went wrong; empty where a fit has converged.
     """
-
-    params: np.ndarray
-    value: np.ndarray
-    slope: np.ndarray
-    evaluations: np.ndarray
-    converged: np.ndarray
-    message: np.ndarray
 
     @property
     def failed(self) -> dict[int, str]:

@@ -58,8 +58,8 @@ simulation smoother for state space time series analysis, doi:10.1093/biomet/89.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ VAGUE = 100.0  # times the other variances, above which a direction of P0 is tak
 CHUNK = 256  # draws that are carried at once: some megabytes at a time, whatever their number
 
 
-class Forecast(NamedTuple):
+class Forecast(namedtuple("Forecast", "mean covariance states y")):
     """What :func:`forecast` returns.
 
     Parameters
@@ -98,11 +98,6 @@ class Forecast(NamedTuple):
     y : array (count, ahead, p)
         Draws of the observations, of the same futures.
     """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    states: np.ndarray
-    y: np.ndarray
 
 
 def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = TOLERANCE):

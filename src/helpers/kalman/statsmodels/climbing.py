@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -41,17 +41,8 @@ LARGEST = 1e100
 TURNED_BACK = 20
 
 
-class Climb(NamedTuple):
+class Climb(namedtuple("Climb", "x value slope curvature units steps evaluations converged")):
     """Where :func:`climb` ended: the units are those in which the likelihood curves by one."""
-
-    x: np.ndarray
-    value: float
-    slope: np.ndarray
-    curvature: np.ndarray
-    units: np.ndarray
-    steps: int
-    evaluations: int
-    converged: bool
 
     def flat_from(self, x: np.ndarray) -> np.ndarray:
         """Of which parameters the quadratic says nothing between here and x."""
