@@ -15,8 +15,6 @@ A model is a dict of its nine arrays, in the order ``a0, P0, c, d, T, Z, R, H, Q
 ((50, 2), (50, 3))
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

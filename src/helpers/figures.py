@@ -1,7 +1,5 @@
 """The house style of every figure: legible on a phone and in print, with or without colour."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

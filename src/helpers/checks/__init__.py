@@ -19,8 +19,6 @@ The line says "complex step" because :func:`complex_step` signed its result: see
 :func:`attack` asks a PyTensor Op everything that can be asked without knowing what it computes.
 """
 
-from __future__ import annotations
-
 from helpers.checks.gradients import (
     Check,
     Reference,

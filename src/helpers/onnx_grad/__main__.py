@@ -5,8 +5,6 @@ differentiated by (all that look like weights, or those that --weights names) an
 share one, the constants that stay and why, and the operators that have no rule.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

@@ -6,8 +6,6 @@ would make of it.  Both doors, that of the gradient and that of the translation 
 :func:`unsupported`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache

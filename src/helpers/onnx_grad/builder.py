@@ -2,8 +2,6 @@
 and static shape of each tensor, so that it need not emit arithmetic on shapes that are known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

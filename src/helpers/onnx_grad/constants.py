@@ -4,8 +4,6 @@ A file says nothing of that: an exporter stores the weights, an exponent, an eps
 a Clip and the running statistics of a batch normalisation alike.  How they are used tells.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from copy import deepcopy
 from pathlib import Path

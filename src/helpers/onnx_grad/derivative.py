@@ -8,8 +8,6 @@ rule turns the cotangents :math:`\bar y` of its outputs into nodes for those of 
 summed where a tensor is used more than once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -8,8 +8,6 @@
 {'X': ((10, 10), 'float32'), 'label': ((10,), 'int64')}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import index
 

@@ -13,8 +13,6 @@ does not hold the weights it differentiates by, so they are not read to make it.
 [3.0, 4.0]
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping

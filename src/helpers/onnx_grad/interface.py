@@ -1,7 +1,5 @@
 """What goes in and what comes out: the options, and the names of inputs, weights and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from copy import deepcopy
 from enum import IntFlag

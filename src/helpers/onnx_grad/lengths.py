@@ -8,8 +8,6 @@ and the runtime does not; and the two differ in what ``auto_pad`` does beside di
 such places than its model: these nodes get sizes for scales, and pads for ``auto_pad``.
 """
 
-from __future__ import annotations
-
 import string
 
 import numpy as np

@@ -9,8 +9,6 @@
 {'A': [3.0, 30.0], 'B': 21.0}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 

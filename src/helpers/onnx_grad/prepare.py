@@ -1,7 +1,5 @@
 """What comes before: is this a model that can be differentiated, and in which form?"""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import onnx

@@ -1,7 +1,5 @@
 """A minimal simplifier: shape arithmetic on static shapes becomes constants, dead nodes go."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """How a file stores its tensors: as initializers, in Constant nodes, sparse, or beside the file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from errno import ENOENT
 from pathlib import Path

@@ -16,8 +16,6 @@ r"""Training with a runtime that only executes: a loss, and one step of an optim
 ([3.0], 4.0)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
@@ -82,10 +80,6 @@ def add_loss(
     label, loss : str
         The names of the new input and the new output.
     reduction : "mean" or "sum"
-
-    Returns
-    -------
-    ModelProto
 
     Raises
     ------

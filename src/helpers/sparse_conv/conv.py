@@ -10,8 +10,6 @@ from the ground state, and :math:`t_\text{out} = b`. Graham (2015), Sparse 3D co
 networks, arXiv:1505.02890.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 Imported for its effects.
 """
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

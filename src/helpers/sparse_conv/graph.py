@@ -7,8 +7,6 @@ and not where they are: :func:`rule_arrays` hands rulebooks to a function and re
 sites.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

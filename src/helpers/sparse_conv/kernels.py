@@ -6,8 +6,6 @@ Sums over all sites are accumulated in float64: in float32 a million terms lose 
 No rulebook and no arrays, however wrong, make them read or write out of bounds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from helpers.kalman import on_disk

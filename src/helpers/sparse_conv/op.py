@@ -20,8 +20,6 @@ Every Op ends its inputs with the integer arrays of a rulebook. In every mode of
 its kernel of ``helpers.sparse_conv.kernels``; ``numpy`` is the same in NumPy, for complex steps.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

@@ -13,8 +13,6 @@ three faces, and those of the second part. Of a transposed rulebook, M - t is in
 and the second part is absent.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from helpers.sparse_conv.rules import Rulebook, expect_rules

@@ -8,8 +8,6 @@ Both are linear, and each is the other's transpose but for the factor :math:`1/n
 gradients.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Max pooling of sparse images in NumPy, and its gradient."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from helpers.sparse_conv.rules import Rulebook, refuse_transposed, rulebook

@@ -5,8 +5,6 @@ sites, and then serves values, ground states and weights of every kind. Whether 
 padded, dilated, submanifold or transposed is said here and nowhere else.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from typing import NamedTuple
@@ -138,10 +136,6 @@ def rulebook(
         Dimensions of one image. Sites of three columns need it: 3 for a volume, 2 for a batch of
         pictures. Default for one, two and four columns: 1, 2 and 3.
 
-    Returns
-    -------
-    Rulebook
-
     Raises
     ------
     ValueError
@@ -185,10 +179,6 @@ def submanifold_rulebook(
     f : int, or tuple of d int
         Odd; it may be larger than the grid, as in the depth of a network.
 
-    Returns
-    -------
-    Rulebook
-
     Raises
     ------
     ValueError
@@ -231,10 +221,6 @@ def transposed_rulebook(
         So many cells more at the far edge, fewer than stride or dilation: of the grids that a
         strided convolution maps to the same grid, the one that was there.
 
-    Returns
-    -------
-    Rulebook
-
     Raises
     ------
     ValueError
@@ -269,10 +255,6 @@ def inverse_rulebook(rules: Rulebook, sites, shape) -> Rulebook:
         Of a :func:`rulebook`, mostly with a stride.
     sites, shape
         What `rules` was made of.
-
-    Returns
-    -------
-    Rulebook
 
     Raises
     ------

@@ -4,8 +4,6 @@ Sites are numbered as they are found, in a hash table that grows with the number
 not with the grid: a few sites on a large canvas stay in the cache.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from helpers.kalman import on_disk

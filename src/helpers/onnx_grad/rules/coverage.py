@@ -6,8 +6,6 @@
 (22, ('zeros', 'border'), {'rank': 'known, of X'})
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ None where there is no gradient.  A gradient that nothing asks for is removed la
 not ask.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

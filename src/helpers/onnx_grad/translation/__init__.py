@@ -10,8 +10,6 @@
 [4. 6.]
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Where a function has a kink the derivative is onnxruntime-training's: 0 for Relu
 Clip at its bounds, equal shares to equal arguments of Max and Min.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import add
 

@@ -1,7 +1,5 @@
 """Operators of the domain ai.onnx.ml that scikit-learn's converter writes for linear models."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -4,8 +4,6 @@ A translation is a function of a :class:`Node` and of the symbols of its inputs 
 the end, for an optional one that is left out); it returns the symbol of the output, or a tuple.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recurrent layers: written out step by step, as for their gradients, and that is translated."""
 
-from __future__ import annotations
-
 import pytensor.tensor as pt
 from onnx import helper
 from onnx.numpy_helper import to_array

@@ -1,7 +1,5 @@
 """Operators that reduce: sums and their kin, softmax, normalisations, losses, orderings."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 

@@ -4,8 +4,6 @@ Shapes are computed with while the graph is built as far as they are known: :fun
 vector of lengths apart into the ones that are numbers and the ones that are symbols.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

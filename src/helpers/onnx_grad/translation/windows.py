@@ -6,8 +6,6 @@ here from strided slices, one for each position in the window: the slices side b
 matrix that a convolution multiplies, and pooling reduces over them.
 """
 
-from __future__ import annotations
-
 from itertools import product as positions
 from math import prod
 from typing import NamedTuple
