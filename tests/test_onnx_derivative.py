@@ -1144,7 +1144,7 @@ ERRORS = {
     "no option": (
         line,
         {"options": [1]},
-        r"options is \[1\], expected one of DerivativeOptions: Z",
+        r"options is \[1\], expected DerivativeOptions.Zero; the options are Z",
     ),
     "opset too old": (lambda: mlp(12), {}, "opset 12 of domain ai.onnx is too old"),
     "opset unknown": (lambda: mlp(99), {}, "opset 99 of domain ai.onnx is unknown: onnx .* to 28"),

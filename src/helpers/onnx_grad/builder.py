@@ -58,7 +58,7 @@ class Graph:
 
     def info(self, name: str) -> Info:
         """Type and shape of a tensor."""
-        return self.infos.get(name, Info(None, None))
+        return self.infos.get(name, Info())
 
     def schema(self, op_type: str, domain: str = ""):
         """The operator's schema at the model's opset, or None."""

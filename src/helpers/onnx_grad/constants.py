@@ -180,7 +180,7 @@ def _standard(node: NodeProto) -> str:
 def _as_setting(node: NodeProto, i: int, infos, versions) -> str | None:
     """The setting that input i is, or where it has no gradient."""
     key = canonical(node.domain), node.op_type
-    dtypes = [infos.get(y, Info(None, None)).dtype for y in node.output if y]
+    dtypes = [infos.get(y, Info()).dtype for y in node.output if y]
     if RULES.get(key) is no_gradient or all(d is not None and d not in REAL for d in dtypes):
         return f"without a gradient in {node.op_type}"
     settings = ABOUT[key].settings if key in ABOUT else ()

@@ -131,8 +131,7 @@ class _Sweep:
 
     def __init__(self, model: ModelProto, interface: Interface, options, verbose: int):
         self.model, self.interface, self.options = model, interface, options
-        self.verbose = verbose
-        graph = model.graph
+        self.verbose, graph = verbose, model.graph
         self._free_promised_names()
         weights = set(interface.weights)
         constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
@@ -209,16 +208,9 @@ class _Sweep:
             self.terms.setdefault(y, []).append(seed)
         if options & DerivativeOptions.KeepYieldOp:
             self.cotangent_inputs = []
-            g.nodes.append(
-                helper.make_node(
-                    "YieldOp",
-                    outputs,
-                    promised,
-                    g.fresh("YieldOp"),
-                    domain="com.microsoft",
-                    full_shape_outputs=list(range(len(outputs))),
-                )
-            )
+            how = {"domain": "com.microsoft", "full_shape_outputs": list(range(len(outputs)))}
+            label = g.fresh("YieldOp")
+            g.nodes.append(helper.make_node("YieldOp", outputs, promised, label, **how))
 
     def _filled_with_ones(self, y: str, name: str) -> Tensor:
         g = self.g
@@ -252,7 +244,7 @@ class _Sweep:
             nodes, old.name or "gradient", inputs, outputs, initializers, old.doc_string
         )
         domains = {canonical(node.domain) for node in nodes} | {""}
-        opsets = {**{"com.microsoft": 1}, **g.opsets}
+        opsets = {"com.microsoft": 1} | g.opsets
         imports = [helper.make_opsetid(d, opsets[d]) for d in sorted(domains)]
         model = helper.make_model(
             graph,
@@ -260,9 +252,8 @@ class _Sweep:
             opset_imports=imports,
             ir_version=min(max(self.model.ir_version, 8), NEWEST_IR),
         )
-        if {(f.domain, f.name) for f in self.model.functions} & {
-            (node.domain, node.op_type) for node in nodes
-        }:
+        used = {(node.domain, node.op_type) for node in nodes}
+        if not used.isdisjoint((f.domain, f.name) for f in self.model.functions):
             model.functions.extend(self.model.functions)
         model.doc_string = self.model.doc_string
         model.metadata_props.extend(self.model.metadata_props)

@@ -61,7 +61,11 @@ def random_feed(
         if index(size) < 0:
             raise ValueError(f"{what} is {size}, expected a size of at least 0")
     rng = np.random.default_rng(rng)
-    described = dict(map(_described, _listed(inputs)))
+    inputs = inputs.graph if isinstance(inputs, ModelProto) else inputs
+    if isinstance(inputs, GraphProto):
+        given = {x.name for x in inputs.initializer}
+        inputs = [x for x in inputs.input if x.name not in given]
+    described = dict(map(_described, inputs))
     shapes = [shape for _, shape in described.values()]
     batch_names = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
 
@@ -74,15 +78,6 @@ def random_feed(
         name: _draw(rng, dtype, tuple(size(axis, dim) for axis, dim in enumerate(shape)))
         for name, (dtype, shape) in described.items()
     }
-
-
-def _listed(inputs) -> list:
-    if isinstance(inputs, ModelProto):
-        inputs = inputs.graph
-    if isinstance(inputs, GraphProto):
-        given = {x.name for x in inputs.initializer}
-        return [x for x in inputs.input if x.name not in given]
-    return list(inputs)
 
 
 def _described(x) -> tuple[str, tuple[np.dtype, Shape]]:

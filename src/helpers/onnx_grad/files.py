@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from helpers.onnx_grad.constants import set_apart
@@ -96,7 +96,13 @@ def file_derivative(
     aside = {name: t for name, t in aside.items() if name not in interface.weights}
     light = as_inputs(model, [*aside, *interface.weights])
     gradient = onnx_derivative(light, [], interface.targets, options, loss, label, verbose=verbose)
-    _put_back(gradient, aside, folder)
+    # What was set aside is a constant again, where the gradient uses it.
+    used = {x for node in gradient.graph.node for x in node.input}
+    for value in [v for v in gradient.graph.input if v.name in aside]:
+        gradient.graph.input.remove(value)
+    for tensor in (aside[name] for name in aside if name in used):
+        load_numbers(tensor, folder)
+        gradient.graph.initializer.append(tensor)
     save_model(gradient, out)
     return gradient
 
@@ -200,14 +206,12 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
         if name not in held:
             known = ", ".join(map(repr, held)) or "none"
             raise ValueError(f"weight {name!r} is no initializer of the model; these are {known}")
-        value, tensor = np.asarray(value), held[name]
-        expected = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if value.shape != tuple(tensor.dims):
-            shape = tuple(tensor.dims)
+        value, tensor, doc = np.asarray(value), held[name], held[name].doc_string
+        shape, dtype = tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if value.shape != shape:
             raise ValueError(f"weight {name!r} has shape {value.shape}, expected {shape}")
-        if value.dtype != expected:
-            raise ValueError(f"weight {name!r} has type {value.dtype}, expected {expected}")
-        doc = tensor.doc_string
+        if value.dtype != dtype:
+            raise ValueError(f"weight {name!r} has type {value.dtype}, expected {dtype}")
         tensor.CopyFrom(numpy_helper.from_array(value, name))
         tensor.doc_string = doc
     return copy
@@ -225,16 +229,3 @@ def as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
     graph.input.extend(inputs)
     graph.initializer.extend(initializers)
     return light
-
-
-def _put_back(gradient: ModelProto, tensors: dict[str, TensorProto], folder: Path) -> None:
-    """Tensors that were set aside are constants again, where the gradient uses them."""
-    graph = gradient.graph
-    used = {x for node in graph.node for x in node.input}
-    inputs = [v for v in graph.input if v.name not in tensors]
-    del graph.input[:]
-    graph.input.extend(inputs)
-    for name, tensor in tensors.items():
-        if name in used:
-            load_numbers(tensor, folder)
-            graph.initializer.append(tensor)

@@ -31,16 +31,12 @@ class DerivativeOptions(IntFlag):
 
 def checked_options(options, loss, label) -> DerivativeOptions:
     names = ", ".join(DerivativeOptions.__members__)
-    if isinstance(options, str):
-        like = options if options in DerivativeOptions.__members__ else "Zero"
-        raise ValueError(
-            f"options is {options!r}, expected DerivativeOptions.{like}; the options are {names}"
-        )
     try:
         options = DerivativeOptions(0 if options is None else options)
     except ValueError:
+        like = options if str(options) in DerivativeOptions.__members__ else "Zero"
         raise ValueError(
-            f"options is {options!r}, expected one of DerivativeOptions: {names}"
+            f"options is {options!r}, expected DerivativeOptions.{like}; the options are {names}"
         ) from None
     unknown = int(options) & ~sum(option.value for option in DerivativeOptions)
     if unknown:
@@ -50,14 +46,11 @@ def checked_options(options, loss, label) -> DerivativeOptions:
             others = options & ~alone
             raise ValueError(f"options: {alone.name} excludes every other option, got {others!r}")
     if DerivativeOptions.Loss in options:
-        for name, value in (("loss", loss), ("label", label)):
+        without = "; without a label: options=FillGrad | KeepOutputs, for the same gradients"
+        for name, value, hint in (("loss", loss, ""), ("label", label, without)):
             if not value or not isinstance(value, str):
-                without = (
-                    "; without a label: options=FillGrad | KeepOutputs, for the same gradients"
-                )
                 raise ValueError(
-                    f"options=Loss needs {name}, the name of a tensor; got {value!r}"
-                    f"{without if name == 'label' else ''}"
+                    f"options=Loss needs {name}, the name of a tensor; got {value!r}{hint}"
                 )
     elif loss is not None or label is not None:
         raise ValueError("loss and label go with options=DerivativeOptions.Loss only")
@@ -99,10 +92,9 @@ class Interface:
                 f"nothing to differentiate: no output is a real tensor; "
                 f"the outputs are {_listed(self.outputs)}"
             )
-        held = ((n, initializers[n]) for n in self.weights)
-        self.weight_values = {
-            n: helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in held
-        }
+        held = [initializers[n] for n in self.weights]
+        made = helper.make_tensor_value_info
+        self.weight_values = {t.name: made(t.name, t.data_type, t.dims) for t in held}
         self._check_names(options)
 
     def is_real(self, name: str) -> bool:
@@ -128,7 +120,7 @@ class Interface:
             if name in all_names:
                 why = "it is the label" if self.is_real(name) else "its type is not real"
                 raise ValueError(f"{kind} {name!r} cannot be differentiated by: {why}")
-            where = {"weight": "initializer", "input": "input"}[kind]
+            where = "initializer" if kind == "weight" else kind
             raise ValueError(f"{kind} {name!r} is no {where}; the real ones are {_listed(real)}")
         return list(dict.fromkeys(names))
 

@@ -16,7 +16,6 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from helpers.onnx_grad.simplify import free_name, small_constants, tensor_infos, tensor_names
 from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
 
-NOTHING = Info(None, None)
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
@@ -66,13 +65,13 @@ def state_lengths(model: ModelProto) -> None:
     for node in list(model.graph.node):
         if node.op_type == "Einsum" and not canonical(node.domain):
             infos = tensor_infos(model) if infos is None else infos
-            if _squeeze_einsum(model, node, [infos.get(x, NOTHING).shape for x in node.input]):
+            if _squeeze_einsum(model, node, [infos.get(x, Info()).shape for x in node.input]):
                 infos = None
         change = changes.get(node.op_type)
         if change is None or canonical(node.domain):
             continue
         infos = tensor_infos(model) if infos is None else infos
-        shape = infos.get(node.input[0], NOTHING).shape
+        shape = infos.get(node.input[0], Info()).shape
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if shape is not None and change(model, node, attributes, opset, shape):
             infos = None  # what comes after has other lengths now
@@ -183,7 +182,7 @@ def _declare(model: ModelProto, name: str, shape) -> None:
     """Inference finds the lengths of open shapes no more than it did."""
     graph = model.graph
     values = [v for v in (*graph.value_info, *graph.output) if v.name == name]
-    dtype = tensor_infos(model).get(name, Info(None, None)).dtype
+    dtype = tensor_infos(model).get(name, Info()).dtype
     for value in values or [graph.value_info.add(name=name)]:
         value.type.CopyFrom(Info(dtype, tuple(shape)).proto())
 
@@ -235,7 +234,7 @@ def _of_conv_transpose(model, node, attributes, opset: int, shape) -> bool:
     """Pads in place of auto_pad and of an output_shape, of which inference makes nothing where it
     is shorter than the image; without it the runtime's result is that times the stride."""
     auto, fill = attributes.get("auto_pad", b"").decode(), attributes.get("output_padding")
-    weight = tensor_infos(model).get(node.input[1], Info(None, None)).shape
+    weight = tensor_infos(model).get(node.input[1], Info()).shape
     kernel = attributes.get("kernel_shape") or (weight and weight[2:])
     known = kernel and is_static((*kernel, *shape[2:]))
     wanted = attributes.get("output_shape")

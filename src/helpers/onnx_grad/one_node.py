@@ -10,7 +10,6 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
@@ -96,8 +95,9 @@ def vjp(
     bars = bars if isinstance(bars, Mapping) else {"Y": bars}
     feeds = {**inputs, **{f"{name}_grad": np.asarray(bar) for name, bar in bars.items()}}
     results = []
-    for cast, engine in ((_single, session), (lambda x: x, ReferenceEvaluator)):
-        given = {name: cast(x) for name, x in feeds.items()}
+    for kind, engine in ((np.float32, session), (np.float64, ReferenceEvaluator)):
+        double = [name for name, x in feeds.items() if x is not None and x.dtype == np.float64]
+        given = feeds | {name: feeds[name].astype(kind) for name in double}
         model = one_node(op, {name: given[name] for name in inputs}, attributes, list(bars))
         results.append(gradients(model, given, engine))
     single, double = results
@@ -117,23 +117,13 @@ def steps(inputs: Inputs, twin: Callable, Y_bar: np.ndarray) -> list[np.ndarray]
     ]
 
 
-class Case(NamedTuple):
-    """What an equation is tried on."""
-
-    op: str
-    inputs: Inputs
-    twin: Callable
-    """The operator in NumPy, for complex numbers too: its output of the inputs by name."""
-    equation: Callable
-    """The equation: the cotangents of the real inputs, of Y_bar and the inputs by name."""
-    attributes: Mapping
-
-
 def check_rule(label: str, cases: Iterable[tuple], rng: np.random.Generator) -> Check:
     """Verify an equation against the complex step of a twin, and the rule against the equation.
 
-    ``cases`` are `Case`, or plain tuples in that order; the twin is first held against the operator
-    itself.
+    ``cases`` are tuples of an operator, its inputs by name, a twin (the operator in NumPy, for
+    complex numbers too: its output of the inputs by name), the equation (the cotangents of the real
+    inputs, of Y_bar and the inputs by name) and the attributes.  The twin is first held against the
+    operator itself.
     """
     by_equation, by_rule, by_steps = [], [], []
     for op, inputs, twin, equation, attributes in cases:
@@ -150,10 +140,6 @@ def check_rule(label: str, cases: Iterable[tuple], rng: np.random.Generator) -> 
 
 def _is_real(x: np.ndarray | None) -> bool:
     return x is not None and x.dtype.kind == "f"
-
-
-def _single(x: np.ndarray | None) -> np.ndarray | None:
-    return x.astype(np.float32) if x is not None and x.dtype == np.float64 else x
 
 
 def flat(arrays: Iterable[np.ndarray]) -> np.ndarray:

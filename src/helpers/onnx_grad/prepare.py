@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 from onnx.inliner import inline_selected_functions
 
 from helpers.onnx_grad.attributes import NEWEST, OLDEST
@@ -23,8 +23,13 @@ def prepared(
     model = deepcopy(loaded_model(onx))
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
-    _check_dictionaries(model)
-    _check_opset(model)
+    maps = [node for node in model.graph.node if node.op_type == "ZipMap"]
+    if maps and all(v.type.tensor_type.elem_type not in REAL for v in model.graph.output):
+        raise NoGradientError(  # by default, skl2onnx makes dictionaries of probabilities
+            f"no gradient: ZipMap makes dictionaries of {maps[0].input[0]!r}, and no other output "
+            "is real; convert the classifier with options={'zipmap': False}"
+        )
+    version = _checked_opset(model)
     state_lengths(model)
     declare_outputs(model)
     try:
@@ -36,11 +41,23 @@ def prepared(
     state_lengths(model)
     _correct_shapes(model)
     take_constant_branches(model)
-    written_out = sorted({("", n.op_type) for n in model.graph.node if _has_body(n, model)})
-    # ONNX's own inference stumbles over the body of the last one without its axes.
-    _write_defaults(model, {*COMPOSED, "MeanVarianceNormalization"})
+    written_out = set()
+    for node in model.graph.node:
+        # ONNX's own inference stumbles over the body of the last one without its axes.
+        if canonical(node.domain) or node.op_type not in (*COMPOSED, "MeanVarianceNormalization"):
+            continue
+        # The bodies do not know attributes that are left to their defaults.
+        schema, given = (
+            onnx.defs.get_schema(node.op_type, version),
+            {a.name for a in node.attribute},
+        )
+        defaults = (a.default_value for a in schema.attributes.values() if a.name not in given)
+        node.attribute.extend(value for value in defaults if value.name)
+        composed = schema.has_function or schema.has_context_dependent_function
+        if composed and ("", node.op_type) not in RULES:
+            written_out.add(("", node.op_type))
     if written_out:
-        model = _written_out(model, written_out)
+        model = _written_out(model, sorted(written_out))
     real = {t.name for t in model.graph.initializer if t.data_type in REAL}
     fold_all_shapes(model, constants if weights is None else real.difference(weights))
     return model, constants
@@ -54,7 +71,7 @@ def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelPr
         if name not in declared and info.dtype is not None:
             model.graph.value_info.add(name=name, type=info.proto())
     # An optional input that is left out has no name, and no type, which it asks for all the same.
-    model.graph.value_info.add(name="", type=Info(TensorProto.FLOAT, None).proto())
+    nameless = model.graph.value_info.add(name="", type=Info(TensorProto.FLOAT).proto())
     try:
         made = inline_selected_functions(model, operators, inline_schema_functions=True)
     except RuntimeError as error:
@@ -64,45 +81,8 @@ def _written_out(model: ModelProto, operators: list[tuple[str, str]]) -> ModelPr
             f"input is unknown ({str(error).strip().splitlines()[-1]}); declare the types and "
             "shapes of their inputs in graph.value_info"
         ) from error
-    named = [value for value in made.graph.value_info if value.name]
-    del made.graph.value_info[:]
-    made.graph.value_info.extend(named)
+    made.graph.value_info.remove(nameless)
     return made
-
-
-def _has_body(node: NodeProto, model: ModelProto) -> bool:
-    """Whether a standard operator without a rule is a composition of operators by its definition.
-
-    Those of real results only: the others, like comparisons and Range, need no rule.
-    """
-    if canonical(node.domain) or ("", node.op_type) in RULES:
-        return False
-    version = next(o.version for o in model.opset_import if not canonical(o.domain))
-    schema = onnx.defs.get_schema(node.op_type, version)
-    return node.op_type in COMPOSED and (
-        schema.has_function or schema.has_context_dependent_function
-    )
-
-
-def _write_defaults(model: ModelProto, op_types: set[str]) -> None:
-    """Say attributes that are left to their defaults, which the bodies do not know."""
-    version = next(o.version for o in model.opset_import if not canonical(o.domain))
-    for node in model.graph.node:
-        if node.op_type in op_types and not canonical(node.domain):
-            given = {a.name for a in node.attribute}
-            for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
-                if name not in given and attribute.default_value.name:
-                    node.attribute.append(attribute.default_value)
-
-
-def _check_dictionaries(model: ModelProto) -> None:
-    """By default, skl2onnx makes dictionaries of a classifier's probabilities."""
-    maps = [node for node in model.graph.node if node.op_type == "ZipMap"]
-    if maps and all(v.type.tensor_type.elem_type not in REAL for v in model.graph.output):
-        raise NoGradientError(
-            f"no gradient: ZipMap makes dictionaries of {maps[0].input[0]!r}, and no other output "
-            "is real; convert the classifier with options={'zipmap': False}"
-        )
 
 
 def check_known(model: ModelProto) -> None:
@@ -117,7 +97,8 @@ def check_known(model: ModelProto) -> None:
             )
 
 
-def _check_opset(model: ModelProto) -> None:
+def _checked_opset(model: ModelProto) -> int:
+    """The version of the standard operators, from now on one that runtimes know."""
     check_known(model)
     versions = [o for o in model.opset_import if not canonical(o.domain)]
     if not versions:
@@ -132,7 +113,7 @@ def _check_opset(model: ModelProto) -> None:
             f"onnx.version_converter.convert_version(model, {OLDEST}) may raise it"
         )
     if version <= NEWEST:
-        return
+        return version
     # No runtime knows so new an opset; but a model may use nothing that is new in it.
     for index, node in enumerate(model.graph.node):
         if not canonical(node.domain):
@@ -144,6 +125,7 @@ def _check_opset(model: ModelProto) -> None:
                     f"and operator {node.op_type} (node {name}) has changed since"
                 )
     versions[0].version = NEWEST
+    return NEWEST
 
 
 def _correct_shapes(model: ModelProto) -> None:
@@ -155,24 +137,22 @@ def _correct_shapes(model: ModelProto) -> None:
         value.type.tensor_type.ClearField("shape")
     infos = tensor_infos(bare)
     for value in (*model.graph.value_info, *model.graph.output):
-        declared, found = Info.of(value.type).shape, infos.get(value.name, Info(None, None)).shape
+        declared, found = Info.of(value.type).shape, infos.get(value.name, Info()).shape
         if not compatible(declared, found):
             value.type.CopyFrom(Info(value.type.tensor_type.elem_type, found).proto())
 
 
 def declare_outputs(model: ModelProto) -> None:
     """Outputs declared without a shape get the inferred one: the checker insists on one."""
-    bare = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
-    if any(v.type.HasField("tensor_type") for v in bare):
-        infos = tensor_infos(model)
-        for value in bare:
-            info = infos[value.name]
-            if not value.type.HasField("tensor_type"):
-                continue
-            if info.shape is None:
-                raise ValueError(
-                    f"output {value.name!r} has no declared shape, and inference does not find it; "
-                    "declare it, with open dimensions if need be: onnx.helper."
-                    f"make_tensor_value_info({value.name!r}, onnx.TensorProto.FLOAT, [None, None])"
-                )
-            value.type.CopyFrom(info.proto())
+    tensors = [v for v in model.graph.output if v.type.HasField("tensor_type")]
+    bare = [v for v in tensors if not v.type.tensor_type.HasField("shape")]
+    infos = tensor_infos(model) if bare else {}
+    for value in bare:
+        info = infos[value.name]
+        if info.shape is None:
+            raise ValueError(
+                f"output {value.name!r} has no declared shape, and inference does not find it; "
+                "declare it, with open dimensions if need be: onnx.helper."
+                f"make_tensor_value_info({value.name!r}, onnx.TensorProto.FLOAT, [None, None])"
+            )
+        value.type.CopyFrom(info.proto())

@@ -132,7 +132,7 @@ def fold_all_shapes(model: ModelProto, fixed: Container[str] = ()) -> None:
 def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndarray] | None:
     """The outputs of a node, where they are small constants."""
     if node.op_type in ("Shape", "Size"):
-        shape = infos.get(node.input[0], Info(None, None)).shape
+        shape = infos.get(node.input[0], Info()).shape
         if not is_static(shape):
             return None
         if node.op_type == "Size":
@@ -145,24 +145,19 @@ def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndar
             return [value]
     if node.op_type not in FOLDABLE or not all(x in constants for x in node.input if x):
         return None
-    info = infos.get(node.output[0])
-    if info is None or info.dtype not in FOLDED:
+    dtype, shape = infos.get(node.output[0], Info())
+    if dtype not in FOLDED or not is_static(shape) or np.prod(shape) > SMALL:
         return None
-    if not is_static(info.shape) or np.prod(info.shape) > SMALL:
-        return None
-    given = sorted({x for x in node.input if x})
+    given = {x: constants[x] for x in node.input if x}
     inputs = [
-        helper.make_tensor_value_info(
-            x, helper.np_dtype_to_tensor_dtype(constants[x].dtype), constants[x].shape
-        )
-        for x in given
+        helper.make_tensor_value_info(x, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for x, v in given.items()
     ]
-    made = [helper.make_tensor_value_info(y, info.dtype, None) for y in node.output]
-    alone = helper.make_model(
-        helper.make_graph([node], "fold", inputs, made), opset_imports=imports
-    )
-    results = ReferenceEvaluator(alone).run(None, {x: constants[x] for x in given})
-    kind = helper.tensor_dtype_to_np_dtype(info.dtype)
+    made = [helper.make_tensor_value_info(y, dtype, None) for y in node.output]
+    alone = helper.make_graph([node], "fold", inputs, made)
+    alone = helper.make_model(alone, opset_imports=imports)
+    results = ReferenceEvaluator(alone).run(None, given)
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
     return [np.asarray(r).astype(kind) for r in results]
 
 
@@ -171,13 +166,11 @@ def _gathered_dims(node, infos, indices, graph) -> np.ndarray | None:
     maker = next((n for n in graph.node if node.input[0] in n.output), None)
     if maker is None or maker.op_type != "Shape" or maker.attribute:
         return None
-    shape = infos.get(maker.input[0], Info(None, None)).shape
+    shape = infos.get(maker.input[0], Info()).shape
     if shape is None or not all(-len(shape) <= i < len(shape) for i in indices.reshape(-1)):
         return None
     dims = [shape[i] for i in indices.reshape(-1)]
-    if not all(isinstance(d, int) for d in dims):
-        return None
-    return np.array(dims, dtype=np.int64).reshape(indices.shape)
+    return np.array(dims, dtype=np.int64).reshape(indices.shape) if is_static(dims) else None
 
 
 def take_constant_branches(model: ModelProto) -> None:
@@ -196,7 +189,7 @@ def take_constant_branches(model: ModelProto) -> None:
                 nodes.append(node)
                 continue
             found = True
-            wanted = "then_branch" if np.asarray(value).all() else "else_branch"
+            wanted = "then_branch" if value.all() else "else_branch"
             (branch,) = (a.g for a in node.attribute if a.name == wanted)
             nodes += _taken(model.graph, node, branch, names)
         del model.graph.node[:]
@@ -318,8 +311,7 @@ def drop_identities(model: ModelProto) -> None:
         return  # a subgraph may use the names
     alias, kept = {}, []
     for node in graph.node:
-        for i, name in enumerate(node.input):
-            node.input[i] = alias.get(name, name)
+        node.input[:] = [alias.get(name, name) for name in node.input]
         plain = node.op_type == "Identity" and not canonical(node.domain)
         if plain and node.output[0] not in outputs:
             alias[node.output[0]] = node.input[0]

@@ -19,13 +19,12 @@ def checked_model(onx) -> ModelProto:
     """``onx`` itself, if it is a model in memory; a TypeError that says how to get one, if not."""
     if isinstance(onx, ModelProto):
         return onx
-    advice = ""
-    if isinstance(onx, str | Path):
-        advice = "; onnx.load(path) reads one, and file_derivative(path, out) takes a path"
-    elif isinstance(onx, bytes):
-        advice = "; onnx.load_from_string(data) makes one of the bytes of a file"
-    elif isinstance(onx, GraphProto):
-        advice = "; onnx.helper.make_model(graph) makes one of a graph"
+    known = {
+        str | Path: "; onnx.load(path) reads one, and file_derivative(path, out) takes a path",
+        bytes: "; onnx.load_from_string(data) makes one of the bytes of a file",
+        GraphProto: "; onnx.helper.make_model(graph) makes one of a graph",
+    }
+    advice = next((says for kind, says in known.items() if isinstance(onx, kind)), "")
     raise TypeError(f"onx is a {type(onx).__name__}, expected an onnx.ModelProto{advice}")
 
 
@@ -100,9 +99,9 @@ def is_finite(tensor: TensorProto, folder: str | Path | None) -> bool:
         piece = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[length // item])
         piece.data_location = TensorProto.EXTERNAL
         offset = int(given.get("offset", 0)) + start
-        for key, value in (("location", given.get("location", "")), ("offset", offset)):
+        where = {"location": given.get("location", ""), "offset": offset, "length": length}
+        for key, value in where.items():
             piece.external_data.add(key=key, value=str(value))
-        piece.external_data.add(key="length", value=str(length))
         load_numbers(piece, folder or "")
         if not is_finite(piece, None):
             return False
@@ -156,8 +155,5 @@ def value_of(node: NodeProto) -> TensorProto | None:
 def _dense(sparse, name: str) -> TensorProto:
     values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
     dense = np.zeros(tuple(sparse.dims), values.dtype)
-    if places.ndim == 1:
-        dense.reshape(-1)[places] = values
-    else:
-        dense[tuple(places.T)] = values
+    dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
     return numpy_helper.from_array(dense, name)

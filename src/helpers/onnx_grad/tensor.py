@@ -32,21 +32,17 @@ class NoGradientError(NotImplementedError, ValueError):
 class Info(NamedTuple):
     """Element type (None: unknown, or not a tensor) and static shape of a tensor."""
 
-    dtype: int | None
-    shape: Shape
+    dtype: int | None = None
+    shape: Shape = None
 
     @classmethod
     def of(cls, proto: TypeProto) -> Info:
         """Read a type proto."""
-        if not proto.HasField("tensor_type"):
-            return cls(None, None)
-        tensor = proto.tensor_type
+        tensor = proto.tensor_type  # without fields, if it is of something else
         if not tensor.HasField("shape"):
-            return cls(tensor.elem_type or None, None)
-        dims = []
-        for dim in tensor.shape.dim:
-            dims.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None)
-        return cls(tensor.elem_type or None, tuple(dims))
+            return cls(tensor.elem_type or None)
+        dims = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+        return cls(tensor.elem_type or None, tuple(None if d == "" else d for d in dims))
 
     def proto(self) -> TypeProto:
         """Write a type proto."""

@@ -23,7 +23,7 @@ from pytensor.tensor import TensorVariable
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from helpers.onnx_grad.builder import Graph
-from helpers.onnx_grad.lengths import NOTHING, state_lengths
+from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.simplify import take_constant_branches, tensor_infos
 from helpers.onnx_grad.storage import loaded_model
@@ -118,7 +118,7 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
         results = translated(node, [symbols[name] for name in proto.input])
         for name, result in zip(proto.output, results, strict=False):
             if name:
-                symbols[name] = _as_declared(result, infos.get(name, NOTHING), node)
+                symbols[name] = _as_declared(result, infos.get(name, Info()), node)
                 symbols[name].name = symbols[name].name or name  # for pytensor.dprint
     outputs = {x.name: symbols[x.name] for x in graph.output}
     return PyTensorModel(inputs, outputs, weights)
