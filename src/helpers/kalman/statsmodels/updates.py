@@ -72,21 +72,19 @@ class Colored:
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
         in_all = self.along(params, self.rates) if len(self.masks) < self.k else None
-        if self._is_known(in_all):
-            self.same = True
+        self.same = self._is_known(in_all)
+        if self.same:
             return self.rows, self.columns, self.told[1]
-        self.same = False
-        steps = [self.along(params, color) for color in self.masks]
-        if in_all is not None:
-            values = np.concatenate(
-                [step[rows] for step, (rows, _) in zip(steps, self.at, strict=True)]
-            )
-            if self._complete(in_all, steps, values):
-                self.told = (in_all, values) if self._tells_all(values) else None
-                return self.rows, self.columns, values
+        steps = np.stack([self.along(params, color) for color in self.masks])
+        if in_all is None:  # each has had a step of its own
+            full = steps[self.colors]
+        else:
+            if steps.shape[1] == self.pattern.shape[1]:
+                values = steps[self.colors[self.columns], self.rows]
+                if self._complete(in_all, values):
+                    self.told = (in_all, values) if self._tells_all(values) else None
+                    return self.rows, self.columns, values
             full = self._one_by_one(params)
-        else:  # each has had a step of its own
-            full = np.stack([steps[c] for c in self.colors])
         if full.shape != self.pattern.shape:
             self._paint(full != 0)
         elif (full[~self.pattern] != 0).any():
@@ -132,11 +130,9 @@ class Colored:
                 taken.append(pattern[j].copy())
             self.colors[j] = free[0] if free else len(taken) - 1
         self.masks = [(self.colors == c).astype(float) for c in range(len(taken))]
-        self.at = []
-        for mask in self.masks:
-            columns, rows = np.nonzero(pattern & (mask > 0)[:, np.newaxis])
-            self.at.append((rows, columns))
-        self.rows, self.columns = (np.concatenate(X) for X in zip(*self.at, strict=True))
+        columns, rows = np.nonzero(pattern)
+        order = np.argsort(self.colors[columns], kind="stable")
+        self.rows, self.columns = rows[order], columns[order]
 
     def _is_known(self, in_all: np.ndarray | None) -> bool:
         """Whether the step in which all parameters move says what it said at the last point."""
@@ -148,10 +144,8 @@ class Colored:
         np.maximum.at(most, self.rows, np.abs(values))
         return bool((np.abs(values) >= ALIKE * most[self.rows]).all())
 
-    def _complete(self, found: np.ndarray, steps: list, values: np.ndarray) -> bool:
+    def _complete(self, found: np.ndarray, values: np.ndarray) -> bool:
         """Whether the derivatives add up to the one along a direction in which all move."""
-        if len(steps[0]) != self.pattern.shape[1]:
-            return False
         expected = np.bincount(self.rows, self.rates[self.columns] * values, minlength=len(found))
         size = np.abs(found)
         floor = size.max(initial=0) if self.missed > MISSED else size
@@ -270,12 +264,9 @@ class _ArrayDerivatives:
         self.mod, m = mod, mod.ssm.k_states
         self.shapes, self.at, stop = {}, {}, 0
         for x in SHAPES:
-            theirs = (
-                getattr(mod.ssm, ARRAYS[x]).T.shape if x in ARRAYS else (1, *[m] * len(SHAPES[x]))
-            )
-            size = int(np.prod(theirs))
-            self.shapes[x], self.at[x] = theirs, slice(stop, stop + size)
-            stop += size
+            known = getattr(mod.ssm, ARRAYS[x]).T.shape if x in ARRAYS else None
+            self.shapes[x] = known or (1, *[m] * len(SHAPES[x]))
+            self.at[x] = slice(stop, stop := stop + int(np.prod(self.shapes[x])))
         self.size, self.exact, self.colored, self.seen = stop, True, None, set()
         self.look_at(params)
 
@@ -350,26 +341,28 @@ class _ArrayDerivatives:
         mod, is_complex = self.mod, np.iscomplexobj(params)
         mod.update(params, transformed=True, includes_fixed=True, complex_step=is_complex)
         found = np.zeros(self.size, params.dtype)
+        own = self._each(found)
         for x, theirs in ARRAYS.items():
-            X = getattr(mod.ssm, theirs)
-            found[self.at[x]].reshape(self.shapes[x])[:] = X.T if is_complex else X.real.T
-        if self.shapes["c"][0] > 1:  # as in `_arrays`
-            found[self.at["c"]].reshape(self.shapes["c"])[-1] = 0
+            X = np.moveaxis(getattr(mod.ssm, theirs), -1, 0)
+            own[x][:] = X if is_complex else X.real
+        if len(own["c"]) > 1:  # as in `_arrays`
+            own["c"][-1] = 0
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
             if part.initialization_type in ("known", "approximate_diffuse"):
                 for x, X in zip(("a0", "P0"), _given(part), strict=True):
-                    whole = found[self.at[x]].reshape(self.shapes[x])[0]
-                    whole[np.ix_(*[states] * whole.ndim)] = X if is_complex else np.real(X)
+                    own[x][0][np.ix_(*[states] * X.ndim)] = X if is_complex else np.real(X)
         return found
+
+    def _each(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        """What such vectors (..., N) hold of each array: views, with an axis for time."""
+        views = {x: X[..., at].reshape(*X.shape[:-1], *self.shapes[x]) for x, at in self.at.items()}
+        return {x: V if len(SHAPES[x]) == 1 else V.swapaxes(-1, -2) for x, V in views.items()}
 
     def pack(self, gradient) -> np.ndarray:
         """A gradient as one vector."""
         found = np.empty(self.size)
-        for x, where in self.at.items():
-            X = getattr(gradient, x)
-            found[where].reshape(self.shapes[x])[:] = (
-                X if len(SHAPES[x]) == 1 else X.swapaxes(-1, -2)
-            )
+        for x, X in self._each(found).items():
+            X[:] = getattr(gradient, x)
         return found
 
     def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
@@ -392,12 +385,8 @@ class _ArrayDerivatives:
 
     def moves(self, params: np.ndarray) -> dict[str, np.ndarray]:
         """The same for each array (k, ...), time first where it varies."""
-        dense, found = self.dense(params).T, {}
-        for x, where in self.at.items():
-            X = dense[:, where].reshape(len(dense), *self.shapes[x])
-            X = X if len(SHAPES[x]) == 1 else X.swapaxes(-1, -2)
-            found[x] = X[:, 0] if X.shape[1] == 1 else X
-        return found
+        each = self._each(self.dense(params).T)
+        return {x: X[:, 0] if X.shape[1] == 1 else X for x, X in each.items()}
 
 
 def _root_of_shocks(mod: VARMAX, params: np.ndarray):
