@@ -105,11 +105,7 @@ class Declared(Op):
         more = real_tensors({x: X for x, X in given.items() if x not in own})
         given = own | {x: X.astype(dtype) for x, X in more.items()}
         self.check({x: X.type.shape for x, X in given.items()})
-        known = {}
-        for x, dims in self.inputs.items():
-            for axis, length in zip(axes(x, dims), given[x].type.shape, strict=True):
-                known[axis] = known.get(axis) or length
-        shapes = [tuple(known[axis] for axis in axes(*x)) for x in self.outputs.items()]
+        shapes = self.infer_shape(None, [X.type.shape for X in given.values()])
         return Apply(self, list(given.values()), [pt.tensor(dtype=dtype, shape=k) for k in shapes])
 
     def check(self, shapes: dict) -> None:
@@ -120,7 +116,8 @@ class Declared(Op):
         size = {}
         for (x, dims), shape in zip(self.inputs.items(), shapes, strict=True):
             for axis, length in zip(axes(x, dims), shape, strict=True):
-                size.setdefault(axis, length)
+                if size.get(axis) is None:
+                    size[axis] = length
         return [tuple(size[axis] for axis in axes(*x)) for x in self.outputs.items()]
 
     def connection_pattern(self, node):
@@ -237,11 +234,8 @@ def misfits(dims: dict, looked_at, needed: dict) -> list[str]:
 
 def connected(names, variables) -> dict:
     """Those variables that are connected, by their names."""
-    return {
-        x: X
-        for x, X in zip(names, variables, strict=True)
-        if not isinstance(X.type, DisconnectedType)
-    }
+    pairs = zip(names, variables, strict=True)
+    return {x: X for x, X in pairs if not isinstance(X.type, DisconnectedType)}
 
 
 def pulled_twice(outputs, X: dict, bars: dict) -> dict:

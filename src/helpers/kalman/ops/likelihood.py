@@ -232,16 +232,8 @@ class KalmanLoglikeGrad(OfModel):
 
     def pull(self, X, bars):
         """The Hessian is symmetric: what pulls back along V is what moves along V."""
-        along = {x: bar for x, bar in bars.items() if x != "l"}
-        found = {}
-        if along:
-            op = KalmanLoglikeTangent(self.varying, tuple(along), tol=self.tol)
-            found = op.named(*X.values(), *along.values())
-            found["l_bar"] = found.pop("l")
-        if "l" in bars:
-            op = KalmanLoglikeGrad(self.varying, INPUTS, self.tol)
-            found = added(found, op.named(*[X[x] for x in INPUTS], bars["l"]))
-        return found
+        found = self.requesting(("l", *INPUTS)).push(X, of_l_bar(bars))
+        return of_l_bar(found)
 
     def push(self, X, dots):
         along = {x: dot for x, dot in dots.items() if x != "l_bar"}
@@ -251,7 +243,8 @@ class KalmanLoglikeGrad(OfModel):
             found = op.named(*X.values(), *along.values())
         if "l_bar" in dots and linear:
             op = KalmanLoglikeGrad(self.varying, linear, self.tol)
-            found = added(found, op.named(*[X[x] for x in INPUTS], dots["l_bar"]))
+            more = op.named(*[X[x] for x in INPUTS], dots["l_bar"])
+            found = found | {x: found[x] + G if x in found else G for x, G in more.items()}
         return found
 
 
@@ -303,17 +296,11 @@ class KalmanLoglikeTangent(OfModel):
 
     def pull(self, X, bars):
         """In the tangents alone, in which it is linear; the Hessian is symmetric."""
-        *model, l_bar = list(X)[: len(INPUTS) + 1]
-        shared = [X[x] for x in (*model, l_bar)]
-        others, found = {x: bar for x, bar in bars.items() if x != "l"}, {}
-        if others:
-            op = KalmanLoglikeTangent(self.varying, tuple(others), self.along, self.tol)
-            found = op.named(*shared, *others.values())
-        if "l" in bars:
-            op = KalmanLoglikeGrad(self.varying, self.along, self.tol)
-            found = added(found, op.named(*shared[:-1], bars["l"]))
-        third = zip((*model, l_bar), shared, strict=True)
-        third = {x: grad_not_implemented(self, i, V, THIRD) for i, (x, V) in enumerate(third)}
+        shared = {x: X[x] for x in (*INPUTS, "l_bar")}
+        op = KalmanLoglikeGrad(self.varying, self.along, self.tol)
+        found = op.push(shared, of_l_bar(bars))
+        third = enumerate(shared.items())
+        third = {x: grad_not_implemented(self, i, V, THIRD) for i, (x, V) in third}
         return third | {f"{x}_dot": G for x, G in found.items()}
 
 
@@ -417,6 +404,6 @@ def sandwich(R, Q):
     return product(product(R, Q), R.mT)
 
 
-def added(found: dict, more: dict) -> dict:
-    """The sums, by name, of what is in either."""
-    return found | {x: found[x] + G if x in found else G for x, G in more.items()}
+def of_l_bar(found: dict) -> dict:
+    """The same with l_bar's name for that of l, which is what pulls back to it."""
+    return {"l_bar" if x == "l" else x: G for x, G in found.items()}
