@@ -268,22 +268,16 @@ class _Columns:
         if len(set(qs.values())) > 1:
             told = ", ".join(f"{x} has {k}" for x, k in qs.items())
             raise ValueError(f"the columns differ in number: {told}")
-        self.q = q = next(iter(qs.values()))
-        self.A, self.X, self.B = (
-            checked.get(x, np.zeros((*size, q)))
-            for x, size in (("A", (m,)), ("X", (p,)), ("B", (m,)))
-        )
-        self.precision = None if precision is None else _checked_precision(precision, q)
+        self.q, rows = next(iter(qs.values())), {"A": m, "X": p, "B": m}
+        self.A, self.X, self.B = (checked.get(x, np.zeros((k, self.q))) for x, k in rows.items())
+        self.precision = None if precision is None else _checked_precision(precision, self.q)
         self.missing = np.isnan(y)
 
     @cached_property
     def _pure(self) -> np.ndarray:
         """Which numbers enter the first state alone: their P0 is free under a flat prior."""
-        enters = np.zeros(self.q, bool)
-        if not self._in_the_start_alone:
-            for M in (self.X, self.B):
-                enters |= np.abs(M.reshape(-1, self.q)).max(axis=0) > 0
-        return ~enters & (self.precision is None)
+        enters = (np.abs(M).reshape(-1, self.q).max(axis=0) for M in (self.X, self.B))
+        return (sum(enters) == 0) & (self.precision is None)
 
     @property
     def _in_the_start_alone(self) -> bool:
@@ -291,9 +285,8 @@ class _Columns:
 
     def starts(self):
         """Those of the columns (q + 1, m), and P0."""
-        flat = self.A[:, self._pure]
         self.room = np.where(self._pure, first_room(self.A, self.model), 0.0)
-        P0 = symmetric(self.model.P0) + flat * self.room[self._pure] @ flat.T
+        P0 = symmetric(self.model.P0) + self.A * self.room @ self.A.T
         return np.vstack([self.model.a0, self.A.T]), P0
 
     def series(self):
@@ -332,10 +325,9 @@ class _Columns:
                 )
         if self._loop(method, tol):
             return self._gathered(*_by_loop(self, True))
-        _, value, delta, root, S, y_bar, starts_bar, c_bar, out, _ = self._compiled(True, tol)
-        value = self._value(value, S)
+        _, value, delta, root, S, *bars, out, _ = self._compiled(True, tol)
         gradients = _fused().gradients_of(self.model, out)
-        return self._gathered(value, delta, root, y_bar, starts_bar, c_bar, gradients)
+        return self._gathered(self._value(value, S), delta, root, *bars, gradients)
 
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
@@ -361,34 +353,29 @@ class _Columns:
 
     def _told(self, direction) -> str:
         """What a direction of delta does, in words."""
-        parts = [(self.A @ direction, "state")] if self.given["A"] is not None else []
-        told = [_in_words(x, what) for x, what in parts if np.abs(x).max() > 0]
-        nothing = "a column of zeros" if self._in_the_start_alone else "regressors alone"
-        return ", ".join(told) or nothing
+        x = self.A @ direction
+        if self.given["A"] is not None and np.abs(x).max() > 0:
+            return _in_words(x)
+        return "a column of zeros" if self._in_the_start_alone else "regressors alone"
 
     def _gathered(self, value, delta, root, y_bar, starts_bar, c_bar, gradients) -> Integrated:
         """The gradients of what was given, from those of the q + 1 series."""
-        model = self.model
         columns = {"X": None, "B": None}
         for x, bars in (("X", -y_bar), ("B", c_bar)):
             if self.given[x] is not None:
                 bars = np.moveaxis(bars[1:], 0, -1)
                 columns[x] = bars if getattr(self, x).ndim == 3 else bars.sum(axis=0)
-        bars = gradients.asdict() | {"a0": starts_bar[0], "c": c_bar[0], "d": -y_bar[0]}
-        for x in "cd":
-            if x not in model.time_varying:
-                bars[x] = bars[x].sum(axis=0)
-        covariance = root @ root.T
-        given_P0 = covariance.copy()
-        given_P0.flat[:: self.q + 1] -= self.room
-        estimate = Estimate(delta, given_P0)
-        precision_bar = None
+        means = {"c": c_bar[0], "d": -y_bar[0]}
+        varying = self.model.time_varying
+        means = {x: X if x in varying else X.sum(axis=0) for x, X in means.items()}
+        covariance, precision_bar = root @ root.T, None
         if self.precision is not None:
             inverse = np.linalg.inv(self.precision)
             precision_bar = (inverse - covariance - np.outer(delta, delta)) / 2
         return Integrated(
-            value, y_bar[0], Gradients(**bars), starts_bar[1:].T, estimate,
-            columns["X"], columns["B"], precision_bar,
+            value, y_bar[0], gradients._replace(a0=starts_bar[0], **means), starts_bar[1:].T,
+            Estimate(delta, covariance - np.diag(self.room)), columns["X"], columns["B"],
+            precision_bar,
         )  # fmt: skip
 
 
@@ -559,7 +546,7 @@ def _refuse_unidentified(S, told) -> None:
     values, vectors = np.linalg.eigh(S / size / size[:, np.newaxis])
     if values[0] <= len(S) * LEAST:
         direction = vectors[:, 0] / size
-        direction = direction / np.abs(direction).max()
+        direction /= np.abs(direction).max()
         direction[np.abs(direction) < 1e-6] = 0  # rounding
         raise ValueError(
             "the data say nothing about one direction of delta, "
@@ -567,9 +554,8 @@ def _refuse_unidentified(S, told) -> None:
         )
 
 
-def _in_words(x, what: str) -> str:
+def _in_words(x) -> str:
     """A direction of the first state in words."""
-    named = [
-        f"{x[i]:.2g} of {what} {i}" for i in np.flatnonzero(np.abs(x) > 1e-6 * np.abs(x).max())
-    ]
-    return "of the first state, " + ", ".join(named[:6]) + (", ..." if len(named) > 6 else "")
+    large = np.flatnonzero(np.abs(x) > 1e-6 * np.abs(x).max())
+    named = ", ".join(f"{x[i]:.2g} of state {i}" for i in large[:6])
+    return f"of the first state, {named}" + ", ..." * (len(large) > 6)

@@ -415,7 +415,7 @@ class _Smoother:
         """S of all numbers, of which the first `flat` have to be known from the data alone."""
         S, A = information_of(r, self.A), self.A[:, :flat]
         if A.shape[1]:
-            _refuse_unidentified(S.real[:flat, :flat], lambda x: _in_words(A @ x, "state"))
+            _refuse_unidentified(S.real[:flat, :flat], lambda x: _in_words(A @ x))
         return S
 
     def columns(self, Y, starts, c):
