@@ -17,17 +17,10 @@ from pytensor.graph import FunctionGraph
 from pytensor.link.jax.dispatch import jax_funcify
 
 from helpers.kalman import jax, jax_calls, jax_parallel, jax_scans
+from helpers.kalman.ops import likelihood
 from helpers.kalman.ops.declared import Declared, in_python
 from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
-from helpers.kalman.ops.likelihood import (
-    INPUTS,
-    KalmanFilter,
-    KalmanFilterGrad,
-    KalmanLoglike,
-    KalmanLoglikeGrad,
-    KalmanLoglikeTangent,
-    Product,
-)
+from helpers.kalman.ops.likelihood import INPUTS
 from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad
 from helpers.kalman.shapes import PANEL
 
@@ -83,17 +76,17 @@ def run(op, X: dict):
 
 
 @run.register
-def _(op: Product, X):
+def _(op: likelihood.Product, X):
     return X["A"] @ X["B"]
 
 
 @run.register
-def _(op: KalmanLoglike, X):
+def _(op: likelihood.KalmanLoglike, X):
     return jax._per_step(None, op.tol, [*X.values()])
 
 
 @run.register
-def _(op: KalmanFilter, X):
+def _(op: likelihood.KalmanFilter, X):
     return tuple(jax_scans.outputs(*X.values()))
 
 
@@ -111,14 +104,18 @@ def derivatives(op) -> tuple[str, ...]:
 
 
 @run.register
-def _(op: KalmanLoglikeGrad, X):
+def _(op: likelihood.KalmanLoglikeGrad, X):
     *inputs, l_bar = X.values()
-    l, found = gradient_of(derivatives(op), op.tol, inputs, l_bar)
+    if jax._is_compiled(None, inputs):
+        l, found = jax_calls.gradient(derivatives(op), op.tol, tuple(inputs), l_bar, None)
+    else:
+        engine = jax_parallel if jax._at_once(None, inputs) else jax_scans
+        l, found = engine.gradient(derivatives(op), tuple(inputs), l_bar)
     return found | {"l": l}
 
 
 @run.register
-def _(op: KalmanLoglikeTangent, X):
+def _(op: likelihood.KalmanLoglikeTangent, X):
     model, l_bar = tuple(X[x] for x in INPUTS), X["l_bar"]
     dots = {x: X[f"{x}_dot"] if op.many else X[f"{x}_dot"][None] for x in op.along}
     engine = jax_calls if jax._is_compiled("fused", model) else jax_scans
@@ -129,7 +126,7 @@ def _(op: KalmanLoglikeTangent, X):
 
 
 @run.register
-def _(op: KalmanFilterGrad, X):
+def _(op: likelihood.KalmanFilterGrad, X):
     inputs = [X[x] for x in INPUTS]
     out = jax_scans.filter_scan(inputs, ("l", "a_pred", "P_pred"))
     bars = {x: X[f"{x}_bar"] for x in op.given}

@@ -30,21 +30,16 @@ from pytensor.tensor.rewriting.basic import register_specialize, unconditional_c
 
 from helpers.kalman.ops.declared import Declared
 from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
-from helpers.kalman.ops.likelihood import (
-    INPUTS,
-    KalmanLoglike,
-    KalmanLoglikeGrad,
-    KalmanLoglikeTangent,
-    KalmanLoglikeTangents,
-)
+from helpers.kalman.ops.likelihood import INPUTS, KalmanLoglike, KalmanLoglikeGrad
+from helpers.kalman.ops.likelihood import KalmanLoglikeTangent as Tangent
+from helpers.kalman.ops.likelihood import KalmanLoglikeTangents as Tangents
 from helpers.kalman.ops.panel import KalmanPanel, KalmanPanelGrad
 
 # The Op that computes a gradient, and with it the first output of another.
-WITH_GRADIENT = {
-    KalmanLoglike: KalmanLoglikeGrad,
-    KalmanPanel: KalmanPanelGrad,
-    KalmanIntegrated: KalmanIntegratedGrad,
-}
+WITH_GRADIENT = {KalmanLoglike: KalmanLoglikeGrad, KalmanPanel: KalmanPanelGrad}
+WITH_GRADIENT[KalmanIntegrated] = KalmanIntegratedGrad
+ALL = "l", *INPUTS  # what a gradient and its tangent give
+SHARED = len(ALL)  # so many inputs are those of the gradient: the directions come after them
 
 
 def _core(op):
@@ -104,23 +99,21 @@ def local_value_with_gradient(fgraph, node):
     return None
 
 
-@_vectorize_node.register(KalmanLoglikeTangent)
+@_vectorize_node.register(Tangent)
 def vectorize(op, node, *inputs):
     """A batch of directions, and of nothing else, is one Op."""
-    first = len(INPUTS) + 1
     batched = [X.ndim - old.ndim for X, old in zip(inputs, node.inputs, strict=True)]
     lengths = {X.type.shape[0] for X, more in zip(inputs, batched, strict=True) if more}
     # A batch of length 1 would be stretched to that of the others.
     stretched = 1 in lengths and len(lengths) > 1
-    one_axis = not any(batched[:first]) and max(batched) == 1
-    if type(op) is not KalmanLoglikeTangent or not one_axis or stretched:
+    one_axis = not any(batched[:SHARED]) and max(batched) == 1
+    if type(op) is not Tangent or not one_axis or stretched:
         return vectorize_node_fallback(op, node, *inputs)
-    moves = list(zip(inputs[first:], batched[first:], strict=True))
+    moves = list(zip(inputs[SHARED:], batched[SHARED:], strict=True))
     k = next(X.shape[0] for X, more in moves if more)
     moves = [X if more else pt.broadcast_to(X, (k, *X.shape)) for X, more in moves]
-    return KalmanLoglikeTangents(op.varying, op.along, op.requested, op.tol).make_node(
-        *inputs[:first], *moves
-    )
+    united = Tangents(op.varying, op.along, op.requested, op.tol)
+    return united.make_node(*inputs[:SHARED], *moves)
 
 
 def in_batches(outputs: list, batches: dict) -> list:
@@ -154,7 +147,7 @@ def batch_of_scan(node) -> list | None:
     recurrent = info.n_mit_mot + info.n_mit_sot + info.n_sit_sot + info.n_untraced_sit_sot
     if recurrent or info.as_while or not info.n_seqs:
         return None
-    if not any(isinstance(inner.op, KalmanLoglikeTangent) for inner in op.fgraph.apply_nodes):
+    if not any(isinstance(inner.op, Tangent) for inner in op.fgraph.apply_nodes):
         return None
     steps = node.inputs[0]
     inner, first = op.fgraph.unfreeze(), info.n_seqs
@@ -190,16 +183,15 @@ def unite(fgraph) -> None:
     """
     if not has_several(fgraph):
         return
-    first, made = len(INPUTS) + 1, {}
+    made = {}
     for node in fgraph.toposort():
         if node.op != pt.add:
             continue
         groups = {}
         for X in node.inputs:
-            if X.owner and isinstance(X.owner.op, KalmanLoglikeTangent):
-                op = X.owner.op
-                name = op.requested[X.owner.outputs.index(X)]
-                key = type(op), op.varying, op.tol, name, tuple(X.owner.inputs[:first])
+            if X.owner and isinstance(X.owner.op, Tangent):
+                op, name = X.owner.op, X.owner.op.requested[X.owner.outputs.index(X)]
+                key = type(op), op.varying, op.tol, name, tuple(X.owner.inputs[:SHARED])
                 groups.setdefault(key, []).append(X)
         rest, found = list(node.inputs), []
         for (kind, varying, tol, name, shared), terms in groups.items():
@@ -208,15 +200,14 @@ def unite(fgraph) -> None:
             moves = {}
             for X in terms:
                 rest.remove(X)
-                for x, move in zip(X.owner.op.along, X.owner.inputs[first:], strict=True):
+                for x, move in zip(X.owner.op.along, X.owner.inputs[SHARED:], strict=True):
                     moves[x] = moves[x] + move if x in moves else move
             moves = {x: moves[x] for x in INPUTS if x in moves}
             # All outputs, so that sums of others are this same node; what nothing reads goes later.
             same = kind, varying, tol, shared, tuple(moves.items())
             if same not in made:
-                united = kind(varying, tuple(moves), ("l", *INPUTS), tol)
-                made[same] = united(*shared, *moves.values(), return_list=True)
-            found.append(made[same][("l", *INPUTS).index(name)])
+                made[same] = kind(varying, tuple(moves), ALL, tol).named(*shared, *moves.values())
+            found.append(made[same][name])
         if found:
             total = pt.add(*rest, *found) if len(rest) + len(found) > 1 else found[0]
             total = node.outputs[0].type.filter_variable(total, allow_convert=True)
@@ -229,29 +220,23 @@ def share(fgraph) -> None:
         return
     groups = {}
     for node in fgraph.toposort():
-        if isinstance(node.op, KalmanLoglikeGrad | KalmanLoglikeTangent):
-            key = node.op.requesting(()), tuple(node.inputs)
-            groups.setdefault(key, []).append(node)
+        if isinstance(node.op, KalmanLoglikeGrad | Tangent):
+            groups.setdefault((node.op.requesting(()), *node.inputs), []).append(node)
     for nodes in groups.values():
         if len(nodes) == 1:
             continue
-        read = {x for node in nodes for x in node.op.requested}
-        requested = tuple(x for x in ("l", *INPUTS) if x in read)
-        op = nodes[0].op.requesting(requested)
-        new = dict(zip(requested, op(*nodes[0].inputs, return_list=True), strict=True))
-        fgraph.replace_all(
-            [
-                (old, new[x])
-                for node in nodes
-                for x, old in zip(node.op.requested, node.outputs, strict=True)
-            ],
-            reason="helpers_kalman_share",
-        )
+        outputs = [
+            (X, x) for node in nodes for x, X in zip(node.op.requested, node.outputs, strict=True)
+        ]
+        read = {x for _, x in outputs}
+        new = _requesting(nodes[0], tuple(x for x in ALL if x in read))
+        replaced = [(X, new[x]) for X, x in outputs]
+        fgraph.replace_all(replaced, reason="helpers_kalman_share")
 
 
 def has_several(fgraph) -> bool:
     """Whether there are several gradients or tangents, once equal ones are merged."""
-    kinds = KalmanLoglikeGrad | KalmanLoglikeTangent
+    kinds = KalmanLoglikeGrad | Tangent
     several = sum(isinstance(node.op, kinds) for node in fgraph.apply_nodes) > 1
     if several:
         merge(fgraph)
