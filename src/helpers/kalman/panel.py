@@ -147,14 +147,11 @@ def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
     if _takes_reference(given.y, template, method, tol, *given.arrays.values()):
         l, dY, bars = _by_loop(given, gradient)
     else:
-        if alone and own.keys() <= MEANS:
-            l, failed, dY, bars = _shared(given, tol, gradient)
-        else:
-            l, failed, dY, bars = _own(given, tol, gradient, threads)
-        for j in np.flatnonzero(failed >= 0)[:1]:
-            raise np.linalg.LinAlgError(
-                f"series {j}: {reference._not_positive_definite(int(failed[j]))}"
-            )
+        engine = _shared if alone and own.keys() <= MEANS else _own
+        l, failed, dY, bars = engine(given, tol, gradient, threads)
+        for j in np.flatnonzero(failed >= 0):
+            error = reference._not_positive_definite(int(failed[j]))
+            raise np.linalg.LinAlgError(f"series {j}: {error}")
     if not gradient:
         return (l,)
     if alone:
@@ -171,10 +168,8 @@ class _Given(namedtuple("_Given", "y ends arrays varying lengths", defaults=[Non
 
     def model(self, j: int) -> StateSpace:
         """That of a series, up to its end, in double precision at least."""
-        arrays = {}
-        for x, X in self.arrays.items():
-            X = X[j if len(X) > 1 else 0]
-            arrays[x] = X[: self.ends[j] if x in self.varying else None]
+        arrays = {x: X[j if len(X) > 1 else 0] for x, X in self.arrays.items()}
+        arrays |= {x: arrays[x][: self.ends[j]] for x in self.varying}
         return StateSpace(**{x: X.astype(np.result_type(X, float)) for x, X in arrays.items()})
 
     def in_time(self) -> dict[str, np.ndarray]:
@@ -305,21 +300,17 @@ def _ends(observed) -> np.ndarray:
 
 def _with_own(model: StateSpace, own: dict, J: int, n: int) -> tuple[dict, tuple]:
     """The nine arrays, the series' own among them, and which vary over time."""
-    arrays, varying = {}, []
-    sizes = {"m": model.m, "p": model.p, "r": model.r}
-    for name, X in model.asdict().items():
-        core, over_time = len(SHAPES[name]), name in model.time_varying
-        if name in own:
-            shape = tuple(sizes[x] for x in SHAPES[name])
-            X = _own_array(name, own[name], J, shape, n)
-            over_time = X.ndim > core + 1
-            if name in SYMMETRIC:
-                _check_symmetric(name, X)
-        else:
-            X = X[np.newaxis]
-        arrays[name] = X
-        varying += [name] if over_time else []
-    return arrays, tuple(varying)
+    arrays, sizes = model.asdict(), {"m": model.m, "p": model.p, "r": model.r}
+    varying = set(model.time_varying) - own.keys()
+    for name, X in own.items():
+        shape = tuple(sizes[x] for x in SHAPES[name])
+        own[name] = X = _own_array(name, X, J, shape, n)
+        if X.ndim > len(shape) + 1:
+            varying.add(name)
+        if name in SYMMETRIC:
+            _check_symmetric(name, X)
+    arrays = {x: own[x] if x in own else X[np.newaxis] for x, X in arrays.items()}
+    return arrays, tuple(x for x in NAMES if x in varying)
 
 
 def _by_loop(given: _Given, gradient: bool):
@@ -328,18 +319,20 @@ def _by_loop(given: _Given, gradient: bool):
     parts = [(x[:end], given.model(j)) for j, (x, end) in enumerate(zip(y, ends, strict=True))]
     if not gradient:
         return np.array([reference.loglike(*part) for part in parts]), None, None
-    each = [reference.loglike_and_grad(*part) for part in parts]
-    l = np.array([value for value, _, _ in each])
+    values, dys, gradients = zip(
+        *(reference.loglike_and_grad(*part) for part in parts), strict=True
+    )
+    l = np.array(values)
     dY = np.zeros(y.shape, l.dtype)
     bars = {x: np.zeros((len(y), *X.shape[1:]), l.dtype) for x, X in given.arrays.items()}
-    for j, (_, dy, gradients) in enumerate(each):
-        dY[j, : ends[j]] = dy
-        for name, X in gradients.asdict().items():
-            bars[name][j, : ends[j] if name in given.varying else None] = X
+    for j, end in enumerate(ends):
+        dY[j, :end] = dys[j]
+        for name, X in gradients[j].asdict().items():
+            bars[name][j, : end if name in given.varying else None] = X
     return l, dY, bars
 
 
-def _shared(given: _Given, tol, gradient: bool):
+def _shared(given: _Given, tol, gradient: bool, threads=None):
     """:mod:`helpers.kalman.fused.panel`: series with a0, c and d of their own at most.
 
     Returns what `_own` does, gradients of what is shared as sums.
@@ -391,10 +384,7 @@ def _own(given: _Given, tol, gradient: bool, threads=None):
 
 
 def _in_pieces(threads: int, count: int, work) -> None:
-    """`work` on pieces from 0 to count, several for each thread.
-
-    So none waits long for the last one.
-    """
+    """`work` on pieces from 0 to count, several for each thread: so none waits long for another."""
     from concurrent.futures import ThreadPoolExecutor
 
     pieces = min(count, PIECES * threads) if threads > 1 else 1
@@ -402,8 +392,7 @@ def _in_pieces(threads: int, count: int, work) -> None:
     if pieces == 1:
         return work(*cuts)
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, cuts[:-1], cuts[1:]):
-            pass  # errors are raised here
+        list(pool.map(work, cuts[:-1], cuts[1:]))  # errors are raised here
 
 
 def _refuse_size(numbers, J: int, what: str) -> None:

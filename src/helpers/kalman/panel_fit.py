@@ -44,7 +44,7 @@ import numpy as np
 
 from helpers.kalman import panel
 from helpers.kalman.recursions import TOLERANCE
-from helpers.statespace import StateSpace, _as_numbers, check_tolerance
+from helpers.statespace import SHAPES, StateSpace, _as_numbers, check_tolerance
 
 __all__ = ["Fits", "fit"]
 
@@ -138,16 +138,13 @@ def fit(
     k = x.shape[1]
     f, g, evaluations = np.full(J, np.nan), np.full((J, k), np.nan), np.zeros(J, int)
     active = np.flatnonzero(message == "")
-    f[active], g[active], why = likelihood(x[active], active)
+    f[active], g[active], message[active] = likelihood(x[active], active)
     evaluations[active] = 1
-    message[active] = why
-    lost = active[~np.isfinite(f[active])]
-    f[lost] = np.nan
-    active = np.setdiff1d(active, lost)
-    message[active], converged = "", np.zeros(J, bool)
-    B, scaled, alpha = np.zeros((J, k, k)), np.zeros(J, bool), np.ones(J)
+    f[np.isinf(f)] = np.nan
+    active = active[np.isfinite(f[active])]
+    arrived, converged, scaled = np.zeros((3, J), bool)
+    B, alpha = np.zeros((J, k, k)), np.ones(J)
     B[active] = np.eye(k) / np.maximum(_length(g[active]), 1e-300)[:, None, None]
-    arrived = np.zeros(J, bool)
 
     def not_there():
         """Those that have arrived by what B says, and have not by the curvature."""
@@ -177,10 +174,8 @@ def fit(
         return left
 
     for _ in range(most):
-        if not len(active):
-            active = not_there()
-            if not len(active):
-                break
+        if not len(active) and not len(active := not_there()):
+            break
         s = -np.einsum("jab,jb->ja", B[active], g[active])
         s *= np.minimum(1, LONGEST / np.maximum(np.abs(s).max(axis=1), 1e-300))[:, None]
         s *= alpha[active, None]
@@ -220,7 +215,7 @@ def _see_curvature(likelihood, x, g, B, members):
         curvature[:, i] = (slope - g) / (moved - x)[:, i, None]
     seen = np.isfinite(curvature).all(axis=(1, 2))
     curvature = np.where(np.isfinite(curvature), curvature, 0)
-    bend, axes = np.linalg.eigh((curvature + np.swapaxes(curvature, 1, 2)) / 2)
+    bend, axes = np.linalg.eigh((curvature + curvature.mT) / 2)
     along = np.einsum("jab,ja->jb", axes, g)
     least = np.where(seen, bend[:, 0], np.nan)
     axis = axes[:, :, 0] * np.where(along[:, :1] > 0, -1, 1)
@@ -235,15 +230,12 @@ def _update(B, scaled, j, s, change) -> None:
     curved = (s * change).sum(axis=1)
     bends = curved > 1e-10 * _length(s) * _length(change)
     B[j[~bends]] *= 4  # downwards or straight: further next time
-    j, s, change, curved = j[bends], s[bends], change[bends], curved[bends]
-    k = s.shape[1]
-    first = ~scaled[j]
-    size = curved[first] / (change[first] ** 2).sum(axis=1)
-    B[j[first]] = size[:, None, None] * np.eye(k)
+    j, s, change, curved = j[bends], s[bends], change[bends], curved[bends, None, None]
+    first, I = ~scaled[j], np.eye(s.shape[1])
+    B[j[first]] = curved[first] / (change[first] ** 2).sum(axis=1)[:, None, None] * I
     scaled[j] = True
-    left = np.eye(k) - s[:, :, None] * change[:, None, :] / curved[:, None, None]
-    more = s[:, :, None] * s[:, None, :] / curved[:, None, None]
-    B[j] = left @ B[j] @ np.swapaxes(left, 1, 2) + more
+    left = I - s[:, :, None] * change[:, None, :] / curved
+    B[j] = left @ B[j] @ np.swapaxes(left, 1, 2) + s[:, :, None] * s[:, None, :] / curved
 
 
 class _Likelihood:
@@ -277,8 +269,8 @@ class _Likelihood:
             own = panel._named(own)
         except TypeError as error:
             raise ValueError(f"arrays(theta): {error}") from None
-        own = {name: _as_numbers(f"arrays(theta)[{name!r}]", X) for name, X in own.items()}
         for name, X in own.items():
+            own[name] = X = _as_numbers(f"arrays(theta)[{name!r}]", X)
             expected = (len(x), *self.shapes.get(name, X.shape[1:]))
             if X.shape != expected:
                 raise ValueError(
@@ -294,18 +286,12 @@ class _Likelihood:
             own = self._own(x)
             J, n = len(members), self.y.shape[1]
             arrays = {name: X[np.newaxis] for name, X in self.model.asdict().items()} | own
-            varying = tuple(
-                name
-                for name, X in arrays.items()
-                if X.ndim - 1 > getattr(self.model, name).ndim - (name in self.model.time_varying)
-            )
+            varying = tuple(x for x, X in arrays.items() if X.ndim - 1 > len(SHAPES[x]))
             given = panel._Given(self.y[members], self.ends[members], arrays, varying)
             l, failed, _, bars = panel._own(given, self.tol, True, self.threads)
             slope = np.zeros(x.shape)
-            for i in range(x.shape[1]):
-                moved = x.astype(complex)
-                moved[:, i] += 1j * STEP
-                for name, X in self._own(moved).items():
+            for i, unit in enumerate(np.eye(x.shape[1])):
+                for name, X in self._own(x + 1j * STEP * unit).items():
                     terms = bars[name] * (X.imag / STEP)
                     slope[:, i] += terms.reshape(J, -1).sum(axis=1)
         good = np.isfinite(l) & np.isfinite(slope).all(axis=1)
