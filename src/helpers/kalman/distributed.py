@@ -21,6 +21,7 @@ brings Dask's `distributed`.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -73,13 +74,11 @@ class Panel:
         self._client, self._Y = client, Y
         order = _by_pattern(Y)
         self._members = [order[i : i + chunk] for i in range(0, len(Y), chunk)]
-        longest = 0
-        if isinstance(Y, list):
-            longest = max((len(y) for y in Y if np.ndim(y) == 2), default=0)
-        self._pieces = [
-            client.submit(_piece, _some(Y, members, longest), pure=False)
-            for members in self._members
-        ]
+        # Of a list the first of each piece is filled up: a model that varies has as many steps.
+        listed = isinstance(Y, list)
+        longest = max((len(y) for y in Y if np.ndim(y) == 2), default=0) if listed else 0
+        pieces = ([Y[j] for j in some] if listed else Y[some] for some in self._members)
+        self._pieces = [client.submit(_piece, Y, longest, pure=False) for Y in pieces]
 
     def loglike(self, model, method: str = "fused", tol: float = TOLERANCE, **own):
         """As :func:`helpers.kalman.panel.loglike`: array (J,)."""
@@ -91,20 +90,14 @@ class Panel:
         parts = self._map(panel.loglike_and_grad, model, own, method, tol)
         l, dYs, bars = zip(*parts, strict=True)
         if isinstance(self._Y, list):
-            dY = [None] * len(self._Y)
-            for members, part in zip(self._members, dYs, strict=True):
-                for j, dy in zip(members, part, strict=True):
-                    dY[j] = dy[: len(self._Y[j])]
+            of = dict(zip(np.concatenate(self._members), itertools.chain(*dYs), strict=True))
+            dY = [of[j][: len(y)] for j, y in enumerate(self._Y)]
         else:
             dY = _back(self._members, dYs)
-        each = own if isinstance(model, StateSpace) else NAMES
-        gradients = {
-            name: _back(self._members, [getattr(bar, name) for bar in bars])
-            if name in each and (name not in own or own[name] is not None)
-            else sum(getattr(bar, name) for bar in bars)
-            for name in NAMES
-        }
-        return _back(self._members, l), dY, Gradients(**gradients)
+        each = [x for x in own if own[x] is not None] if isinstance(model, StateSpace) else NAMES
+        bars = dict(zip(NAMES, zip(*bars, strict=True), strict=True))
+        bars = {x: _back(self._members, G) if x in each else sum(G) for x, G in bars.items()}
+        return _back(self._members, l), dY, Gradients(**bars)
 
     def fit(
         self, model: StateSpace, arrays: Callable, start, *, progress: Callable | None = None, **how
@@ -122,27 +115,24 @@ class Panel:
             Called with the number of series that are done and that of all, after each piece. If
             None a line on stderr says so, where that is a terminal.
         """
-        progress = progress or _line
-        J = len(self._Y)
+        J, how = len(self._Y), {"threads": 1} | how | {"pure": False}
         start, tasks = _checked_start(start, J), {}
-        for i, (piece, members) in enumerate(zip(self._pieces, self._members, strict=True)):
-            task = self._client.submit(_fit, piece, model, arrays, start[members], how, pure=False)
-            tasks[task] = i
-        parts, errors, done = [None] * len(tasks), [], 0
+        for piece, members in zip(self._pieces, self._members, strict=True):
+            tasks[self._client.submit(fit, piece, model, arrays, start[members], **how)] = members
+        parts, errors, done = dict.fromkeys(tasks), [], 0
         for task in self._dask.as_completed(list(tasks)):
-            i = tasks[task]
-            members = self._members[i]
             try:
-                parts[i] = task.result()
+                parts[task] = task.result()
             except Exception as error:  # noqa: BLE001 (a worker's: the others go on)
-                errors.append(_renumbered(error, members))
-                parts[i] = _not_done(errors[-1], start.shape[1], len(members))
+                errors.append(_renumbered(error, tasks[task]))
+                parts[task] = _not_done(errors[-1], start.shape[1], len(tasks[task]))
             task.release()
-            done += len(members)
-            progress(done, J)
+            done += len(tasks[task])
+            (progress or _line)(done, J)
         if len(errors) == len(parts):
             raise errors[0]
-        return Fits(*(_back(self._members, part) for part in zip(*parts, strict=True)))
+        found = zip(*parts.values(), strict=True)
+        return Fits(*(_back(self._members, each) for each in found))
 
     def _map(self, function, model, own, method, tol) -> list:
         J = len(self._Y)
@@ -154,13 +144,12 @@ class Panel:
         models = None if isinstance(model, StateSpace) else list(model)
         if models is not None and len(models) != J:
             raise ValueError(f"there are {len(models)} models for {J} series")
-        tasks = []
+        tasks, found = [], []
         for piece, members in zip(self._pieces, self._members, strict=True):
             given = model if models is None else [models[j] for j in members]
             some = {x: _as_numbers(x, X)[members] for x, X in own.items() if X is not None}
             how = some | {"threads": 1, "pure": False}
             tasks.append(self._client.submit(function, piece, given, method, tol, **how))
-        found = []
         for task, members in zip(tasks, self._members, strict=True):
             try:
                 found.append(task.result())
@@ -171,27 +160,13 @@ class Panel:
         return found
 
 
-def _piece(Y):
-    return Y
-
-
-def _fit(Y, model, arrays, start, how):
-    return fit(Y, model, arrays, start, **({"threads": 1} | how))
-
-
-def _some(Y, members, longest: int):
-    """The series of a piece; the first one of a list is filled up to the longest of all.
-
-    So the piece has as many steps as a model that varies over time.
-    """
-    if isinstance(Y, np.ndarray):
-        return Y[members]
-    some = [Y[j] for j in members]
-    first = some[0]
+def _piece(Y, longest: int):
+    """The series, the first one of a list filled up to the longest of all."""
+    first = Y[0]
     if np.ndim(first) == 2 and 0 < len(first) < longest and not np.ma.isMaskedArray(first):
         gap = np.full((longest - len(first), np.shape(first)[1]), np.nan)
-        some[0] = np.concatenate([first, gap])
-    return some
+        Y[0] = np.concatenate([first, gap])
+    return Y
 
 
 def _by_pattern(Y) -> np.ndarray:
@@ -204,11 +179,7 @@ def _by_pattern(Y) -> np.ndarray:
 
 def _back(members, parts) -> np.ndarray:
     """What belongs to the series, in their order."""
-    order = np.concatenate(members)
-    found = np.concatenate(parts)
-    out = np.empty_like(found)
-    out[order] = found
-    return out
+    return np.concatenate(parts)[np.argsort(np.concatenate(members))]
 
 
 def _renumbered(error: Exception, members) -> Exception:
@@ -222,12 +193,9 @@ def _renumbered(error: Exception, members) -> Exception:
 
 def _not_done(error, k: int, J: int) -> Fits:
     """The fits of a piece that ended with an error, k parameters each."""
-    nothing = np.full((J, k), np.nan)
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return Fits(
-        nothing, np.full(J, np.nan), nothing, np.zeros(J, int), np.zeros(J, bool),
-        np.full(J, why),
-    )  # fmt: skip
+    nothing, why = np.full((J, k), np.nan), " ".join(f"{type(error).__name__}: {error}".split())
+    fewer = np.zeros(J, int), np.zeros(J, bool), np.full(J, why)
+    return Fits(nothing, nothing[:, 0], nothing, *fewer)
 
 
 def _line(done: int, J: int) -> None:
