@@ -190,8 +190,7 @@ class _Start:
                     )
                 self.a0[states], self.P0[block] = solved.mean, solved.covariance
                 self.stationary.append((block[0] if whole else states, block, solved))
-                continue
-            if kind == "diffuse":
+            elif kind == "diffuse":
                 diffuse_states.extend(states)
             else:
                 self.a0[states], self.P0[block] = _given(part)
@@ -251,5 +250,4 @@ def _free(mod: MLEModel, X: np.ndarray) -> np.ndarray:
     """The rows and columns of the free parameters, and of what comes after all of them."""
     if not mod._has_fixed_params:
         return X
-    kept = np.delete(np.arange(len(X)), mod._fixed_params_index)
-    return X[np.ix_(kept, kept)]
+    return np.delete(np.delete(X, mod._fixed_params_index, 0), mod._fixed_params_index, 1)

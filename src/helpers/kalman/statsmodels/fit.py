@@ -104,14 +104,12 @@ def using(mod: MLEModel) -> Iterator[MLEModel]:
 
 def _state(mod: MLEModel) -> tuple:
     """What a likelihood depends on beside the data and what an update makes of the parameters."""
+    of_part = "initialization_type", "constant", "stationary_cov", "approximate_diffuse_variance"
     start = [
         X if X is None or isinstance(X, str) else np.asarray(X).tobytes()
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states))
-        for X in (
-            states, part.initialization_type, part.constant, part.stationary_cov,
-            part.approximate_diffuse_variance,
-        )
-    ]  # fmt: skip
+        for X in (states, *(getattr(part, x) for x in of_part))
+    ]
     return mod.loglikelihood_burn, mod.ssm.filter_concentrated, *start
 
 
@@ -264,14 +262,9 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     # Far out, the logistic functions of statsmodels' transformations overflow, and are right.
     with using(mod), np.errstate(over="ignore"):
         ends = []
-        given = {
-            "method": method,
-            "optim_score": "approx",
-            "maxiter": MOST,
-            "extra_fit_funcs": {method: partial(_optimise, mod, method, ends)},
-            "cov_params_func": lambda *_: None,
-            "warn_convergence": False,
-        } | kwargs
+        ours = {method: partial(_optimise, mod, method, ends)}, lambda *_: None
+        given = {"method": method, "optim_score": "approx", "maxiter": MOST}
+        given |= dict(zip(OURS, ours, strict=True)) | {"warn_convergence": False} | kwargs
         if isinstance(mod, ARIMA):
             # It takes what is for the optimiser in a bundle, and another method for itself.
             own = signature(mod.fit.within.their_fit).parameters.keys() - {"start_params", "method"}
@@ -292,8 +285,7 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
     if np.isnan(mod.endog).all():
         raise ValueError("every observation is missing: there is nothing to fit the model to")
     includes_fixed = start is None or given.get("includes_fixed", False)
-    if not includes_fixed:
-        start = _checked(mod, start)
+    start = start if includes_fixed else _checked(mod, start)
     if start is not None and not given.get("transformed", True):
         return start, given
     try:
@@ -347,28 +339,27 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     del how["hess"]
     given = {x: X for x, X in given.items() if x not in OURS}
 
-    def ended(method, most, given, each):
+    def ended(method, most, given, each, disp=False):
         """Where a method of statsmodels' ends, or its best trial if that is higher."""
         within.fitting, within.best, past = True, (-np.inf, None), []
-        named = {"method": method, "maxiter": most, "disp": disp and method == asked}
+        given = RULES.get(method, {}) | given
         if method == "newton":
-            named |= {"method": "lbfgs", "maxiter": min(APPROACH, most), "disp": False}
+            method, most, disp = "lbfgs", min(APPROACH, most), False
 
         def looked(*args, **kwargs):
             each(*args, **kwargs)
             past.append(within.best[0])
-            if named["method"] in BY_SLOPES and len(past) > LONG and past[-1] - past[-LONG] < SAME:
+            if method in BY_SLOPES and len(past) > LONG and past[-1] - past[-LONG] < SAME:
                 raise StopIteration
 
-        named["callback"] = looked
-        given = RULES.get(method, {}) | given
-        x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **how | named)
+        named = how | {"method": method, "maxiter": most, "disp": disp, "callback": looked}
+        x, about, _ = Optimizer()._fit(objective, gradient, start, fargs, given, **named)
         within.end()
         lost = within.best[0] > mod.loglike(x, transformed=False)
         return within.best[1] if lost else x, about | {"iterations": len(past)}
 
-    asked, reserved = method, POLISH if maxiter >= MOST and method != "newton" else 0
-    x, about = ended(method, maxiter - reserved, given, callback)
+    reserved = POLISH if maxiter >= MOST and method != "newton" else 0
+    x, about = ended(method, maxiter - reserved, given, callback, disp)
     # A parameter on a bound that it was given stays there.
     low, high = np.array(given.get("bounds") or [(None, None)] * len(x), float).T
     moves = ~((x <= low) | (x >= high))
@@ -388,12 +379,10 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
     def curvature(some):
         return -_hessian(mod, whole(some))[np.ix_(moves, moves)]
 
-    taken = 0 if method == "newton" else about["iterations"]
-    most = max(0, maxiter - taken) if method == "newton" else min(POLISH, max(0, maxiter - taken))
-    found = climb(trial, curvature, x[moves], most, lambda some: callback(whole(some)))
-    calls = about.get("fcalls", 0) + found.evaluations
-    iterations = taken + found.steps
-    best = found
+    taken, most = (0, maxiter) if method == "newton" else (about["iterations"], POLISH)
+    most = min(most, max(0, maxiter - taken))
+    best = found = climb(trial, curvature, x[moves], most, lambda some: callback(whole(some)))
+    calls, iterations = about.get("fcalls", 0) + found.evaluations, taken + found.steps
 
     def unless_known(x):
         if best.converged and best.leads_here(x, trial):
@@ -414,19 +403,13 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             better = SAME if best.converged or not again.converged else -SAME
             if again.value > best.value + better:
                 best, iterations = again, more["iterations"] + again.steps
-    found = best
-    ends.append((found, moves, start))
+    ends.append((best, moves, start))
     if disp:
-        how_it_ended = "converged" if found.converged else "has not converged"
-        print(f"{method} {how_it_ended} after {iterations} steps, likelihood {found.value:.6g}")
-    return whole(found.x), about | {
-        "fopt": -found.value / len(mod.endog),
-        "gopt": -found.slope / len(mod.endog),
-        "fcalls": calls,
-        "warnflag": 0 if found.converged else 1,
-        "converged": found.converged,
-        "iterations": iterations,
-    }
+        how_it_ended = "converged" if best.converged else "has not converged"
+        print(f"{method} {how_it_ended} after {iterations} steps, likelihood {best.value:.6g}")
+    told = {"fcalls": calls, "converged": best.converged, "iterations": iterations}
+    told |= {"fopt": -best.value / len(mod.endog), "gopt": -best.slope / len(mod.endog)}
+    return whole(best.x), about | told | {"warnflag": 0 if best.converged else 1}
 
 
 def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
@@ -451,24 +434,21 @@ def _on_an_edge(mod: MLEModel, found, start) -> bool:
     return bool(found.flat_from(start).any())
 
 
+def _in_own_params(mod: MLEModel, found, of):
+    """What `of` says of the curvature in the model's own free parameters; None on an edge."""
+    params = mod.handle_params(found.x, transformed=False)
+    params = params[mod._free_params_index] if mod._has_fixed_params else params
+    with suppress(np.linalg.LinAlgError, _NoLikelihoodError):
+        return of(hessian(mod, params), params)
+
+
 def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:
     """Which parameters have none at an end: to the optimiser, and as those of the model."""
     blind = found.flat_from(start)
     if blind.any() and len(blind) == len(mod.param_names):
-        params = mod.transform_params(found.x)
-        with suppress(np.linalg.LinAlgError, _NoLikelihoodError):  # on an edge
-            blind &= flat(hessian(mod, params), params)
+        own = _in_own_params(mod, found, flat)
+        blind = blind if own is None else blind & own
     return blind
-
-
-def _line_of_maxima(mod: MLEModel, found) -> np.ndarray | None:
-    """A combination of parameters that has no effect at an end, likewise."""
-    if flat_combination(found.curvature, found.x) is None:
-        return None
-    params = mod.handle_params(found.x, transformed=False)
-    params = params[mod._free_params_index] if mod._has_fixed_params else params
-    with suppress(np.linalg.LinAlgError, _NoLikelihoodError):  # on an edge
-        return flat_combination(hessian(mod, params), params)
 
 
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
@@ -484,7 +464,11 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
                 "lead there",
                 ConvergenceWarning,
             )
-        elif found.converged and moves.all() and (line := _line_of_maxima(mod, found)) is not None:
+        elif (
+            found.converged and moves.all()
+            and flat_combination(found.curvature, found.x) is not None
+            and (line := _in_own_params(mod, found, flat_combination)) is not None
+        ):  # fmt: skip
             j = int(np.abs(line).argmax())
             yield (
                 f"the log-likelihood {found.value:.6g} has its maximum all along a line: the "

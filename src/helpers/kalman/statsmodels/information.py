@@ -7,7 +7,7 @@ from statsmodels.tsa.statespace.mlemodel import MLEModel
 
 from helpers.kalman import diffuse
 from helpers.kalman import hessian as arrays_hessian
-from helpers.kalman import information as arrays_information
+from helpers.kalman import information as arrays
 from helpers.kalman.information import _inner
 from helpers.kalman.recursions import symmetric
 from helpers.kalman.statsmodels.arrays import _arrays, _checked, _first, _free, _names
@@ -26,6 +26,8 @@ RIDGE = 1e-6
 # A variance that counts as zero, relative to the largest of the model's. Optimisers work with its
 # square root, and leave that at 1e-7 or so where the variance is to be zero.
 BOUNDARY = 1e-12
+
+OF_ARRAYS = {"expected": arrays.expected_information, "opg": arrays.outer_product}
 
 
 def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
@@ -55,9 +57,8 @@ def hessian(mod: MLEModel, params, *, transformed: bool = True) -> np.ndarray:
     found = _hessian(point)
     if not transformed:
         free = mod.handle_params(params, True, False)
-        found, slopes = (
-            _without_fixed(mod, X, mod._has_fixed_params) for X in (found, _score(mod, full))
-        )
+        both = found, _score(mod, full)
+        found, slopes = (_without_fixed(mod, X, mod._has_fixed_params) for X in both)
         map = _transformation(mod, free)
         J = map.dense(free)
         found = symmetric(J.T @ found @ J + second_derivatives(map, free, slopes))
@@ -102,10 +103,8 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
         return np.zeros((0, 0))
     if kind == "observed":
         return _free(mod, -_hessian(point))
-    if kind == "expected":
-        return _free(mod, _information(point, arrays_information.expected_information))
-    if kind == "opg":
-        return _free(mod, _information(point, arrays_information.outer_product))
+    if kind in OF_ARRAYS:
+        return _free(mod, _information(point, OF_ARRAYS[kind]))
     observed, G, names = _observed_and_opg(mod, point)
     found = observed @ _inverse(G, names, "outer product of the gradients") @ observed
     return symmetric(_without_last(found) if len(names) > len(_names(mod)) else found)
@@ -114,7 +113,7 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
 def _observed_and_opg(mod: MLEModel, point: _Point):
     """I and G of the free parameters and, where it is concentrated, of the log scale; the names."""
     observed = _free(mod, -_hessian(point, with_scale=True))
-    G = _free(mod, _information(point, arrays_information.outer_product, with_scale=True))
+    G = _free(mod, _information(point, OF_ARRAYS["opg"], with_scale=True))
     return observed, G, [*_names(mod), "log scale"][: len(G)]
 
 
@@ -142,10 +141,10 @@ def standard_errors(mod: MLEModel, params, kind: str = "observed") -> np.ndarray
     _check_kind(kind)
     params = _checked(mod, params)
     if not params.size:
-        return np.sqrt(np.diag(information(mod, params, kind)))
-    _refuse_boundary(mod, mod.handle_params(params, transformed=True))
+        return np.zeros(0)
+    full = mod.handle_params(params, transformed=True)
+    _refuse_boundary(mod, full)
     if kind == "sandwich":
-        full = mod.handle_params(params, transformed=True)
         observed, G, names = _observed_and_opg(mod, _Point(mod, full))
         inverse = _inverse(observed, names, "observed information")
         return np.sqrt(np.diag(inverse @ G @ inverse))[: len(_names(mod))]
@@ -174,11 +173,9 @@ def _directions(point: _Point, moves: dict) -> dict[str, np.ndarray]:
     """The same for the arrays of `model`; where a scale is concentrated, its log comes last."""
     if not point.mod.ssm.filter_concentrated:
         return moves
-    found = {}
-    for x, dX in moves.items():
-        X = getattr(point.model, x)[np.newaxis]
-        found[x] = np.concatenate([point.scale * dX, X] if x in SCALED else [dX, 0 * X])
-    return found
+    last = {x: getattr(point.model, x)[np.newaxis] * (x in SCALED) for x in moves}
+    first = {x: point.scale * dX if x in SCALED else dX for x, dX in moves.items()}
+    return {x: np.concatenate([dX, last[x]]) for x, dX in first.items()}
 
 
 def _hessian(point: _Point, with_scale: bool = False) -> np.ndarray:
@@ -196,10 +193,8 @@ def _hessian(point: _Point, with_scale: bool = False) -> np.ndarray:
     if point.mod.ssm.filter_concentrated:
         # In the log scale and in another parameter, an array has for its second derivative its
         # first in that other.
-        mixed = sum(
-            np.tensordot(directions[x], getattr(point.raw, x), getattr(point.raw, x).ndim)
-            for x in SCALED
-        )
+        bars = {x: getattr(point.raw, x) for x in SCALED}
+        mixed = sum(np.tensordot(directions[x], X, X.ndim) for x, X in bars.items())
         found[-1] += mixed
         found[:-1, -1] += mixed[:-1]
         found = found if with_scale else _without_last(found)
@@ -257,9 +252,8 @@ def _information(point: _Point, of_arrays, with_scale: bool = False) -> np.ndarr
             "start, which has the observed information alone: kind='observed'"
         )
     found = of_arrays(point.y, point.model, _directions(point, _moves(point)), point.weights)
-    if point.mod.ssm.filter_concentrated and not with_scale:
-        found = symmetric(_without_last(found))
-    return found
+    concentrated = point.mod.ssm.filter_concentrated and not with_scale
+    return symmetric(_without_last(found)) if concentrated else found
 
 
 def _without_last(X: np.ndarray) -> np.ndarray:

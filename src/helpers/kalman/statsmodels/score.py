@@ -106,21 +106,16 @@ def _score_as_given(mod, params, transformed: bool, includes_fixed: bool, of_all
 
 def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarray:
     """Zeros for the fixed parameters, whatever the transformation makes of those beside them."""
-    if not dropped:
-        return found
-    found = found.copy()
-    fixed = mod._fixed_params_index
-    found[fixed] = 0
-    if found.ndim == 2:
-        found[:, fixed] = 0
+    if dropped:
+        found = found.copy()
+        found[mod._fixed_params_index] = found.T[mod._fixed_params_index] = 0
     return found
 
 
 def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
-    known = _known(mod)
-    before = known.derivatives
+    known, before = _known(mod), _known(mod).derivatives
     point = _Point(mod, params, _columns)
     if same is not None and known.derivatives is before and _shapes(mod) == known.shapes:
         return known.derivatives.pull(params, known.derivatives.pack(point.gradient), same)
@@ -195,15 +190,12 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
 
     Those of T and Z may be right in some `columns` alone, and all may be left out.
     """
-    time = {
-        x: X[:] if x in STATIC or X.ndim > len(SHAPES[x]) else X[np.newaxis]
-        for x, X in arrays.items()
-    }
-    R, Q = time["R"], time["Q"]
-    given = [np.asarray(time[x], float) for x in ("a0", "P0", "c", "d", "T", "Z", "H")]
-    for X in given:
+    kept = [x for x, X in arrays.items() if x in STATIC or X.ndim > len(SHAPES[x])]
+    time = {x: np.asarray(X if x in kept else X[np.newaxis], float)[:] for x, X in arrays.items()}
+    for X in time.values():
         X.flags.writeable = False
-    given = [y, *given, R @ Q @ R.transpose(0, 2, 1)]
+    R, Q = time["R"], time["Q"]
+    given = [y, *(time[x] for x in ("a0", "P0", *"cdTZH")), R @ Q @ R.mT]
     if value_only:
         value = float(weights @ fused.values(given))
         if np.isfinite(value):
@@ -217,7 +209,6 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
     value = float(weights @ l)
     if not np.isfinite(value):
         _refuse_not_finite(arrays)
-    kept = [x for x, X in time.items() if x in STATIC or len(X) > 1]
     return value, fused.gradients_in_time(R, Q, out, kept)
 
 
@@ -242,9 +233,7 @@ class _Point:
         self.y = y = np.array(mod.ssm.endog.T, order="C")
         self.A = self._columns() if start.A.size else start.A
         burn = mod.loglikelihood_burn
-        self.weights = np.ones(len(y))
-        self.weights[:burn] = 0
-        self.scale = 1.0
+        self.weights, self.scale = (np.arange(len(y)) >= burn).astype(float), 1.0
         # Only now: where the start is none, the derivatives are not asked for.
         self.columns = None if columns is None or self.A.size else columns(mod, params)
         if np.iscomplexobj(mod.ssm.transition):
@@ -265,16 +254,13 @@ class _Point:
             twice = 2 * sum((getattr(self.raw, x) * arrays[x]).sum() for x in SCALED)
             self.scale = (twice + k) / k
             self.value, self.raw = self._evaluate(value_only)
-        if value_only:
-            self.gradient = None
-        elif concentrated or start.stationary:
+        self.gradient = None if value_only else self.raw
+        if not value_only and (concentrated or start.stationary):
             self.gradient = self.raw._replace(
                 **{x: self.scale * getattr(self.raw, x) for x in SCALED},
                 **{x: getattr(self.raw, x).copy() for x in ("c", "T", "R")},
             )
             _through_stationary_start(start, arrays, self.gradient)
-        else:
-            self.gradient = self.raw
 
     def _evaluate(self, value_only: bool) -> tuple[float, Gradients | None]:
         """The log-likelihood with the scale as it stands, and its gradient for those arrays."""
@@ -328,9 +314,8 @@ class _Point:
         )
 
     def _scaled(self) -> dict:
-        if self.scale == 1:
-            return self.arrays
-        return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
+        scaled = {} if self.scale == 1 else {x: self.scale * self.arrays[x] for x in SCALED}
+        return self.arrays | scaled
 
     @cached_property
     def model(self) -> StateSpace:
