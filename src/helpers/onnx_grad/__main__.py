@@ -71,15 +71,8 @@ def _write(given: argparse.Namespace) -> None:
     if given.out.exists() and given.out.samefile(given.model):
         raise ValueError(f"{given.out} is the model itself; the gradient goes into another file")
     model, constants = _read(given)
-    gradient = file_derivative(
-        given.model,
-        given.out,
-        given.weights,
-        given.inputs,
-        _options(given),
-        given.loss,
-        given.label,
-    )
+    choice = given.weights, given.inputs, _options(given), given.loss, given.label
+    gradient = file_derivative(given.model, given.out, *choice)
     chosen = [y.name.removesuffix("_grad") for y in gradient.graph.output]
     _print_weights(model, chosen, constants)
     print(f"\n{given.out}: {len(model.graph.node)} nodes became {len(gradient.graph.node)}")

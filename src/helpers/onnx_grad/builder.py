@@ -79,11 +79,8 @@ class Graph:
         found = {}
         if schema is not None:
             types = {x: self.infos[x].proto() for x in node.input if x in self.infos}
-            data = {
-                x: numpy_helper.from_array(self.constants[x], x)
-                for x in node.input
-                if x in self.constants
-            }
+            known = [x for x in node.input if x in self.constants]
+            data = {x: numpy_helper.from_array(self.constants[x], x) for x in known}
             imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
             try:
                 found = infer_node_outputs(schema, node, types, data, None, imports, 10)
@@ -166,17 +163,13 @@ class Graph:
             self.infos[name] = Info(self.info(name).dtype, tuple(shape))
 
     def _as_tensors(self, inputs) -> list[Tensor | None]:
-        dtype = next((t.dtype for t in inputs if isinstance(t, Tensor) and t.dtype in REAL), None)
-        if dtype is None:
-            dtype = next((t.dtype for t in inputs if isinstance(t, Tensor)), None)
+        dtypes = [t.dtype for t in inputs if isinstance(t, Tensor)]
+        dtype = next((d for d in dtypes if d in REAL), next(iter(dtypes), None))
         tensors = []
         for t in inputs:
-            if isinstance(t, list | tuple):
-                t = self.constant(np.array(t, dtype=np.int64))
-            elif isinstance(t, np.ndarray):
-                t = self.constant(t)
-            elif t is not None and not isinstance(t, Tensor):
-                t = self.constant(t, dtype)
+            if not isinstance(t, Tensor | None):
+                t = np.array(t, dtype=np.int64) if isinstance(t, list | tuple) else t
+                t = self.constant(t, None if isinstance(t, np.ndarray) else dtype)
             tensors.append(t)
         return tensors
 

@@ -14,9 +14,13 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from helpers.onnx_grad.simplify import free_name, small_constants, tensor_infos, tensor_names
-from helpers.onnx_grad.tensor import Info, NoGradientError, canonical, is_static
-
-POOLS = ("AveragePool", "LpPool", "MaxPool")
+from helpers.onnx_grad.tensor import (
+    Info,
+    NoGradientError,
+    canonical,
+    is_static,
+    value_of_attribute,
+)
 
 
 def resized_length(n: int, scale: float) -> int:
@@ -58,29 +62,25 @@ def parsed_equation(equation: str, ranks) -> tuple[list[str], str]:
 
 def state_lengths(model: ModelProto) -> None:
     """Change, in place, the nodes of the main graph whose lengths ONNX's inference gets wrong."""
-    changes = {**dict.fromkeys(POOLS, _of_pool), "Resize": _of_resize}
-    changes["ConvTranspose"] = _of_conv_transpose
+    changes = {"Einsum": _squeeze_einsum, "Resize": _of_resize, "ConvTranspose": _of_conv_transpose}
+    changes |= dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _of_pool)
     opset = next((o.version for o in model.opset_import if not canonical(o.domain)), 0)
     infos = None
     for node in list(model.graph.node):
-        if node.op_type == "Einsum" and not canonical(node.domain):
-            infos = tensor_infos(model) if infos is None else infos
-            if _squeeze_einsum(model, node, [infos.get(x, Info()).shape for x in node.input]):
-                infos = None
         change = changes.get(node.op_type)
         if change is None or canonical(node.domain):
             continue
         infos = tensor_infos(model) if infos is None else infos
-        shape = infos.get(node.input[0], Info()).shape
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if shape is not None and change(model, node, attributes, opset, shape):
+        shape, *others = (infos.get(x, Info()).shape for x in node.input)
+        attributes = {a.name: value_of_attribute(a) for a in node.attribute}
+        if shape is not None and change(model, node, attributes, opset, shape, *others):
             infos = None  # what comes after has other lengths now
 
 
-def _squeeze_einsum(model: ModelProto, node: NodeProto, shapes: list) -> bool:
+def _squeeze_einsum(model, node, attributes, opset: int, *shapes) -> bool:
     """Drop indices of length 1 that are longer in another operand: inference takes the first
     operand's length for all, where the runtime broadcasts."""
-    equation = helper.get_attribute_value(node.attribute[0]).decode()
+    equation = attributes["equation"]
     if "." in equation or equation.count(",") + 1 != len(shapes) or None in shapes:
         return False
     terms, result = parsed_equation(equation, map(len, shapes))
@@ -127,10 +127,9 @@ def _computed(model: ModelProto, node: NodeProto, op_type, inputs, name, attribu
     return name
 
 
-def _of_resize(model, node, attributes, opset: int, shape) -> bool:
+def _of_resize(model, node, attributes, opset: int, shape, *others) -> bool:
     """Sizes in place of scales, where inference rounds a length to another whole number."""
-    scales = node.input[2] if len(node.input) > 2 else ""
-    scales = small_constants(model.graph, real=True).get(scales)
+    scales = small_constants(model.graph, real=True).get("".join(node.input[2:3]))
     if scales is None or not scales.size:
         return False
     axes = [a % len(shape) for a in attributes.get("axes") or range(len(shape))]
@@ -140,7 +139,7 @@ def _of_resize(model, node, attributes, opset: int, shape) -> bool:
     lengths = {a: resized_length(shape[a], s) for a, s in scale.items()}
     exact = {a: s for a, s in scale.items() if lengths[a] == int(shape[a] * float(s))}
     place = attributes.get("coordinate_transformation_mode")
-    if exact == scale or (exact and place == b"tf_crop_and_resize"):  # that would crop twice
+    if exact == scale or (exact and place == "tf_crop_and_resize"):  # that would crop twice
         return False
     if exact:  # these keep their scales: sizes would stretch them to whole lengths
         kept = _constant(model, scales.dtype.type([exact.get(a, 1) for a in axes]), "scales")
@@ -153,7 +152,7 @@ def _of_resize(model, node, attributes, opset: int, shape) -> bool:
     for a, s in scale.items():
         # Given sizes, a runtime divides the lengths in single precision to have the scale.
         near = np.float32(lengths[a]) / np.float32(shape[a])
-        if near != s and attributes.get("mode", b"nearest") == b"nearest":
+        if near != s and attributes.get("mode", "nearest") == "nearest":
             raise NoGradientError(
                 f"no gradient: the scale {s} in Resize (node {node.name!r}, which makes "
                 f"{node.output[0]!r}) makes {shape[a]} entries {lengths[a]} in the runtime and "
@@ -174,26 +173,20 @@ def _of_resize(model, node, attributes, opset: int, shape) -> bool:
     inputs = [*node.input[:2], "", sizes]
     del node.input[:]
     node.input.extend(inputs)
-    _declare(model, node.output[0], out)
-    return True
-
-
-def _declare(model: ModelProto, name: str, shape) -> None:
-    """Inference finds the lengths of open shapes no more than it did."""
-    graph = model.graph
+    # Inference finds the lengths of open shapes no more than it did: they are declared.
+    graph, name = model.graph, node.output[0]
     values = [v for v in (*graph.value_info, *graph.output) if v.name == name]
     dtype = tensor_infos(model).get(name, Info()).dtype
     for value in values or [graph.value_info.add(name=name)]:
-        value.type.CopyFrom(Info(dtype, tuple(shape)).proto())
+        value.type.CopyFrom(Info(dtype, tuple(out)).proto())
+    return True
 
 
 def _of_pool(model, node, attributes, opset: int, shape) -> bool:
     """Pads that give the runtime's number of windows."""
     kernel, spatial = attributes["kernel_shape"], shape[2:]
-    ones = [1] * len(kernel)
-    strides = attributes.get("strides") or ones
-    dilations = attributes.get("dilations") or ones
-    ceil, auto = attributes.get("ceil_mode", 0), attributes.get("auto_pad", b"NOTSET").decode()
+    strides, dilations = (attributes.get(k) or [1] * len(kernel) for k in ("strides", "dilations"))
+    ceil, auto = attributes.get("ceil_mode", 0), attributes.get("auto_pad", "NOTSET")
     same = auto.startswith("SAME") and any(d > 1 for d in dilations)
     if not is_static(spatial) or not (same or (ceil and opset < 22)):
         return False
@@ -230,29 +223,22 @@ def _of_pool(model, node, attributes, opset: int, shape) -> bool:
     return True
 
 
-def _of_conv_transpose(model, node, attributes, opset: int, shape) -> bool:
+def _of_conv_transpose(model, node, attributes, opset: int, shape, weight, *bias) -> bool:
     """Pads in place of auto_pad and of an output_shape, of which inference makes nothing where it
     is shorter than the image; without it the runtime's result is that times the stride."""
-    auto, fill = attributes.get("auto_pad", b"").decode(), attributes.get("output_padding")
-    weight = tensor_infos(model).get(node.input[1], Info()).shape
+    auto, fill = attributes.get("auto_pad", ""), attributes.get("output_padding")
     kernel = attributes.get("kernel_shape") or (weight and weight[2:])
     known = kernel and is_static((*kernel, *shape[2:]))
     wanted = attributes.get("output_shape")
     if not known or not (wanted or (fill and auto.startswith("SAME"))):
         return False
-    ones = [1] * len(kernel)
-    strides, dilations = (attributes.get(k) or ones for k in ("strides", "dilations"))
+    strides, dilations = (attributes.get(k) or [1] * len(kernel) for k in ("strides", "dilations"))
     fill = fill or [0] * len(kernel)
     lengths = wanted or [n * s for n, s in zip(shape[2:], strides, strict=True)]
-    totals = [
-        (n - 1) * s + (k - 1) * d + 1 + f - m
-        for n, k, s, d, f, m in zip(
-            shape[2:], kernel, strides, dilations, fill, lengths, strict=True
-        )
-    ]
+    of_axes = zip(shape[2:], kernel, strides, dilations, fill, lengths, strict=True)
+    totals = [(n - 1) * s + (k - 1) * d + 1 + f - m for n, k, s, d, f, m in of_axes]
     if wanted and min(totals) < 0:
         return False
-    pairs = [same_pads(max(total, 0), auto) for total in totals]
-    pads = [p for pair in zip(*pairs, strict=True) for p in pair]
-    _set(node, auto_pad=None, output_shape=None, pads=pads)
+    before, after = zip(*(same_pads(max(total, 0), auto) for total in totals), strict=True)
+    _set(node, auto_pad=None, output_shape=None, pads=[*before, *after])
     return True
