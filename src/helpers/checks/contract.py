@@ -291,7 +291,7 @@ def _derivatives(at: Point) -> list[Attack]:
         checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
         checks |= {"short gradient": pull_cut, "pullback in float32": pull_single}
         checks |= {"second order": second}
-    if any(x.dtype.kind in "iu" for x in at.arrays):
+    if at.integers:
         checks["gradient for integers"] = for_integers
     checks["pushforward"] = pushforward
     found += [_attempt(name, check, at) for name, check in checks.items()]
@@ -649,7 +649,8 @@ def as_declared(ys, values) -> None:
     for j, (y, value) in enumerate(zip(ys, values, strict=True)):
         of_type(f"output {j}", y, value)
         declared, shape = y.type.shape, getattr(value, "shape", ())
-        fits = len(shape) == len(declared) and all(map(_fits, declared, shape))
+        pairs = zip(shape, declared, strict=False)
+        fits = len(shape) == len(declared) and all(m in (n, None) for n, m in pairs)
         ensure(fits, f"output {j} is declared with shape {declared}, but has {shape}")
 
 
@@ -825,21 +826,17 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
                 errors.append(f"{who} {_brief(by_ints)}; with floats, an answer")
                 continue
             answered = True
-            _as_by_floats(at, who, graph[1], by_ints, by_floats)
+            for j, (y, left, right) in enumerate(zip(graph[1], by_ints, by_floats, strict=True)):
+                dtype, what = y.type.dtype, f"{who} output {j}"
+                whole = np.array_equal(right, np.rint(right))  # as sums and products have
+                says = f"{what} is declared {dtype}, which truncates real numbers"
+                says += ": turn inputs into floats in make_node"
+                ensure(whole or dtype not in pt.type.integer_dtypes, says, of.inherited)
+                rtol = SINGLE if "float32" in (dtype, str(right.dtype)) else of.rtol
+                compare(what, left, right, "that of floats", rtol, of.inherited)
+            as_declared(graph[1], by_ints)
         ensure(answered or not errors, "".join(errors[:1]), of.inherited)
     return f"refused for {', '.join(refused)}" if refused else ""
-
-
-def _as_by_floats(at: Point, who: str, ys, by_ints, by_floats) -> None:
-    for j, (y, left, right) in enumerate(zip(ys, by_ints, by_floats, strict=True)):
-        dtype, what = y.type.dtype, f"{who} output {j}"
-        whole = np.array_equal(right, np.rint(right))  # as sums and products have
-        says = f"{what} is declared {dtype}, which truncates real numbers"
-        says += ": turn inputs into floats in make_node"
-        ensure(whole or dtype not in pt.type.integer_dtypes, says, at.of.inherited)
-        rtol = SINGLE if "float32" in (dtype, str(right.dtype)) else at.of.rtol
-        compare(what, left, right, "that of floats", rtol, at.of.inherited)
-    as_declared(ys, by_ints)
 
 
 def single(at: Point, mode=AS_WRITTEN) -> None:
@@ -1208,7 +1205,13 @@ def pushforward(at: Point) -> str:
     rtol = max(known.rtol for known in slopes.values())
     slack = 1e-9 * abs(float(at.total(at.values)))
     if _is_finite(sum(map(np.sum, terms))) and not _is_sum(forwards, terms, rtol, slack):
-        if _kink_along(at, forwards):
+
+        def cost(t):
+            moves = {k: x_dot * t for k, x_dot in at.x_dots.items()}
+            moved = [x + moves.get(k, 0) for k, x in enumerate(at.arrays)]
+            return at.total(_many(of.run(*moved)))
+
+        if _is_between(cost, np.array(0.0), np.array(1.0), forwards):
             return "at a kink, between the slopes of both sides"
         says = _difference(np.array(forwards), np.array(sum(map(np.sum, terms))), rtol)
         raise Found(f"the pushforward {says} ({methods})", of.inherited)
@@ -1217,16 +1220,6 @@ def pushforward(at: Point) -> str:
     transposed = _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], at.tolerance)
     ensure(transposed, "pushforward and pullback are not transposes of each other")
     return f"against {methods} and pullback"
-
-
-def _kink_along(at: Point, forwards: float) -> bool:
-    """Whether a pushed tangent lies between the slopes of both sides."""
-
-    def cost(t):
-        moves = {k: x_dot * t for k, x_dot in at.x_dots.items()}
-        return at.total(_many(at.of.run(*(x + moves.get(k, 0) for k, x in enumerate(at.arrays)))))
-
-    return _is_between(cost, np.array(0.0), np.array(1.0), forwards)
 
 
 def push_linear(at: Point) -> None:
@@ -1353,7 +1346,7 @@ def alike(at: Point, f) -> str | None:
 
 def empty_alike(at: Point, f) -> str | None:
     """Empty inputs, and those cut that Python answers, are answered alike by a backend."""
-    says = alike(Point(at.of, _emptied(at.arrays)), f)
+    says = alike(Point(at.of, next(_cuts(at))), f)
     cut_alike(at, f)
     return says
 
@@ -1557,10 +1550,6 @@ def _outcome(call, *args):
         return error
 
 
-def _fits(declared: int | None, length: int) -> bool:
-    return declared in (None, length)
-
-
 def _is_short(x: np.ndarray) -> bool:
     """Whether all entries are numbers of float32."""
     return np.array_equal(x, x.astype("float32"), equal_nan=True)
@@ -1613,15 +1602,11 @@ def _strided(x: np.ndarray) -> np.ndarray:
     return view
 
 
-def _emptied(arrays) -> list[np.ndarray]:
-    return [x[(slice(0, 0),) * x.ndim] if x.ndim else x for x in arrays]
-
-
 def _cuts(at: Point):
     """All axes empty; then all axes of one length, of length 0 and 1, and each axis alone."""
     arrays = at.arrays
-    yield _emptied(arrays)
     every = [(k, axis) for k, x in enumerate(arrays) for axis in range(x.ndim)]
+    yield _shortened(arrays, every, 0)
     lengths = dict.fromkeys(arrays[k].shape[axis] for k, axis in every)
     groups = [[(k, a) for k, a in every if arrays[k].shape[a] == n] for n in lengths]
     for group in groups:
