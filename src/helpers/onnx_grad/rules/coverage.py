@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx
 
 from helpers.onnx_grad.prepare import NEWEST, OLDEST
-from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, no_gradient
+from helpers.onnx_grad.rules.table import ABOUT, COMPOSED, RULES, About, Rule, no_gradient
 from helpers.onnx_grad.tensor import default_of, schema_of
 
 
@@ -38,17 +38,19 @@ class Coverage(NamedTuple):
 
 def coverage() -> list[Coverage]:
     """One row for each operator with a gradient, sorted by domain and name."""
-    return sorted([*(_of_rule(*key) for key in RULES), *map(_of_definition, COMPOSED)])
+    ruled = [_row(*key, rule, ABOUT[key]) for key, rule in RULES.items()]
+    return sorted(ruled + [_row("", name, None, About()) for name in COMPOSED])
 
 
-def _schema(domain: str, name: str):
-    return schema_of(name, onnx.defs.onnx_opset_version() if domain else NEWEST, domain)
-
-
-def _of_rule(domain: str, name: str) -> Coverage:
-    rule, about, schema = RULES[domain, name], ABOUT[domain, name], _schema(domain, name)
-    limits = dict(about.limits)
+def _row(domain: str, name: str, rule: Rule | None, about: About) -> Coverage:
+    schema = schema_of(name, onnx.defs.onnx_opset_version() if domain else NEWEST, domain)
+    limits, formula, kind = dict(about.limits), inspect.getdoc(rule) or "", "rule"
     inputs = [] if schema is None else [x.name for x in schema.inputs]
+    if rule is None:
+        everything = dict.fromkeys(schema.attributes, ())
+        about = about._replace(settings=frozenset(COMPOSED[name]), attributes=everything)
+        formula = "Differentiated through its definition in the standard, operator by operator."
+        kind = "definition"
     if about.ranked:
         shown = [inputs[i] for i in about.ranked if i < len(inputs)]
         limits["rank"] = f"known, of {' and '.join(shown) or 'its inputs'}"
@@ -62,23 +64,9 @@ def _of_rule(domain: str, name: str) -> Coverage:
         domain,
         name,
         None if schema is None else schema.since_version,
-        "zero" if rule is no_gradient else "rule",
-        " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()),
+        "zero" if rule is no_gradient else kind,
+        " ".join(formula.partition("\n\n")[0].split()),
         {k: known[k] for k in sorted(known) if schema is None or k in given},
         limits,
         tuple(inputs[i] for i in sorted(about.settings)),
-    )
-
-
-def _of_definition(name: str) -> Coverage:
-    schema = _schema("", name)
-    return Coverage(
-        "",
-        name,
-        schema.since_version,
-        "definition",
-        "Differentiated through its definition in the standard, operator by operator.",
-        dict.fromkeys(sorted(schema.attributes), ()),
-        {},
-        tuple(schema.inputs[i].name for i in COMPOSED[name]),
     )

@@ -13,8 +13,10 @@ def matmul(g, node, dy):
     if a.rank == b.rank == 2:
         return g.op("Gemm", dy, b, transB=1), g.op("Gemm", a, dy, transA=1)
     static = b.rank == 2 and all(isinstance(n, int) and n > 0 for n in b.shape)
-    if static and a.rank != 1:
-        return _stack_times_matrix(g, a, b, dy)
+    if static and a.rank != 1:  # a stack of matrices times one is one tall matrix times it
+        da = g.op("MatMul", dy, _transposed(g, b), shape=a.shape)
+        tall, wide = ([-1, n] for n in b.shape)
+        return da, g.op("Gemm", g.reshape(a, tall), g.reshape(dy, wide), transA=1)
     if a.rank is None or b.rank is None:
         raise node.refuse("the rank of an operand is unknown; declare the shapes of the inputs")
     # A vector is a matrix with one row (a) or one column (b): dY gets that axis back.
@@ -28,13 +30,6 @@ def matmul(g, node, dy):
     db = g.reduce_to(g.op("MatMul", _transposed(g, left), dy), right)
     da = g.squeeze(da, [0]) if a.rank == 1 else da
     return da, g.squeeze(db, [1]) if b.rank == 1 else db
-
-
-def _stack_times_matrix(g, a, b, dy):
-    """A stack of matrices times one matrix is one tall matrix times it."""
-    k, n = b.shape
-    da = g.op("MatMul", dy, _transposed(g, b), shape=a.shape)
-    return da, g.op("Gemm", g.reshape(a, [-1, k]), g.reshape(dy, [-1, n]), transA=1)
 
 
 def _transposed(g, t):

@@ -88,7 +88,16 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
     steps = x.shape[0]
     n = node.attr("hidden_size") or (r.shape and r.shape[2])
     names = [a.decode() for a in node.attr("activations") or ()] or [*activations] * directions
-    _refuse(node, steps, n, names)
+    if not isinstance(steps, int):
+        raise node.refuse(
+            "the number of steps in the shape of X is open, and each step is written out; declare "
+            f"a static length, {FIX_LENGTH}"
+        )
+    if not isinstance(n, int):
+        raise node.refuse("hidden_size is not given, and the shape of R not known")
+    for name in names:
+        if name.lower() not in ACTIVATIONS:
+            raise node.refuse(f"the activation {name}; there are {LIMITS['activations']}")
     lengths = node.input(4)
     sequences, last = [], []
     for d in range(directions):
@@ -129,19 +138,6 @@ def _step(g, cell, step, x, state, lengths, t: int):
     going = g.unsqueeze(lengths > t, [1])
     kept = [g.where(going, after, before) for after, before in zip(new, state, strict=True)]
     return kept, g.where(going, new[0], 0.0)
-
-
-def _refuse(node, steps, n, names) -> None:
-    if not isinstance(steps, int):
-        raise node.refuse(
-            "the number of steps in the shape of X is open, and each step is written out; declare "
-            f"a static length, {FIX_LENGTH}"
-        )
-    if not isinstance(n, int):
-        raise node.refuse("hidden_size is not given, and the shape of R not known")
-    for name in names:
-        if name.lower() not in ACTIVATIONS:
-            raise node.refuse(f"the activation {name}; there are {LIMITS['activations']}")
 
 
 def _split(g, t, size: int, parts: int, axis: int):
