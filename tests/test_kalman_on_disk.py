@@ -14,6 +14,7 @@ import numba
 import pytest
 from numba import types
 from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Flags
 from tiers import thorough
 
 from helpers.kalman import fused, on_disk
@@ -103,6 +104,13 @@ def test_machine_code_is_optimised_at_its_own_level(module, monkeypatch):
     compiled(module)
     assert levels == [on_disk.OPT] * 2
     assert numba.njit(module.twice)(1.0) == 2.0 and levels[-1] == before == numba.config.OPT
+
+
+def test_flags_of_a_compilation_are_those_that_numba_reads():
+    flags = Flags()
+    assert on_disk._values(flags) == flags.values()
+    flags.nrt, flags.error_model = True, "numpy"
+    assert on_disk._values(flags) == flags.values() != Flags().values()
 
 
 def test_a_full_disk_costs_the_next_process_its_time_and_nothing_else(module, monkeypatch, capfd):

@@ -14,12 +14,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numba
 from numba.core import sigutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.targetconfig import TargetConfig
 from numba.extending import register_jitable
 from numba.np import arrayobj
 
@@ -127,20 +129,29 @@ def _other_shape(source, target):
     raise ValueError("cannot assign an array of another shape")
 
 
+_defaults = functools.cache(lambda kind: {x: it.default for x, it in kind.options.items()})
+
+
+def _values(flags):
+    """`TargetConfig.values`: what it asks of forty properties, from two dictionaries."""
+    return _defaults(type(flags)) | flags._values
+
+
 @contextlib.contextmanager
 def _optimized():
     """Numba compiles with `OPT`; what other threads compile waits.
 
     Nor is a sentence put together from two shapes wherever one array is assigned to another, which
-    takes longer to compile than what assigns it.
+    takes longer to compile than what assigns it. And the flags of two compilations are compared,
+    as they are for each call that is typed, in a tenth of the time: a seventh of all.
     """
-    with global_compiler_lock:
-        before = numba.config.OPT, arrayobj.raise_with_shape_context
-        numba.config.OPT, arrayobj.raise_with_shape_context = OPT, _other_shape
-        try:
-            yield
-        finally:
-            numba.config.OPT, arrayobj.raise_with_shape_context = before
+    with (
+        global_compiler_lock,
+        mock.patch.object(numba.config, "OPT", OPT),
+        mock.patch.object(arrayobj, "raise_with_shape_context", _other_shape),
+        mock.patch.object(TargetConfig, "values", _values),
+    ):
+        yield
 
 
 def njit(*signature, **options):
