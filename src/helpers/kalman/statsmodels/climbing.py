@@ -150,8 +150,7 @@ def climb(
                 break
         if not best:
             break
-        x, value, slope = best
-        steps += 1
+        (x, value, slope), steps = best, steps + 1
         if callback:
             callback(x)
         # Where the slope has gone as B said it would, no new B is needed.

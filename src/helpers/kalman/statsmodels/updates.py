@@ -123,12 +123,11 @@ class Colored:
         self.pattern, self.told, self.same, taken = pattern, None, False, []
         self.colors = np.empty(self.k, int)
         for j in np.argsort(-pattern.sum(axis=1), kind="stable"):
-            free = [c for c, entries in enumerate(taken) if not (entries & pattern[j]).any()]
-            if free:
-                taken[free[0]] |= pattern[j]
-            else:
-                taken.append(pattern[j].copy())
-            self.colors[j] = free[0] if free else len(taken) - 1
+            free = (c for c, entries in enumerate(taken) if not (entries & pattern[j]).any())
+            self.colors[j] = c = next(free, len(taken))
+            if c == len(taken):
+                taken.append(np.zeros_like(pattern[j]))
+            taken[c] |= pattern[j]
         self.masks = [(self.colors == c).astype(float) for c in range(len(taken))]
         columns, rows = np.nonzero(pattern)
         order = np.argsort(self.colors[columns], kind="stable")
@@ -181,8 +180,7 @@ def difference(function: Callable) -> Callable:
             wide, near, apart = between(2 * h), between(h), np.inf
             best = before = (8 * near - wide) / (12 * h)
             for _ in range(HALVINGS):
-                h, wide = h / 2, near
-                near = between(h)
+                h, wide, near = h / 2, near, between(h / 2)
                 found = (8 * near - wide) / (12 * h)
                 gap = np.abs(found - before).max(initial=0)
                 if gap < apart:
@@ -538,22 +536,18 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
         return model.transform_params(free)
 
     exact, rough = complex_step(function), difference(function)
-    along = np.sin(np.arange(len(free)) + 1)
-    with np.errstate(all="ignore"):
-        try:
-            found = exact(free, along)
-        except (TypeError, ValueError, np.linalg.LinAlgError):
-            found = np.full(len(free), np.nan)
-    expected = rough(free, along)
+
+    def along(free, direction):
+        with np.errstate(all="ignore"):
+            found = exact(free, direction)
+        # A logistic curve far out is flat, and overflows for complex numbers.
+        return found if np.isfinite(found).all() else rough(free, direction)
+
+    direction = np.sin(np.arange(len(free)) + 1)
+    expected = rough(free, direction)
     # Entry by entry, as their units differ; what the differences lose to rounding is no difference.
     missed = 1e-6 * np.abs(expected) + 1e-9 * np.abs(function(free))
-    if (np.abs(found - expected) <= missed).all():
-
-        def along(free, direction):
-            with np.errstate(all="ignore"):
-                found = exact(free, direction)
-            # A logistic curve far out is flat, and overflows for complex numbers.
-            return found if np.isfinite(found).all() else rough(free, direction)
-
-        return Colored(along, free)
-    return Colored(rough, free, MISSED_BY_DIFFERENCES)
+    analytic = False
+    with np.errstate(all="ignore"), suppress(TypeError, ValueError, np.linalg.LinAlgError):
+        analytic = (np.abs(exact(free, direction) - expected) <= missed).all()
+    return Colored(along, free) if analytic else Colored(rough, free, MISSED_BY_DIFFERENCES)
