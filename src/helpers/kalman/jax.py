@@ -231,7 +231,7 @@ def _per_step(method: str | None, tol: float, inputs):
     if _is_compiled(method, inputs):
         return jax_calls.loglike(tol)(*inputs)
     if _at_once(method, inputs):
-        l = jax_parallel.loglike(*inputs)
+        l = jax_parallel.loglike(*inputs)[0]
         known = not isinstance(l, jax.core.Tracer)
         if known and jnp.isnan(l).any() and jax_parallel.is_refused(inputs):
             raise ValueError(

@@ -18,11 +18,14 @@ both passes for second derivatives.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax, vmap
 
-from helpers.kalman.jax_scans import INPUTS, Scanned, filter_scan, reverse_scan
+from helpers.kalman.jax_scans import INPUTS, Scanned, closed_form, filter_scan, reverse_scan
+from helpers.kalman.jax_scans import gradient as scans_gradient
 from helpers.kalman.recursions import outer, predict, symmetric
 from helpers.statespace import DIMENSIONS
 
@@ -37,61 +40,34 @@ BLOCK = 8
 LOST = 1e4
 
 
-@jax.custom_vjp
-def loglike(*inputs):
-    """The log-likelihood of each step (n,) as a function of INPUTS, and its closed-form pullback.
-
-    NaN throughout where one F fails, or where that of a block's first steps does, given the state
-    before the block.
-    """
-    return _filter(inputs)[0]
-
-
-def gradient(names, inputs, l_bar):
-    """l, and by name the gradients of these, of the sum of l weighted with l_bar."""
-    l, *predicted = _filter(inputs)
-    found = _reverse(inputs, *predicted, l_bar)
-    return l, {x: found[x] for x in names}
-
-
-def _saving(*inputs):
-    l, *predicted = _filter(inputs)
-    return l, (inputs, *predicted)
-
-
-def _pullback(saved, l_bar):
-    found = _reverse(*saved, l_bar)
-    return tuple(found[x] for x in INPUTS)
-
-
-loglike.defvjp(_saving, _pullback)
-
-
 def is_refused(inputs) -> bool:
     """Whether a step has no density, given the state before its block."""
     return not jax.jit(lambda *X: _starts(*_cut(X))[2])(*inputs)
 
 
 # In float32 a GPU would multiply with ten bits: no covariance survives that.
-@jax.jit
+@partial(jax.jit, static_argnames="names")
 @jax.default_matmul_precision("highest")
-def _filter(inputs):
-    """l (n,), and the predicted mean and covariance of each step, in blocks (BLOCK, K, ...)."""
+def _filter(inputs, names=()):
+    """l (n,), and the predicted mean and covariance of each step, in blocks (BLOCK, K, ...).
+
+    NaN throughout where one F fails, or where that of a block's first steps does, given the state
+    before the block.
+    """
     blocks, axes = _cut(inputs)
     a, P, _ = _starts(blocks, axes)
     run = vmap(lambda *X: filter_scan(X, ("l", "a_pred", "P_pred")), axes, out_axes=1)
     out = run(blocks[0], a, P, *blocks[3:])
     l = _joined(out["l"], len(inputs[0]))
-    l = jnp.where(jnp.isnan(l).any(), jnp.nan, l)
-    return l, out["a_pred"], out["P_pred"]
+    return out | {"l": jnp.where(jnp.isnan(l).any(), jnp.nan, l)}
 
 
 @jax.jit
 @jax.default_matmul_precision("highest")
-def _reverse(inputs, a_pred, P_pred, l_bar):
-    """The gradients of INPUTS, by name, of the sum of l weighted with l_bar (n,)."""
+def _reverse(inputs, a_pred, P_pred, bars):
+    """The gradients of INPUTS, by name, from the cotangent of l (n,)."""
     (y, _, _, *model), axes = _cut(inputs)
-    l_bar = _blocks(l_bar, fill=0)
+    l_bar = _blocks(bars["l"], fill=0)
     later = slice(1, None)
     maps = vmap(_map_back, (1, 1, 1, 1, *axes[3:]))(
         *(X[:, later] for X in (l_bar, y, a_pred, P_pred)), *_part(model, axes, later)
@@ -110,6 +86,11 @@ def _reverse(inputs, a_pred, P_pred, l_bar):
     first = {x: found.pop(x)[0] for x in ("a0", "P0")}
     n = len(inputs[0])
     return first | {x: _joined(X, n) if x in moving else X.sum(0) for x, X in found.items()}
+
+
+PASSES = _filter, _reverse
+loglike = closed_form(("l",), PASSES)
+gradient = partial(scans_gradient, passes=PASSES)
 
 
 def _cut(inputs):

@@ -24,27 +24,29 @@ INPUTS = tuple(DIMENSIONS)
 WRITTEN_OUT = 6
 
 
-def closed_form(names: tuple[str, ...]):
-    """The function of INPUTS that returns these outputs, with the closed-form pullback."""
+def closed_form(names: tuple[str, ...], passes=None):
+    """The function of INPUTS that returns these outputs, with the closed-form pullback.
+
+    By the passes of an engine, such as :func:`filter_scan` and :func:`reverse_scan`.
+    """
 
     @jax.custom_vjp
     def run(*inputs):
-        out = filter_scan(inputs, names)
+        out = (passes or (filter_scan, reverse_scan))[0](inputs, names)
         return tuple(out[x] for x in names)
 
     def forward(*inputs):
-        out = filter_scan(inputs, (*names, "a_pred", "P_pred"))
+        out = (passes or (filter_scan, reverse_scan))[0](inputs, (*names, "a_pred", "P_pred"))
         return tuple(out[x] for x in names), (inputs, out["a_pred"], out["P_pred"])
 
     def backward(saved, bars):
-        gradients = reverse_scan(*saved, dict(zip(names, bars, strict=True)))
-        return tuple(gradients[x] for x in INPUTS)
+        found = (passes or (filter_scan, reverse_scan))[1](
+            *saved, dict(zip(names, bars, strict=True))
+        )
+        return tuple(found[x] for x in INPUTS)
 
     run.defvjp(forward, backward)
     return run
-
-
-loglike = closed_form(("l",))
 
 
 def panel(y, a0, P0, c, *matrices):
@@ -63,14 +65,11 @@ def panel(y, a0, P0, c, *matrices):
     return vmap(one, (0, *axes))(y, a0, c)
 
 
-outputs = closed_form(FilterOutputs._fields)
-_observed = closed_form(("y_hat", "F", "l"))
-
-
-def gradient(names, inputs, l_bar):
+def gradient(names, inputs, l_bar, passes=None):
     """l, and by name the gradients of these, of the sum of l weighted with l_bar."""
-    out = filter_scan(inputs, ("l", "a_pred", "P_pred"))
-    found = reverse_scan(inputs, out["a_pred"], out["P_pred"], {"l": l_bar})
+    forwards, backwards = passes or (filter_scan, reverse_scan)
+    out = forwards(inputs, ("l", "a_pred", "P_pred"))
+    found = backwards(inputs, out["a_pred"], out["P_pred"], {"l": l_bar})
     return out["l"], {x: found[x] for x in names}
 
 
@@ -196,6 +195,11 @@ def reverse_scan(inputs, a_pred, P_pred, bars: dict, after=None) -> dict:
         step, start, (model.sequences, a_pred, P_pred, bars), reverse=True
     )
     return {"y": y_bar, "a0": a_bar, "P0": P_bar} | sums | stacked
+
+
+loglike = closed_form(("l",))
+outputs = closed_form(FilterOutputs._fields)
+_observed = closed_form(("y_hat", "F", "l"))
 
 
 def _cholesky(F):
