@@ -47,7 +47,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 
@@ -273,25 +272,23 @@ class _Columns:
         self.precision = None if precision is None else _checked_precision(precision, self.q)
         self.missing = np.isnan(y)
 
-    @cached_property
-    def _pure(self) -> np.ndarray:
-        """Which numbers enter the first state alone: their P0 is free under a flat prior."""
-        enters = (np.abs(M).reshape(-1, self.q).max(axis=0) for M in (self.X, self.B))
-        return (sum(enters) == 0) & (self.precision is None)
-
     @property
     def _in_the_start_alone(self) -> bool:
         return self.given["X"] is None and self.given["B"] is None
 
     def starts(self):
         """Those of the columns (q + 1, m), and P0."""
-        self.room = np.where(self._pure, first_room(self.A, self.model), 0.0)
+        # Of numbers that enter the first state alone P0 is free, under a flat prior.
+        enters = sum(np.abs(M).reshape(-1, self.q).max(axis=0) for M in (self.X, self.B))
+        pure = (enters == 0) & (self.precision is None)
+        self.room = np.where(pure, first_room(self.A, self.model), 0.0)
         P0 = symmetric(self.model.P0) + self.A * self.room @ self.A.T
         return np.vstack([self.model.a0, self.A.T]), P0
 
     def series(self):
         """y (q + 1, n, p) with d taken off, and c (q + 1, n or 1, m)."""
-        model, X, B = self.model.in_time, *(_columns_first(M) for M in (self.X, self.B))
+        X, B = (np.moveaxis(M if M.ndim == 3 else M[np.newaxis], -1, 0) for M in (self.X, self.B))
+        model = self.model.in_time
         y = np.empty((self.q + 1, *self.y.shape), np.result_type(self.y, X))
         y[0], y[1:] = self.y - model["d"], -X
         y[:, self.missing] = np.nan
@@ -299,10 +296,6 @@ class _Columns:
         c = np.empty((self.q + 1, steps, self.model.m), np.result_type(model["c"], B))
         c[0], c[1:] = model["c"], B
         return y, c
-
-    def series_alone(self):
-        """The first of :meth:`series`, where the others are zeros."""
-        return (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
 
     def _loop(self, method: str, tol) -> bool:
         return _takes_reference(self.y, self.model, method, tol, self.A, self.X, self.B)
@@ -332,7 +325,10 @@ class _Columns:
     def _compiled(self, backwards: bool, tol: float):
         fused = _fused()
         starts, P0 = self.starts()
-        y, c = self.series_alone() if self._in_the_start_alone else self.series()
+        if self._in_the_start_alone:  # of the others that is zero
+            y, c = (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
+        else:
+            y, c = self.series()
         _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         arrays = (np.asarray(M, float) for M in (y, starts, c, P0, T, Z, H, W, precision))
@@ -465,12 +461,6 @@ def without_mean(model: StateSpace, **more) -> StateSpace:
     """The model with a0 = c = d = 0, and what else is changed."""
     nothing = {"a0": 0 * model.a0, "c": np.zeros(model.m), "d": np.zeros(model.p)}
     return replace(model, **nothing | more)
-
-
-def _columns_first(M):
-    """X or B, (rows, q) or (n, rows, q), as (q, 1 or n, rows)."""
-    M = np.moveaxis(M, -1, 0)
-    return M if M.ndim == 3 else M[:, np.newaxis]
 
 
 def mean_variance(H, W, xp=np):

@@ -140,13 +140,10 @@ def hessian(
     directions = reference.check_directions(y, model, directions)
     _, dy, gradients = _moved(y, model, directions, method, weights, tol, along_alone=True)
     moved = gradients | {"y": dy}
-    along = sum(_in_rows(X) @ _in_rows(moved[name]).T for name, X in directions.items())
-    return symmetric(along)
-
-
-def _in_rows(X):
-    """Directions (k, ...) as a matrix."""
-    return X.reshape(len(X), -1)
+    k = len(dy)
+    return symmetric(
+        sum(X.reshape(k, -1) @ moved[x].reshape(k, -1).T for x, X in directions.items())
+    )
 
 
 def _one_by_one(y, model: StateSpace, dot: dict, weights):
@@ -157,11 +154,9 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
     o, k = reference.kalman_filter(y, model).observed.astype(float), len(dot["y"])
     found = [_along(y, model, o, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)]
     slopes, W_bars, bars = zip(*found, strict=True)
-    bars = {x: np.stack(X) for x, X in zip(_PULLED, zip(*bars, strict=True), strict=True)}
+    names = "a0", "P0", *reference.StepGradients._fields
+    bars = {x: np.stack(X) for x, X in zip(names, zip(*bars, strict=True), strict=True)}
     return W_bars[0], np.stack(slopes), bars.pop("y"), bars
-
-
-_PULLED = ("a0", "P0", *reference.StepGradients._fields)
 
 
 def _along(y, model: StateSpace, o, dot: dict, weights):

@@ -164,15 +164,11 @@ def prefixes(compose, apply, maps, start):
     first, second = (tuple(X[k : count - count % 2 : 2] for X in maps) for k in (0, 1))
     even = prefixes(compose, apply, vmap(compose)(first, second), start)
     odd = vmap(apply)(tuple(X[::2] for X in maps), tuple(X[: (count + 1) // 2] for X in even))
-    return tuple(_interleaved(*both) for both in zip(even, odd, strict=True))
-
-
-def _interleaved(even, odd):
-    """even[0], odd[0], even[1], ...; there may be one more of even."""
-    more = len(even) - len(odd)
-    odd = jnp.pad(odd, [(0, more), *[(0, 0)] * (odd.ndim - 1)])
-    both = jnp.stack([even, odd], 1).reshape(-1, *even.shape[1:])
-    return both[: len(both) - more]
+    # One after the other; there may be one more of the even ones.
+    more = len(even[0]) - len(odd[0])
+    odd = (jnp.pad(X, [(0, more), *[(0, 0)] * (X.ndim - 1)]) for X in odd)
+    both = (jnp.stack(X, 1) for X in zip(even, odd, strict=True))
+    return tuple(X.reshape(-1, *X.shape[2:])[: count + 1] for X in both)
 
 
 def _map(*block):

@@ -156,7 +156,9 @@ def _evaluate(Y, models, method, tol, threads, own, gradient: bool):
         return (l,)
     if alone:
         bars = {x: X if x in own else X.sum(axis=0) for x, X in bars.items()}
-    return l, given.as_given(dY), Gradients(**bars)
+    if given.lengths is not None:
+        dY = [x[:n] for x, n in zip(dY, given.lengths, strict=True)]
+    return l, dY, Gradients(**bars)
 
 
 class _Given(namedtuple("_Given", "y ends arrays varying lengths", defaults=[None])):
@@ -183,10 +185,6 @@ class _Given(namedtuple("_Given", "y ends arrays varying lengths", defaults=[Non
         """Gradients of arrays in time, of the shape of what was given."""
         kept = (*STATIC, *self.varying)
         return {x: bars[x] if x in kept else bars[x].sum(axis=1) for x in NAMES}
-
-    def as_given(self, X):
-        """An array (J, n, p) as a list, if Y was one."""
-        return X if self.lengths is None else [x[:n] for x, n in zip(X, self.lengths, strict=True)]
 
 
 def _check_threads(threads) -> None:
@@ -219,8 +217,13 @@ def _checked(Y, models, own: dict) -> tuple[_Given, StateSpace]:
             raise ValueError(f"there are {len(models)} models for {J} series")
         arrays = {x: np.stack([getattr(model, x) for model in models]) for x in NAMES}
         varying = template.time_varying
+    if np.isinf(y).any():
+        j, t, i = np.argwhere(np.isinf(y))[0]
+        raise ValueError(f"series {j} is infinite at step {t}, component {i}; NaN marks a gap")
     observed = ~np.isnan(y)
-    _refuse(y, observed)
+    blank = ~observed.any(axis=(1, 2))
+    if blank.any():
+        raise ValueError(f"series {blank.argmax()} has no observation at all: leave it out")
     _refuse_lengths(n, template, lengths)
     return _Given(y, _ends(observed), arrays, varying, lengths), template
 
@@ -265,16 +268,6 @@ def _stacked(Y, model: StateSpace) -> tuple[np.ndarray, list[int] | None]:
     for y, out in zip(series, filled, strict=True):
         out[: len(y)] = y
     return filled, lengths
-
-
-def _refuse(y, observed) -> None:
-    """Infinities, and series of which nothing is known."""
-    if np.isinf(y).any():
-        j, t, i = np.argwhere(np.isinf(y))[0]
-        raise ValueError(f"series {j} is infinite at step {t}, component {i}; NaN marks a gap")
-    blank = ~observed.any(axis=(1, 2))
-    if blank.any():
-        raise ValueError(f"series {blank.argmax()} has no observation at all: leave it out")
 
 
 def _own_array(name: str, X, J: int, shape: tuple, n: int) -> np.ndarray:

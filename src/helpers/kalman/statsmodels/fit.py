@@ -442,20 +442,16 @@ def _in_own_params(mod: MLEModel, found, of):
         return of(hessian(mod, params), params)
 
 
-def _of_no_effect(mod: MLEModel, found, start) -> np.ndarray:
-    """Which parameters have none at an end: to the optimiser, and as those of the model."""
-    blind = found.flat_from(start)
-    if blind.any() and len(blind) == len(mod.param_names):
-        own = _in_own_params(mod, found, flat)
-        blind = blind if own is None else blind & own
-    return blind
-
-
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
     """What a fit has to say of its end: where the likelihood still rises, and what is not its."""
     for found, moves, start in ends:
         names = np.array(_names(mod))[moves]
-        blind = names[_of_no_effect(mod, found, start[moves])]
+        # What has no effect at an end: to the optimiser, and as parameters of the model.
+        blind = found.flat_from(start[moves])
+        if blind.any() and len(blind) == len(mod.param_names):
+            own = _in_own_params(mod, found, flat)
+            blind = blind if own is None else blind & own
+        blind = names[blind]
         if found.converged and blind.size:
             yield (
                 f"the log-likelihood {found.value:.6g} does not depend on {', '.join(blind)} where "
