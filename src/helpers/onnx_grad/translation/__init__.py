@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto
 from onnx.inliner import inline_local_functions
 from onnx.numpy_helper import to_array
 from pytensor.tensor import TensorVariable
@@ -102,7 +102,9 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     weights, symbols = {}, {"": None}
     scales = {name for x in graph.node if x.op_type == "Resize" for name in x.input[1:3]}
     for initializer in graph.initializer:
-        name, value = initializer.name, _array(initializer, dtype)
+        name = initializer.name
+        kind = numpy_dtype(initializer.data_type, f"initializer {name!r}", dtype)
+        value = np.array(to_array(initializer), kind)
         if value.dtype.kind == "f" and name not in scales:
             symbols[name] = weights[name] = pytensor.shared(value, name, shape=value.shape)
         else:
@@ -124,19 +126,13 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     return PyTensorModel(inputs, outputs, weights)
 
 
-def _array(initializer: TensorProto, dtype: np.dtype | None) -> np.ndarray:
-    kind = numpy_dtype(initializer.data_type, f"initializer {initializer.name!r}")
-    return np.array(to_array(initializer), kind if dtype is None or kind.kind != "f" else dtype)
-
-
 def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:
     if not x.type.HasField("tensor_type"):
         raise ValueError(f"input {x.name!r} is no tensor")
-    kind = numpy_dtype(x.type.tensor_type.elem_type, f"input {x.name!r}")
+    kind = numpy_dtype(x.type.tensor_type.elem_type, f"input {x.name!r}", dtype)
     shape = _static(Info.of(x.type).shape)
     if shape is None:
         raise ValueError(f"input {x.name!r} has no shape: PyTensor needs the number of dimensions")
-    kind = kind if dtype is None or kind.kind != "f" else dtype
     return pt.tensor(x.name, dtype=kind.name, shape=shape)
 
 

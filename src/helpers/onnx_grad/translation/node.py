@@ -81,23 +81,19 @@ class Node(tensor.Node):
         axes = self.parameter("axes", given)
         return None if axes is None or axes.size == 0 else tuple(int(a) for a in axes.ravel())
 
-    def real(self, dtype) -> np.dtype:
-        """The type to compute in, for a type of the model."""
-        dtype = np.dtype(dtype)
-        return self.dtype if self.dtype is not None and dtype.kind == "f" else dtype
-
     def onnx_dtype(self, code: int) -> np.dtype:
-        return self.real(numpy_dtype(code, str(self)))
+        return numpy_dtype(code, str(self), self.dtype)
 
 
-def numpy_dtype(code: int, what: str) -> np.dtype:
-    """NumPy's type for one of ONNX; ValueError for those that NumPy and PyTensor do not have."""
+def numpy_dtype(code: int, what: str, real: np.dtype | None) -> np.dtype:
+    """NumPy's type for one of ONNX, and `real`, if there is one, for real numbers; ValueError for
+    those that NumPy and PyTensor do not have."""
     dtype = np.dtype(tensor_dtype_to_np_dtype(code)) if code else np.dtype(object)
     if not (dtype.isbuiltin == 1 and dtype.kind in "fiub"):
         raise ValueError(
             f"{what} has type {TensorProto.DataType.Name(code)}, which PyTensor does not have"
         )
-    return dtype
+    return dtype if real is None or dtype.kind != "f" else real
 
 
 def known(x: TensorVariable | None) -> np.ndarray | None:

@@ -9,10 +9,12 @@ from math import prod
 
 import numpy as np
 import pytensor.tensor as pt
+from onnx import TensorProto, helper
 from onnx.numpy_helper import to_array
 from pytensor.tensor.basic import MakeVector
 
 from helpers.onnx_grad.rules.index import as_slice
+from helpers.onnx_grad.storage import value_of
 from helpers.onnx_grad.translation.node import (
     counted,
     known,
@@ -90,19 +92,15 @@ of_node(
 
 @translates("Constant")
 def _constant(node):
-    (a,) = node.proto.attribute
-    name, value = a.name, to_array(a.t) if a.name == "value" else node.attr(a.name)
-    kinds = {"value_float": "float32", "value_floats": "float32"}
-    kinds |= {"value_int": "int64", "value_ints": "int64"}
-    value = np.asarray(value, kinds.get(name))
-    return pt.constant(value.astype(node.real(value.dtype)))
+    value = value_of(node.proto)
+    return pt.constant(to_array(value).astype(node.onnx_dtype(value.data_type)))
 
 
 @translates("ConstantOfShape")
 def _constant_of_shape(node, shape):
-    value = node.attr("value")
-    value = np.zeros(1, "float32") if value is None else to_array(value).ravel()
-    return pt.full(target_shape(node, shape), value[0], dtype=node.real(value.dtype))
+    value = node.attr("value") or helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+    dtype = node.onnx_dtype(value.data_type)
+    return pt.full(target_shape(node, shape), to_array(value).ravel()[0], dtype=dtype)
 
 
 @translates("EyeLike")
@@ -137,15 +135,12 @@ def _dropout(node, x, ratio=None, training=None):
 @translates("Reshape")
 def _reshape(node, x, shape):
     lengths = target_shape(node, shape)
-    if not node.attr("allowzero"):  # 0 copies the length
-        lengths = [_copied(n, x, axis) for axis, n in enumerate(lengths)]
+    for axis, n in enumerate(lengths) if not node.attr("allowzero") else ():  # 0 copies the length
+        if isinstance(n, int):
+            lengths[axis] = n or size(x, axis)
+        elif axis < x.ndim:
+            lengths[axis] = pt.switch(pt.eq(n, 0), x.shape[axis], n)
     return x.reshape(lengths, ndim=len(lengths))
-
-
-def _copied(length, x, axis: int):
-    if isinstance(length, int):
-        return length or size(x, axis)
-    return length if axis >= x.ndim else pt.switch(pt.eq(length, 0), x.shape[axis], length)
 
 
 @translates("Flatten")
@@ -198,16 +193,12 @@ def _expand(node, x, shape):
     ndim = max(x.ndim, len(wanted))
     wanted = [1] * (ndim - len(wanted)) + wanted
     present = [1] * (ndim - x.ndim) + sizes(x)
-    return pt.broadcast_to(x, [_broadcast(*pair) for pair in zip(present, wanted, strict=True)])
-
-
-def _broadcast(present, wanted):
-    """Length of an axis after both sides have been broadcast."""
-    if isinstance(present, int) and present == 1:
-        return wanted
-    if isinstance(present, int) or (isinstance(wanted, int) and wanted == 1):
-        return present
-    return wanted if isinstance(wanted, int) else pt.switch(pt.eq(wanted, 1), present, wanted)
+    for axis, (n, m) in enumerate(zip(present, wanted, strict=True)):
+        if isinstance(m, int) and m == 1 or isinstance(n, int) and n != 1:
+            wanted[axis] = n
+        elif not (isinstance(m, int) or isinstance(n, int)):
+            wanted[axis] = pt.switch(pt.eq(m, 1), n, m)
+    return pt.broadcast_to(x, wanted)
 
 
 @translates("Pad")

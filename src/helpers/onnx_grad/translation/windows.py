@@ -175,30 +175,23 @@ def _max_pool(node, x):
     places = pt.arange(prod(sizes(x)), dtype="int64").reshape(sizes(x), ndim=x.ndim)
     pairs = list(zip(_slices(x, window, lowest), _slices(places, window, -1), strict=True))
     while len(pairs) > 1:  # a tournament: a graph as deep as a window is large is too deep
-        winners = [_first_maximum(*two) for two in zip(pairs[::2], pairs[1::2], strict=False)]
+        winners = [  # of equal ones the first, with its derivative
+            (select(wins := y > x, y, x), select(wins, j, i))
+            for (x, i), (y, j) in zip(pairs[::2], pairs[1::2], strict=False)
+        ]
         pairs = winners + pairs[2 * len(winners) :]
     return pairs[0]
-
-
-def _first_maximum(first: tuple, second: tuple) -> tuple:
-    """Of two values with their places, the larger; of equal ones the first, with its derivative."""
-    larger = second[0] > first[0]
-    return tuple(select(larger, b, a) for a, b in zip(first, second, strict=True))
 
 
 @translates("AveragePool")
 def _average_pool(node, x):
     window = _window(node, x, node.attr("kernel_shape"))
-    total = pt.sum(pt.stack(_slices(x, window)), axis=0)
-    ones = pt.ones((1, 1, *sizes(x)[2:]), dtype=x.dtype)
+    total, lengths = pt.sum(pt.stack(_slices(x, window)), axis=0), sizes(x)[2:]
     if node.attr("count_include_pad"):
         # The padding that was asked for counts, what ceil_mode adds does not.
-        ones = pt.ones(
-            (1, 1, *(sum(n) for n in zip(window.before, sizes(x)[2:], window.after, strict=True))),
-            dtype=x.dtype,
-        )
-        nothing = (0,) * (x.ndim - 2)
-        window = window._replace(before=nothing, after=nothing)
+        lengths = [sum(n) for n in zip(window.before, lengths, window.after, strict=True)]
+        window = window._replace(before=[0] * len(lengths), after=[0] * len(lengths))
+    ones = pt.ones((1, 1, *lengths), dtype=x.dtype)
     return total / pt.sum(pt.stack(_slices(ones, window)), axis=0)
 
 
