@@ -103,9 +103,8 @@ def _scores(model: ModelProto) -> set[str]:
     given = {t.name for t in model.graph.initializer}
     ahead, scores = set(), set()
     for node in reversed(nodes):
-        if _standard(node) == "Softmax" or (
-            _standard(node) in ON_SCORES and not ahead.isdisjoint(node.output)
-        ):
+        onwards = _standard(node) in ON_SCORES and not ahead.isdisjoint(node.output)
+        if onwards or _standard(node) == "Softmax":
             ahead.update(node.input)
     for node in nodes:
         if given.issuperset(node.input):
@@ -155,8 +154,7 @@ def set_apart(
 
 def _written_alike(model: ModelProto) -> ModelProto:
     """A copy without functions, constant branches and Identity, its constants stored alike."""
-    plain = deepcopy(model)
-    plain = inlined(plain)
+    plain = inlined(deepcopy(model))
     take_constant_branches(plain)
     as_initializers(plain, ())
     drop_identities(plain)

@@ -28,7 +28,7 @@ from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions
 from helpers.onnx_grad.prepare import declare_outputs
-from helpers.onnx_grad.simplify import all_names, free_name, tensor_infos
+from helpers.onnx_grad.simplify import all_names, free_name, rename, tensor_infos
 from helpers.onnx_grad.storage import as_initializers, checked_model, constant_nodes, loaded_model
 from helpers.onnx_grad.tensor import REAL, Info, Tensor, canonical, compatible
 
@@ -90,12 +90,10 @@ def add_loss(
         that is taken, or a loss of classes of an output that has no axis 1.
     """
     made = deepcopy(checked_model(model))
-    for what, found, known in (
-        ("loss", kind, ENTRYWISE | OF_CLASSES),
-        ("reduction", reduction, ("mean", "sum")),
-    ):
-        if found not in known:
-            raise ValueError(f"{what} {found!r} is unknown; there are {', '.join(known)}")
+    known = {"loss": (kind, ENTRYWISE | OF_CLASSES), "reduction": (reduction, ("mean", "sum"))}
+    for what, (found, names) in known.items():
+        if found not in names:
+            raise ValueError(f"{what} {found!r} is unknown; there are {', '.join(names)}")
     declare_outputs(made)
     graph, taken = made.graph, all_names(made.graph)
     real = {v.name: v for v in graph.output if v.type.tensor_type.elem_type in REAL}
@@ -120,14 +118,11 @@ def add_loss(
         body = f"{ENTRYWISE[kind]} loss = Reduce{reduction.capitalize()}<keepdims = 0>(l)"
         if info.dtype == TensorProto.DOUBLE:
             body = body.replace("a = Softplus(y)", IN_DOUBLE)
-    names = {"y": output, "t": label, "loss": loss}
-    for node in parser.parse_graph(f"g (float y, float t) => (float loss) {{ {body} }}").node:
-        for field in (node.input, node.output):
-            for i, short in enumerate(field):
-                if short not in names:
-                    names[short] = free_name(f"{loss}_{short}", taken)
-                field[i] = names[short]
-        graph.node.append(node)
+    added = parser.parse_graph(f"g (float y, float t) => (float loss) {{ {body} }}")
+    inner = (name for node in added.node for name in node.output if name != "loss")
+    names = {name: free_name(f"{loss}_{name}", taken) for name in inner}
+    rename(added.node, names | {"y": output, "t": label, "loss": loss})
+    graph.node.extend(added.node)
     graph.output.append(helper.make_tensor_value_info(loss, info.dtype, []))
     return made
 
@@ -304,8 +299,7 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
     g = Graph(opsets, infos, {}, all_names(graph))
     g.prefix, new = "step", {}
     added = {name: Info(TensorProto.DOUBLE, ()) for name in scalars if name not in inputs}
-    for w in weights:
-        added |= {f"{w}_{state}": infos[w] for state in states}
+    added |= {f"{w}_{state}": infos[w] for w in weights for state in states}
     infos |= added
     for w in weights:
         held = [w, *(f"{w}_{state}" for state in states)]

@@ -146,10 +146,10 @@ def gather_nd(g, node, dy):
         indices = _with_batch(g, node, indices, batch)
     dims = g.dims_of(x, range(depth))
     places = g.op("Mod", indices, dims)  # counted from the end where negative
-    rows = g.op("Gather", places, _scalar(0), axis=-1)
-    for k in range(1, depth):
-        length = g.op("Gather", dims, _scalar(k))
-        rows = rows * length + g.op("Gather", places, _scalar(k), axis=-1)
+    first, *others = map(np.array, range(depth))  # indices that remove their axis
+    rows = g.op("Gather", places, first, axis=-1)
+    for k in others:
+        rows = rows * g.op("Gather", dims, k) + g.op("Gather", places, k, axis=-1)
     rows = g.op("Reshape", rows, [-1, 1])
     tail = range(depth, x.rank)
     width = g.op("ReduceProd", g.dims_of(x, tail), keepdims=1) if len(tail) else g.ints(1)
@@ -158,11 +158,6 @@ def gather_nd(g, node, dy):
     zeros = g.reshape(g.zeros_like(x), g.joined(g.op("ReduceProd", dims, keepdims=1), width))
     rows = g.op("Expand", rows, wide)
     return g.reshape_like(g.scatter_add(zeros, rows, flat, 0), x)
-
-
-def _scalar(value: int) -> np.ndarray:
-    """An index that removes its axis."""
-    return np.array(value, dtype=np.int64)
 
 
 def _with_batch(g, node, indices, batch: int):

@@ -43,15 +43,9 @@ def _winners(g, node, x, w: Windows):
     """
     if any(s > 1 for s in w.strides) or any(d > 1 for d in w.dilations) or x.rank > 4:
         return node.extra_output(1)
-    _, places = g.op(
-        "MaxPool",
-        g.unsqueeze(x, [x.rank]),
-        outputs=2,
-        kernel_shape=[*w.kernel, 1],
-        strides=[*w.strides, 2],
-        pads=[*w.before, 0, *w.after, 0],
-    )
-    return places
+    how = {"strides": [*w.strides, 2], "pads": [*w.before, 0, *w.after, 0]}
+    how |= {"kernel_shape": [*w.kernel, 1], "outputs": 2}
+    return g.op("MaxPool", g.unsqueeze(x, [x.rank]), **how)[1]
 
 
 @register_gradient("AveragePool", ranked=[0], limits=POOL)

@@ -73,13 +73,8 @@ def split(g, node, *dys):
 @register_gradient("CumSum")
 def cumsum(g, node, dy):
     """dX = the cumulative sum of dY from the other end."""
-    return g.op(
-        "CumSum",
-        dy,
-        node.x[1],
-        exclusive=node.attr("exclusive"),
-        reverse=1 - node.attr("reverse"),
-    )
+    how = {"exclusive": node.attr("exclusive"), "reverse": 1 - node.attr("reverse")}
+    return g.op("CumSum", dy, node.x[1], **how)
 
 
 @register_gradient("DepthToSpace")
