@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor import TensorVariable
 
-from helpers.sparse_conv import dispatch, op  # noqa: F401
+from helpers.sparse_conv import op
 from helpers.sparse_conv.rules import (
     DENSE,
     NOT_OF_TRANSPOSED,

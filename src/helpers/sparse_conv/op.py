@@ -20,15 +20,21 @@ Every Op ends its inputs with the integer arrays of a rulebook. In every mode of
 its kernel of ``helpers.sparse_conv.kernels``; ``numpy`` is the same in NumPy, for complex steps.
 """
 
+import zlib
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.traversal import variable_depends_on
 from pytensor.scalar import upcast
+from pytensor.tensor.rewriting.basic import register_specialize
 
+from helpers.kalman.numba_backend import numba_njit, register_funcify_default_op_cache_key
 from helpers.sparse_conv import conv, kernels, pairs, pool
 from helpers.sparse_conv.rules import WINDOWS, Rulebook
 
@@ -252,3 +258,41 @@ conv_pairs, conv_grads = Conv(), ConvGrads()
 conv_grad_values, conv_grad_weights = ConvGradValues(), ConvGradWeights()
 spread_ground, sum_ground = SpreadGround(), SumGround()
 pool_winners, take, put_back = PoolWinners(), Take(), PutBack()
+
+
+# --- how Numba runs them, and one rewrite ---------------------------------------------------------
+
+# Compiled graphs are kept on disk: other kernels, or another way to call them, other key.
+VERSION = zlib.crc32(b"".join(Path(f).read_bytes() for f in (__file__, kernels.__file__)))
+
+
+def _numba(sparse_op, node=None, **kwargs):
+    kernel = sparse_op.kernel
+
+    @numba_njit
+    def call(*arrays):
+        return kernel(*arrays)
+
+    return call, VERSION
+
+
+for op_type in RulebookOp.__subclasses__():
+    register_funcify_default_op_cache_key(op_type)(_numba)
+
+
+@register_specialize
+@node_rewriter([ConvGradValues])
+def both_gradients_at_once(fgraph, node):
+    """Gradients to values and to W of one layer: one gather in place of two."""
+    dY, W, *rules = node.inputs
+    for client, _ in fgraph.clients[dY]:
+        if not isinstance(client.op, ConvGradWeights) or client.inputs[1:] != [dY, *rules]:
+            continue
+        # In a second derivative the one may need the other first.
+        if variable_depends_on(client.inputs[0], node.outputs) or variable_depends_on(
+            W, client.outputs
+        ):
+            continue
+        dM, dW = conv_grads(client.inputs[0], W, dY, *rules)
+        return {node.outputs[0]: dM, client.outputs[0]: dW}
+    return None

@@ -154,9 +154,7 @@ def rulebook(
     axes = _windows(f, stride, pad, dilation, d)
     ways = [h + 2 * x.pad - x.span for h, x in zip(grid[-d:], axes, strict=True)]
     if min(ways) < 0:
-        dilated = (
-            f" with dilation = {_shown(dilation)}" if any(x.dilation > 1 for x in axes) else ""
-        )
+        dilated = f" with dilation = {_shown(dilation)}" if np.max(dilation) > 1 else ""
         padded = f" padded by {_shown(pad)}" if np.any(pad) else ""
         raise ValueError(f"f = {_shown(f)}{dilated} is larger than the grid: {grid[-d:]}{padded}")
     pairs = list(zip(ways, axes, strict=True))
