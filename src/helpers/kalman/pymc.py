@@ -80,15 +80,9 @@ class ClosedFormFilter(StandardFilter):
         loglike = loglike_from_W(y, *model)
         loglike.name = "loglike_obs"
         out = filter_outputs_from_W(y, *model)
-        jitter_where_missing = self.cov_jitter * missing[:, :, None] * pt.eye(d.shape[-1])
-        outputs = [
-            out.a_filt,
-            out.a_pred,
-            out.y_hat,
-            out.P_filt + self.cov_jitter * pt.eye(a0.shape[0]),
-            out.P_pred,
-            out.F + jitter_where_missing,
-        ]
+        P_filt = out.P_filt + self.cov_jitter * pt.eye(a0.shape[0])
+        F = out.F + self.cov_jitter * missing[:, :, None] * pt.eye(d.shape[-1])
+        outputs = [out.a_filt, out.a_pred, out.y_hat, P_filt, out.P_pred, F]
         for output, name in zip(outputs, FILTER_OUTPUT_NAMES_IN_ORDER, strict=True):
             output.name = name
         out.a_filt.tag.missing_fill_value = self.missing_fill_value
@@ -218,14 +212,9 @@ class _Registration:
 
 def _with_registration(built):
     """`PyMCStateSpace.__getstate__`: models name filters, which other processes have to know."""
-    found = {
-        name
-        for name, factory, ours in (
-            (built.filter_type, statespace.FILTER_FACTORY, ClosedFormFilter),
-            (built.smoother_type, statespace.SMOOTHER_FACTORY, ClosedFormSmoother),
-        )
-        if factory.get(name) is ours
-    }
+    filters, smoothers = statespace.FILTER_FACTORY, statespace.SMOOTHER_FACTORY
+    found = {x for x in [built.filter_type] if filters.get(x) is ClosedFormFilter}
+    found |= {x for x in [built.smoother_type] if smoothers.get(x) is ClosedFormSmoother}
     return vars(built) | {"_registrations": [_Registration(name) for name in sorted(found)]}
 
 
@@ -273,11 +262,8 @@ def register_filter(name: str = "closed_form") -> None:
     smoothers = getattr(statespace, "SMOOTHER_FACTORY", None)
     found = list(inspect.signature(StandardFilter.build_graph).parameters)[1:]
     draws = [getattr(forward_sampling, x, None) for x in (*OUR_DRAWS, "_sample_conditional")]
-    if (
-        None in (filters, smoothers, *draws)
-        or found != expected
-        or not hasattr(StandardFilter, "_declare_covariance_structure")
-    ):
+    known = found == expected and hasattr(StandardFilter, "_declare_covariance_structure")
+    if not known or None in (filters, smoothers, *draws):
         raise ImportError(
             f"the closed-form filter supports pymc-extras {SUPPORTED}; found "
             f"{pymc_extras.__version__}, whose filters have another interface"
@@ -459,43 +445,38 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
         raise ValueError(
             f"{', '.join(taken)} has a prior in the model, or from an earlier call: leave it out"
         )
-    integrated_out = tuple(name for name in chosen if name in initial)
     for name in chosen:
         shape, dtype = built.param_info[name]["shape"], variables[name].dtype
         empty = np.full(shape, np.nan if name in initial else 0.0, dtype)
         pm.Deterministic(name, pt.constant(empty), dims=built.param_dims.get(name))
-    ours = (
-        functools.partial(_diffuse_likelihood, built, A, integrated_out),
-        _no_initial_state,
-        functools.partial(_diffuse_matrices, built, integrated_out),
-    )
-    vars(built).update(zip(REPLACED, ours, strict=True), _integrated_out=integrated_out)
+    out = tuple(name for name in chosen if name in initial)
+    likelihood = functools.partial(_diffuse_likelihood, built, A, out)
+    ours = likelihood, _no_initial_state, functools.partial(_diffuse_matrices, built, out)
+    vars(built).update(zip(REPLACED, ours, strict=True), _integrated_out=out)
     return tuple(chosen)
 
 
 def _added_to(x0, parameters, others) -> np.ndarray:
     """What the parameters add to the first state (m, q), whatever the others are: linearly."""
-    flat = [pt.vector(f"flat_{i}") for i in range(len(parameters))]
-    shapes = [X.type.shape for X in parameters]
-    moved = [X.reshape(shape) for X, shape in zip(flat, shapes, strict=True)]
-    moves = dict(zip(parameters, moved, strict=True)) | {X: pt.ones(X.type.shape) for X in others}
-    replaced = graph_replace([x0], moves, strict=False)[0]
-    rest = [X for X in explicit_graph_inputs([replaced]) if X not in flat]
+    sizes, numbers = [int(np.prod(X.type.shape)) for X in parameters], pt.vector("numbers")
+    ends, q = np.cumsum(sizes), sum(sizes)
+    moves = {X: pt.ones(X.type.shape) for X in others}
+    for X, size, end in zip(parameters, sizes, ends, strict=True):
+        moves[X] = numbers[end - size : end].reshape(X.type.shape)
+    (replaced,) = graph_replace([x0], moves, strict=False)
+    rest = [X for X in explicit_graph_inputs([replaced]) if X is not numbers]
     if rest:
         raise ValueError(f"the initial state depends on {', '.join(map(str, rest))} as well")
-    evaluate = pytensor.function(
-        flat, replaced, mode="FAST_COMPILE", on_unused_input="ignore", allow_input_downcast=True
+    at = pytensor.function(
+        [numbers],
+        replaced,
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+        allow_input_downcast=True,
     )
-    sizes = [int(np.prod(shape)) for shape in shapes]
-
-    def at(numbers):
-        return evaluate(*np.split(numbers, np.cumsum(sizes)[:-1]))
-
-    q = sum(sizes)
-    nought = at(np.zeros(q))
+    nought, some = at(np.zeros(q)), np.arange(1.0, q + 1)
     A = np.column_stack([at(unit) - nought for unit in np.eye(q)])
-    numbers = np.arange(1.0, q + 1)
-    if not np.allclose(at(numbers), nought + A @ numbers):
+    if not np.allclose(at(some), nought + A @ some):
         raise ValueError("the initial state is not linear in its parameters")
     return A
 
@@ -538,10 +519,9 @@ def draw_initial(built, idata, random_seed=None):
     out, first = idata.copy(deep=True), 0
     for name in names:
         old = out.posterior[name]
-        size = int(np.prod(old.shape[2:]))
-        new = numbers[..., first : first + size].reshape(old.shape)
-        out.posterior[name] = old.copy(data=new)
-        first += size
+        end = first + int(np.prod(old.shape[2:]))
+        out.posterior[name] = old.copy(data=numbers[..., first:end].reshape(old.shape))
+        first = end
     for name in REPLACED:
         vars(built).pop(name, None)
     return out

@@ -345,9 +345,8 @@ def _root_of(name: str, X):
     """`roots` of an array of covariances, or an error."""
     B = roots(_symmetric(X))
     if np.isnan(B).any():
-        raise ValueError(
-            f"{name} is no covariance, and nothing can be drawn: a variance is negative"
-        )
+        what = "is no covariance, and nothing can be drawn: a variance is negative"
+        raise ValueError(f"{name} {what}")
     return B
 
 
@@ -356,8 +355,7 @@ class _Smoother:
 
     def __init__(self, y, model: StateSpace, A, method: str, tol: float):
         y = check_data(y, model)
-        self.y, self.model, self.tol = y, model, tol
-        m = model.m
+        self.y, self.model, self.tol, m = y, model, tol, model.m
         self.A = A = np.zeros((m, 0)) if A is None else _checked("A", A, ((m,),), m)
         self.loop = _takes_reference(y, model, method, tol, A)
         X = model.in_time
@@ -399,11 +397,10 @@ class _Smoother:
     def corrected(self, xi):
         """The draws (J, n, m) of these normal numbers (J, k); the smoothed means for None."""
         n, p, m = *self.y.shape, self.model.m
-        if xi is None:
-            parts = np.zeros((1, m)), np.zeros((n, 1, m)), np.zeros((n, 1, p))
-        else:
-            parts = self.split(xi)
-        start, shocks, noise = (X.astype(self.dtype) for X in parts)
+        none = np.zeros((1, m)), np.zeros((n, 1, m)), np.zeros((n, 1, p))
+        start, shocks, noise = (
+            X.astype(self.dtype) for X in (none if xi is None else self.split(xi))
+        )
         start, shocks = start + self.model.a0, shocks + self.c[:, None]
         r, e = self.columns(*series_of(self.y - self.d, noise, start, shocks, self.A))
         J = len(start)
@@ -446,14 +443,13 @@ class _Smoother:
         # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
         W = np.broadcast_to(self.W, (n, m, m))
         given = without_mean(self.model, P0=self.P0, R=np.eye(m), Q=_symmetric(W))
+        engine = reference if self.loop else _fused()
+        N = -2 * engine.loglike_and_grad(nothing, given)[2].Q
         if self.loop:
-            N = -2 * reference.loglike_and_grad(nothing, given)[2].Q
             P_filt = reference.kalman_filter(nothing, given).out.P_filt
         else:
-            fused = _fused()
-            N = -2 * fused.loglike_and_grad(nothing, given)[2].Q
-            outputs = fused.building.load("outputs")
-            P_filt = outputs.filter_outputs(*fused.arrays_of(nothing, given))[3]
+            outputs = engine.building.load("outputs")
+            P_filt = outputs.filter_outputs(*engine.arrays_of(nothing, given))[3]
         TP = self.T @ P_filt
         V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
         if self.A.shape[1]:
