@@ -76,17 +76,11 @@ def gradient(names, tol, inputs, l_bar, ready):
     ``ready`` are the gradients for weights of one, where they are known: then l is left out.
     """
     l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0,), l_bar.dtype)
-    arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
-    results = _only(names, arrays)
-    more = {}
-    if ready is not None:
-        more = {x: _over_time(x, ready[x]) if x in names else X for x, X in results.items()}
-    l, *found = _call_pass("gradient", tol, [l, *results.values()], inputs, l_bar, *more.values())
-    found = {
-        x: G.reshape(X.shape) if x in names else G
-        for x, X, G in zip(INPUTS, inputs, found, strict=True)
-    }
-    return l, found
+    results = [l, *_only(names, _in_time(inputs)).values()]
+    more = [] if ready is None else _in_time(ready[x] for x in INPUTS).values()  # JAX sorts names
+    l, *found = _call_pass("gradient", tol, results, inputs, l_bar, *more)
+    given = zip(INPUTS, inputs, found, strict=True)
+    return l, {x: G.reshape(X.shape) if x in names else G for x, X, G in given}
 
 
 @partial(gradient.defjvp, symbolic_zeros=True)
@@ -98,10 +92,9 @@ def _(names, tol, primals, dots):
     slopes, *found = _moved.bind(
         *inputs, l_bar, *moves.values(), tol=tol, moving=tuple(moves), names=("l", *names)
     )
-    arrays = {x: _over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)}
-    moved = _only((), arrays) | {x: X[0] for x, X in zip(names, found, strict=True)}
-    l_moved = slopes[0] if ready is None else slopes[0, :0]
-    return gradient(names, tol, inputs, l_bar, ready), (l_moved, moved)
+    l, gradients = gradient(names, tol, inputs, l_bar, ready)
+    moved = gradients | {x: X[0] for x, X in zip(names, found, strict=True)}
+    return (l, gradients), (slopes[0] if ready is None else slopes[0, :0], moved)
 
 
 # When inputs move, and the weights of the steps with them, l moves by J moves and the gradient by
@@ -228,9 +221,7 @@ def tangents(names, tol, inputs, l_bar, moves):
     and by name arrays (k, ...).
     """
     dtype, k = l_bar.dtype, len(next(iter(moves.values())))
-    shapes = {
-        x: (k, *laid_out(x, _over_time(x, X).shape)) for x, X in zip(INPUTS, inputs, strict=True)
-    }
+    shapes = {x: (k, *laid_out(x, X.shape)) for x, X in _in_time(inputs).items()}
     dots = {
         x: moves[x].reshape(shape) if x in moves else jnp.zeros(shape, dtype)
         for x, shape in shapes.items()
@@ -239,11 +230,8 @@ def tangents(names, tol, inputs, l_bar, moves):
     results, more = [l, *_only(names, dots).values()], dots.values()
     load("entry").compile_later(inputs[1].shape[-1], inputs[0].shape[-1], tangents=True)
     l, *found = _call_pass("tangents", tol, results, inputs, l_bar, *more, module="xla_tangents")
-    return l, {
-        x: G.reshape(k, *X.shape)
-        for x, X, G in zip(INPUTS, inputs, found, strict=True)
-        if x in names
-    }
+    given = zip(INPUTS, inputs, found, strict=True)
+    return l, {x: G.reshape(k, *X.shape) for x, X, G in given if x in names}
 
 
 def _only(names, arrays: dict) -> dict:
@@ -256,16 +244,16 @@ def _there(arrays: dict) -> tuple[str, ...]:
     return tuple(x for x, X in arrays.items() if X.size)
 
 
-def _over_time(name: str, X):
-    """The array with an axis for time, of length 1 or n, as the compiled pass takes it."""
-    fixed = name in FIXED or X.ndim > len(DIMENSIONS[name])
-    return X if fixed else X[jnp.newaxis]
+def _in_time(inputs) -> dict:
+    """INPUTS with an axis for time, of length 1 or n, as the compiled pass takes them."""
+    arrays = dict(zip(INPUTS, inputs, strict=True))
+    there = [x for x, X in arrays.items() if x in FIXED or X.ndim > len(DIMENSIONS[x])]
+    return {x: X if x in there else X[jnp.newaxis] for x, X in arrays.items()}
 
 
 def _call_pass(work: str, tol: float, results: list, inputs, *more, module="xla"):
     """A program's call of a pass for one series; results have a shape and a type."""
-    arrays = [_over_time(x, X) for x, X in zip(INPUTS, inputs, strict=True)]
-    return _call(module, work, tol, results, arrays, *more)
+    return _call(module, work, tol, results, [*_in_time(inputs).values()], *more)
 
 
 def _call(module: str, work: str, tol: float, results: list, arrays, *more):
@@ -313,13 +301,13 @@ def panel(tol: float):
     return _with_pullback(value, tuple(PANEL), partial(panel_gradient, tol=tol))
 
 
-def _panel_by_scans(names, inputs, l_bar, ready):
+def panel_by_scans(names, inputs, l_bar, ready):
     l, pull = vjp(jax_scans.panel, *inputs)
     found = _only(names, dict(zip(PANEL, pull(l_bar), strict=True)))
     return (l if ready is None else l[:0, :0]), found
 
 
-@_differentiated_as(_panel_by_scans)
+@_differentiated_as(panel_by_scans)
 def panel_gradient(names, tol, inputs, l_bar, ready):
     """l (J, n) and gradients of sum l_bar l, of PANEL's arrays, as :func:`gradient` has them."""
     l = jax.ShapeDtypeStruct(l_bar.shape if ready is None else (0, 0), l_bar.dtype)
@@ -340,8 +328,8 @@ def integrated(tol: float):
     def forward(*inputs):
         names = tuple(x for x, X in zip(INTEGRATED, inputs, strict=True) if X.perturbed)
         inputs = tuple(X.value for X in inputs)
-        found, gradients = integrated_gradient(names, tol, inputs)
-        return found, (inputs, gradients)
+        found, ready = integrated_gradient(names, tol, inputs)
+        return found, (inputs, ready)
 
     def backward(saved, bars):
         inputs, ready = saved

@@ -146,8 +146,7 @@ def _(op: KalmanPanelGrad, X):
         names = derivatives(op)
         l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
     else:
-        l, pull = vjp(jax_scans.panel, *inputs)
-        found = dict(zip(PANEL, pull(l_bar), strict=True))
+        l, found = jax_calls.panel_by_scans(tuple(PANEL), inputs, l_bar, None)
     return found | {"l": l}
 
 
