@@ -147,10 +147,7 @@ def hessian(
 
 
 def _one_by_one(y, model: StateSpace, dot: dict, weights):
-    """The readable loop: W_bar, the slopes, and the tangents of the gradients of y, a0, ..., W.
-
-    Those that may vary over time come with a time axis of length n.
-    """
+    """The readable loop: W_bar, slopes, and the tangents of the gradients, over all n steps."""
     o, k = reference.kalman_filter(y, model).observed.astype(float), len(dot["y"])
     found = [_along(y, model, o, {x: X[i] for x, X in dot.items()}, weights) for i in range(k)]
     slopes, W_bars, bars = zip(*found, strict=True)
@@ -160,10 +157,7 @@ def _one_by_one(y, model: StateSpace, dot: dict, weights):
 
 
 def _along(y, model: StateSpace, o, dot: dict, weights):
-    """The slope of each step, W_bar, and the tangents of the gradients, along one direction.
-
-    The filter's loop and the pullback's, on matrices that move.
-    """
+    """The filter's loop and the pullback's, on matrices that move along one direction."""
     at_step = recursions.at_step
 
     def at(x, t):
@@ -228,10 +222,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
 
 
 def laid_out(x: str, shape) -> tuple:
-    """(time, rows, columns) of a direction of x as the compiled pass takes it.
-
-    From its shape with a time axis, which a0 and P0 do not have.
-    """
+    """(time, rows, columns) of a direction of x, as the compiled pass takes it, from its shape."""
     if x in STATIC:
         shape = (1, *shape)
     return (*shape, 1) if len(shape) == 2 else tuple(shape)

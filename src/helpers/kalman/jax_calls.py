@@ -39,10 +39,7 @@ def loglike(tol: float):
 
 
 def _with_pullback(value, arguments: tuple[str, ...], gradient_of):
-    """A function of arrays of these names, y first, whose gradients for weights of one come along.
-
-    ``gradient_of`` is :func:`gradient`, or its like, for one tol.
-    """
+    """A function whose gradients for weights of one come along, by :func:`gradient` or its like."""
     run = jax.custom_vjp(value)
 
     def forward(*inputs):
@@ -195,10 +192,7 @@ batching.primitive_batchers[_moved] = _batched
 
 
 def _differentiated_as(scanned):
-    """A call of the compiled pass (names, tol, ...) that JAX differentiates as scans (names, ...).
-
-    What comes of it has the same structure.
-    """
+    """A call of the pass (names, tol, ...) that JAX differentiates as scans (names, ...)."""
 
     def decorate(call):
         run = jax.custom_jvp(call, nondiff_argnums=(0, 1))

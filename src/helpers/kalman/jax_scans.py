@@ -144,10 +144,7 @@ class Scanned:
         self.I_p, self.I_m = (jnp.eye(k, dtype=y.dtype) for k in (y.shape[1], len(self.a0)))
 
     def update(self, now, a, P) -> SimpleNamespace:
-        """A step's arrays, and all that its update computes from the predicted mean and covariance.
-
-        d, Z and H have zeros where a component is missing.
-        """
+        """A step's arrays, zeros where a component is missing, and what its update computes."""
         y, o, moving = now
         x = SimpleNamespace(**self.fixed | moving)
         x.d, x.Z, x.H = mask(o, x.d, x.Z, x.H)

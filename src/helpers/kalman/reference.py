@@ -269,11 +269,8 @@ def _filter_in_parts(y, model: StateSpace):
 
 
 def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
-    """Whether the first steps took nearly all of some predicted variance: P0 was vague.
-
-    Complex arrays are for complex steps, which the root of a singular matrix does not admit.
-    """
-    if np.iscomplexobj(filtered.w):
+    """Whether the first steps took nearly all of some predicted variance: P0 was vague."""
+    if np.iscomplexobj(filtered.w):  # the root of a singular matrix admits no complex step
         return False
     before = np.diagonal(filtered.out.P_pred, axis1=1, axis2=2)
     after = np.concatenate([before[1:], np.diagonal(filtered.out.P_filt[-1:], axis1=1, axis2=2)])
@@ -281,8 +278,6 @@ def _loses_digits(filtered: Filtered, model: StateSpace) -> bool:
     first[0] = 0
     watched = first < square_root.WATCHED * before.shape[1]
     fell = (after < square_root.LOST * np.maximum.accumulate(before))[watched].any(axis=0)
-    if not fell.any():
-        return False
     P0, T, W = filtered.out.P_pred[0], model.in_time["T"], model.in_time["W"]
     past = [square_root.is_past(i, P0, T, W) for i in np.flatnonzero(fell)]
     return not all(past) and not square_root.was_known(P0, symmetric(W[0]))
@@ -496,10 +491,7 @@ def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) ->
 
 
 def moves_in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Directions of all ten (k, ...), with a time axis of length 1 or n, and of W.
-
-    From those that `check_directions` has seen.
-    """
+    """Checked directions of all ten, and of W, with a time axis of length 1 or n behind k."""
     k, dot = len(next(iter(given.values()))), {}
     for name, X in {"y": y, **model.asdict()}.items():
         dX = given[name] if name in given else np.zeros((k, *np.shape(X)))

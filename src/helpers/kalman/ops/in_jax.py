@@ -45,11 +45,7 @@ def funcify(op, **kwargs):
 
 @singledispatch
 def run(op, X: dict):
-    """The outputs of an Op, by name or in order, from its inputs by name.
-
-    An Op without a function of its own, a draw or a root, is called in Python, and so is the Op of
-    its pullback.
-    """
+    """The outputs of an Op, by name or in order, from its inputs by name: here by Python."""
     shapes = op.infer_shape(None, [V.shape for V in X.values()])
     dtype = next(iter(X.values())).dtype
 

@@ -72,10 +72,7 @@ def local_only_requested_gradients(fgraph, node):
 @register_specialize
 @node_rewriter([*WITH_GRADIENT, Blockwise])
 def local_value_with_gradient(fgraph, node):
-    """Take the first output from an Op that computes its gradient, if there is one.
-
-    Such a node has the same first inputs; its weights, if it has any, come after them.
-    """
+    """Take the first output from an Op of its gradient, whose weights come after its inputs."""
     core, (value, *others), given = _core(node.op), node.outputs, len(node.inputs)
     kind = WITH_GRADIENT.get(type(core))
     if kind is None or any(fgraph.clients[out] for out in others) or not fgraph.clients[value]:

@@ -209,10 +209,7 @@ class _Start:
 
 
 def _first(arrays: dict, axis: int = 0) -> dict:
-    """The arrays of the first step: those that statsmodels takes for a stationary start.
-
-    Views of them, along the axis for time.
-    """
+    """The arrays of the first step, which statsmodels takes for a stationary start, as views."""
     return {x: X if X.ndim == axis + len(SHAPES[x]) else X[(slice(None),) * axis + (0,)]
             for x, X in arrays.items()}  # fmt: skip
 

@@ -161,10 +161,7 @@ def climb(
 
 
 def _eigen(B: np.ndarray, slope: np.ndarray, units: np.ndarray):
-    """The eigenvectors and eigenvalues of B in these units, and the slope along them.
-
-    None where they are not finite, or too large to be squared.
-    """
+    """The eigenvectors and eigenvalues of B in these units, and the slope along them, if finite."""
     with np.errstate(all="ignore"):
         scaled, in_units = B / units / units[:, np.newaxis], slope / units
     if not np.abs([*scaled.flat, *in_units]).max(initial=0) < LARGEST:

@@ -320,10 +320,7 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
 
 
 def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, maxiter, disp, **how):
-    """A method of statsmodels', and Newton's steps from where it ends, as many as are left.
-
-    In the form that statsmodels asks of an optimiser: the parameters, and what is told of them.
-    """
+    """A method of statsmodels', and Newton's steps from where it ends, in its optimisers' form."""
     if not start.size:
         return start, {"converged": True, "iterations": 0}
     within, callback = mod.loglike.within, how["callback"] or (lambda *_: None)
@@ -421,10 +418,7 @@ def _hessian(mod: MLEModel, free: np.ndarray) -> np.ndarray:
 
 
 def _on_an_edge(mod: MLEModel, found, start) -> bool:
-    """Whether a parameter ended where what the optimiser does to it has no effect, or hardly any.
-
-    As a variance of zero, its square, or an autoregression's coefficient of one.
-    """
+    """Whether a parameter ended where it hardly moves: a variance of zero, a unit root."""
     here = mod.handle_params(found.x, transformed=False)
     for step in np.diag(np.maximum(np.abs(found.x), 1 / found.units) / 2):
         ahead, behind = (mod.handle_params(found.x + s * step, transformed=False) for s in (1, -1))

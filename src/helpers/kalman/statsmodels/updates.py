@@ -108,10 +108,7 @@ class Colored:
         return found
 
     def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
-        """The transposed derivatives times a cotangent (N,): an array (k,).
-
-        `jacobian` are those of :meth:`jacobian` there, if they are known.
-        """
+        """The transposed derivatives, those of :meth:`jacobian`, times a cotangent (N,): (k,)."""
         rows, columns, values = self.jacobian(params) if jacobian is None else jacobian
         return np.bincount(columns, bar[rows] * values, minlength=self.k)
 
