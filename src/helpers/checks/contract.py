@@ -540,10 +540,9 @@ def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
             if isinstance(values, Exception) and dtype == "float64":
                 error = error or values
                 continue
-            of = at.of
-            if known or of.owned or not (of.moving and of.smooth) or not of.no_pull:
-                return at
-            if isinstance(of.no_pull, NotImplementedError):
+            of, no_pull = at.of, at.of.no_pull
+            fine = not (no_pull and of.moving and of.smooth) or of.owned
+            if known or fine or isinstance(no_pull, NotImplementedError):
                 return at
     raise error
 
@@ -812,7 +811,9 @@ def integers(at: Point, mode=AS_WRITTEN) -> str:
     of, refused = at.of, []
     for k in of.moving:
         errors, answered, who = [], False, f"with integers for {of.labels[k]},"
-        for whole in _whole_numbers(at.arrays[k]):
+        x = at.arrays[k]
+        for whole in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):  # near and further away
+            whole = np.where(whole == 0, 1, whole).astype(x.dtype)
             ints = at.but(k, whole.astype("int64"))
             graph = _outcome(built, of.op, of.labels, ints)
             if isinstance(graph, Exception):
@@ -1575,12 +1576,6 @@ def _is_for_symmetric(x_bar: np.ndarray) -> bool:
     """Whether a gradient is symmetric or triangular, as those of symmetric matrices are."""
     close = np.max(np.abs(x_bar - np.swapaxes(x_bar, -1, -2))) <= 1e-9 * np.max(np.abs(x_bar))
     return close or not np.any(np.tril(x_bar, -1)) or not np.any(np.triu(x_bar, 1))
-
-
-def _whole_numbers(x: np.ndarray):
-    """Whole numbers near x and further away, none of them zero."""
-    for whole in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):
-        yield np.where(whole == 0, 1, whole).astype(x.dtype)
 
 
 def _walled(x: np.ndarray, wall: float):

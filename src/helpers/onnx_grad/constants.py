@@ -12,14 +12,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_selected_functions
 
+from helpers.onnx_grad import simplify
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
-from helpers.onnx_grad.simplify import (
-    captured_names,
-    drop_identities,
-    take_constant_branches,
-    tensor_infos,
-)
 from helpers.onnx_grad.storage import as_initializers, is_finite
 from helpers.onnx_grad.tensor import REAL, Info, canonical, schema_of
 
@@ -63,7 +58,7 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
         Where tensors are that are not in the model but beside its file; each is read.
     """
     plain = _written_alike(model)
-    graph, infos = plain.graph, tensor_infos(plain)
+    graph, infos = plain.graph, simplify.tensor_infos(plain)
     versions = {canonical(o.domain): o.version for o in plain.opset_import}
     uses, captured = _uses(plain)
     outputs = {value.name for value in graph.output} | captured
@@ -155,9 +150,9 @@ def set_apart(
 def _written_alike(model: ModelProto) -> ModelProto:
     """A copy without functions, constant branches and Identity, its constants stored alike."""
     plain = inlined(deepcopy(model))
-    take_constant_branches(plain)
+    simplify.take_constant_branches(plain)
     as_initializers(plain, ())
-    drop_identities(plain)
+    simplify.drop_identities(plain)
     return plain
 
 
@@ -165,7 +160,7 @@ def _uses(model: ModelProto) -> tuple[dict[str, list[tuple[NodeProto, int]]], se
     """The nodes that use each tensor, each with the position; and what subgraphs use."""
     uses, captured = defaultdict(list), set()
     for node in model.graph.node:
-        captured |= captured_names(node)
+        captured |= simplify.captured_names(node)
         for i, name in enumerate(node.input):
             uses[name].append((node, i))
     return uses, captured

@@ -15,22 +15,12 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, helper
 from onnx.shape_inference import InferenceError
 
+from helpers.onnx_grad import simplify
 from helpers.onnx_grad.builder import Graph, name_results
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
 from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
-from helpers.onnx_grad.simplify import (
-    all_names,
-    drop_dead,
-    drop_identities,
-    fold_shapes,
-    free_name,
-    in_order,
-    live_nodes,
-    rename,
-    small_constants,
-)
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
@@ -134,9 +124,11 @@ class _Sweep:
         self.verbose, graph = verbose, model.graph
         self._free_promised_names()
         weights = set(interface.weights)
-        constants = {n: v for n, v in small_constants(graph, real=True).items() if n not in weights}
+        constants = {
+            n: v for n, v in simplify.small_constants(graph, real=True).items() if n not in weights
+        }
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
-        names = {*self.infos, *interface.promised} | all_names(graph)
+        names = {*self.infos, *interface.promised} | simplify.all_names(graph)
         self.g = Graph(opsets, self.infos, constants, names)
         self._infer_the_rest()
         self.dependent = dependents(self.infos, graph.node, interface.targets)
@@ -166,8 +158,10 @@ class _Sweep:
         wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
         taken = {*inner, *interface.infos, *wanted}
         renamed = [name for name in dict.fromkeys(inner) if name in wanted]
-        self.renamed = names = {name: free_name(f"{name}_inner", taken) for name in renamed}
-        rename(graph.node, names)
+        self.renamed = names = {
+            name: simplify.free_name(f"{name}_inner", taken) for name in renamed
+        }
+        simplify.rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)
         for old, new in names.items():
@@ -200,7 +194,15 @@ class _Sweep:
             if options & DerivativeOptions.Loss:
                 seed = g.constant(np.ones(g.info(y).shape), g.info(y).dtype)
             elif options & DerivativeOptions.FillGrad:
-                seed = self._filled_with_ones(y, name)
+                if y in self.interface.targets or name in self.interface.visible:
+                    name = g.fresh(f"{y}_ones")  # the name means something else
+                seed, shape = Tensor(name, g), g.shape_of(Tensor(y, g)).name
+                one = helper.make_tensor("one", g.info(y).dtype, [1], [1.0])
+                label = g.fresh(f"{name}_ones")
+                g.nodes.append(
+                    helper.make_node("ConstantOfShape", [shape], [name], label, value=one)
+                )
+                g.infos[name] = g.info(y)
             else:
                 seed = Tensor(name, g)
                 g.infos[name] = g.info(y)
@@ -211,17 +213,6 @@ class _Sweep:
             how = {"domain": "com.microsoft", "full_shape_outputs": list(range(len(outputs)))}
             label = g.fresh("YieldOp")
             g.nodes.append(helper.make_node("YieldOp", outputs, promised, label, **how))
-
-    def _filled_with_ones(self, y: str, name: str) -> Tensor:
-        g = self.g
-        if y in self.interface.targets or name in self.interface.visible:
-            name = g.fresh(f"{y}_ones")  # the name means something else
-        shape = g.shape_of(Tensor(y, g))
-        one = helper.make_tensor("one", g.info(y).dtype, [1], [1.0])
-        label = g.fresh(f"{name}_ones")
-        g.nodes.append(helper.make_node("ConstantOfShape", [shape.name], [name], label, value=one))
-        g.infos[name] = g.info(y)
-        return Tensor(name, g)
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface
@@ -235,9 +226,9 @@ class _Sweep:
         nodes = [*old.node, *g.nodes]
         if g.replaced:
             kept = [n for n in old.node if not set(g.replaced).issuperset(filter(None, n.output))]
-            rename(g.nodes, {new: name for name, new in g.replaced.items()})
-            nodes = in_order([*kept, *g.nodes])
-        nodes = live_nodes(nodes, [v.name for v in outputs])
+            simplify.rename(g.nodes, {new: name for name, new in g.replaced.items()})
+            nodes = simplify.in_order([*kept, *g.nodes])
+        nodes = simplify.live_nodes(nodes, [v.name for v in outputs])
         initializers = [t for t in old.initializer if t.name not in weights]
         initializers += g.initializers
         graph = helper.make_graph(
@@ -257,7 +248,7 @@ class _Sweep:
             model.functions.extend(self.model.functions)
         model.doc_string = self.model.doc_string
         model.metadata_props.extend(self.model.metadata_props)
-        fold_shapes(model)
-        drop_identities(model)
-        drop_dead(model)
+        simplify.fold_shapes(model)
+        simplify.drop_identities(model)
+        simplify.drop_dead(model)
         return model

@@ -26,17 +26,10 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from helpers.onnx_grad import storage
 from helpers.onnx_grad.constants import set_apart
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
-from helpers.onnx_grad.storage import (
-    all_tensors,
-    as_initializers,
-    checked_model,
-    constant_nodes,
-    load_numbers,
-    size_of,
-)
 from helpers.onnx_grad.tensor import canonical
 
 __all__ = ["file_derivative", "read_structure", "save_model", "with_weights"]
@@ -101,7 +94,7 @@ def file_derivative(
     for value in [v for v in gradient.graph.input if v.name in aside]:
         gradient.graph.input.remove(value)
     for tensor in (aside[name] for name in aside if name in used):
-        load_numbers(tensor, folder)
+        storage.load_numbers(tensor, folder)
         gradient.graph.initializer.append(tensor)
     save_model(gradient, out)
     return gradient
@@ -127,10 +120,10 @@ def read_structure(path: str | Path) -> ModelProto:
         raise ValueError(f"{path} is not an ONNX file: it holds no graph")
     for named in (*model.opset_import, *model.graph.node):
         named.domain = canonical(named.domain)
-    large = {t.name for t in model.graph.initializer if size_of(t) > SMALL_BYTES}
-    for tensor in all_tensors(model.graph):
+    large = {t.name for t in model.graph.initializer if storage.size_of(t) > SMALL_BYTES}
+    for tensor in storage.all_tensors(model.graph):
         if uses_external_data(tensor) and tensor.name not in large:
-            load_numbers(tensor, path.parent)
+            storage.load_numbers(tensor, path.parent)
     return model
 
 
@@ -152,8 +145,8 @@ def save_model(model: ModelProto, path: str | Path) -> None:
     ValueError
         If it is not a valid model; nothing is written then.
     """
-    model, path = checked_model(model), _place(path)
-    beside = sum(size_of(t) for t in model.graph.initializer) > LARGEST_FILE
+    model, path = storage.checked_model(model), _place(path)
+    beside = sum(storage.size_of(t) for t in model.graph.initializer) > LARGEST_FILE
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             made = Path(folder) / path.name
@@ -199,8 +192,8 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
     ValueError
         If a name is no initializer, or an array has another shape or type.
     """
-    copy = deepcopy(checked_model(model))
-    as_initializers(copy, constant_nodes(copy).intersection(weights))
+    copy = deepcopy(storage.checked_model(model))
+    storage.as_initializers(copy, storage.constant_nodes(copy).intersection(weights))
     held = {t.name: t for t in copy.graph.initializer}
     for name, value in weights.items():
         if name not in held:

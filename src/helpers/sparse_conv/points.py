@@ -12,19 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helpers.sparse_conv.value import (
-    INT64_MAX,
-    SparseValue,
-    check_cells,
-    check_shape,
-    check_sites,
-    dimensions,
-    expect,
-    expect_kind,
-    numbers,
-    plain,
-    refuse_other_sites,
-)
+from helpers.sparse_conv import value
 
 
 class PointMap(NamedTuple):
@@ -82,11 +70,11 @@ def point_map(points, cell, grid, images=None) -> PointMap:
            [3, 0]]), array([0, 1, 0]))
     """
     for name, X in (("points", points), ("cell", cell), ("grid", grid)):
-        plain(name, X, "numbers")
+        value.plain(name, X, "numbers")
     if np.ndim(grid) != 1:
         raise ValueError(f"grid is {grid!r}, expected the number of voxels along each axis")
-    grid = check_shape((*grid, 1))[:-1]
-    d = dimensions(len(grid), len(grid) - (images is not None), grid)
+    grid = value.check_shape((*grid, 1))[:-1]
+    d = value.dimensions(len(grid), len(grid) - (images is not None), grid)
     points, cells = np.asarray(points), np.asarray(cell)
     if points.dtype.kind not in "iuf":
         raise ValueError(f"points is not an array of real numbers: {points!r}")
@@ -98,7 +86,7 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     if not np.isfinite(points).all():
         raise ValueError("a point has a coordinate that is not finite")
     if points.dtype.kind in "iu" and cells.dtype.kind in "iu":
-        if max(points.max(initial=0), cells.max()) > INT64_MAX:
+        if max(points.max(initial=0), cells.max()) > value.INT64_MAX:
             raise ValueError(f"points or cells are beyond int64: {points!r}, cell {cell!r}")
         voxels = points.astype(np.int64) // cells.astype(np.int64)
     else:
@@ -112,9 +100,9 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     voxels = voxels.astype(np.int64)
     if images is not None:
         images = np.asarray(images)
-        expect("images", images, "(m,)", (len(points),))
-        voxels = np.hstack([check_sites(images[:, np.newaxis], grid[:1]), voxels])
-    check_cells(grid)
+        value.expect("images", images, "(m,)", (len(points),))
+        voxels = np.hstack([value.check_sites(images[:, np.newaxis], grid[:1]), voxels])
+    value.check_cells(grid)
     which, voxel, counts = np.unique(
         np.ravel_multi_index(tuple(voxels.T), grid), return_inverse=True, return_counts=True
     )
@@ -122,13 +110,13 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     return PointMap(sites, grid, d, voxel, counts)
 
 
-def voxel_means(features, points: PointMap) -> SparseValue:
+def voxel_means(features, points: PointMap) -> value.SparseValue:
     """Mean of the features (m, n_in) of each voxel's points: a SparseValue at the map's voxels.
 
     Summed in float64 whatever the features' dtype.
     """
-    expect_kind("points", points, PointMap)
-    features = numbers("features", features)
+    value.expect_kind("points", points, PointMap)
+    features = value.numbers("features", features)
     if features.ndim != 2 or len(features) != len(points.voxel):
         raise ValueError(
             f"features has shape {features.shape}, expected (m, n_in) as there are "
@@ -136,17 +124,17 @@ def voxel_means(features, points: PointMap) -> SparseValue:
         )
     means = _sums(features, points) / points.counts[:, np.newaxis]
     shape = (*points.grid, features.shape[1])
-    return SparseValue(points.sites, means.astype(features.dtype), shape, None, points.d)
+    return value.SparseValue(points.sites, means.astype(features.dtype), shape, None, points.d)
 
 
 def voxel_means_grad(dM, points: PointMap) -> np.ndarray:
     """Gradient (m, n_in) with respect to the features, from that to the means, dM (a, n_in)."""
-    expect_kind("points", points, PointMap)
+    value.expect_kind("points", points, PointMap)
     dM = _rows("dM", dM, len(points.counts))
     return (dM / points.counts[:, np.newaxis]).astype(dM.dtype)[points.voxel]
 
 
-def to_points(y: SparseValue, points: PointMap) -> np.ndarray:
+def to_points(y: value.SparseValue, points: PointMap) -> np.ndarray:
     """Values (m, n) at the points: each takes that of its voxel.
 
     Parameters
@@ -160,15 +148,15 @@ def to_points(y: SparseValue, points: PointMap) -> np.ndarray:
     ValueError
         If the sites of y are not the map's.
     """
-    expect_kind("points", points, PointMap)
-    expect_kind("y", y, SparseValue)
-    refuse_other_sites(y.sites, y.grid, points.sites, points.grid, "the map of points")
+    value.expect_kind("points", points, PointMap)
+    value.expect_kind("y", y, value.SparseValue)
+    value.refuse_other_sites(y.sites, y.grid, points.sites, points.grid, "the map of points")
     return y.values[points.voxel]
 
 
 def to_points_grad(dG, points: PointMap) -> np.ndarray:
     """Gradient (a, n) with respect to the voxels' values, from that to the points', dG (m, n)."""
-    expect_kind("points", points, PointMap)
+    value.expect_kind("points", points, PointMap)
     dG = _rows("dG", dG, len(points.voxel))
     return _sums(dG, points).astype(dG.dtype)
 
@@ -181,7 +169,7 @@ def _sums(X, points: PointMap) -> np.ndarray:
 
 
 def _rows(name: str, X, rows: int) -> np.ndarray:
-    X = numbers(name, X)
+    X = value.numbers(name, X)
     if X.ndim != 2 or len(X) != rows:
         raise ValueError(f"{name} has shape {X.shape}, expected {rows} rows")
     return X

@@ -11,19 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from helpers.sparse_conv import search
-from helpers.sparse_conv.value import (
-    INT64_MAX,
-    SparseValue,
-    check_cells,
-    check_sites,
-    dimensions,
-    expect_kind,
-    plain,
-    refuse_duplicates,
-    refuse_other_sites,
-    whole_numbers,
-)
+from helpers.sparse_conv import search, value
 
 __all__ = [
     "Rulebook",
@@ -87,14 +75,16 @@ class Rulebook(NamedTuple):
 
     def refuse_other(self, sites: np.ndarray, grid: tuple[int, ...]) -> None:
         """ValueError if the rulebook was made of other sites or of another grid."""
-        refuse_other_sites(sites, grid, self.sites_in, self.grid_in, "the rulebook")
+        value.refuse_other_sites(sites, grid, self.sites_in, self.grid_in, "the rulebook")
 
 
 def expect_rules(rules, *images) -> None:
     """TypeError if it is no rulebook; ValueError if it was made of other sites than an image's."""
-    expect_kind("rules", rules, Rulebook, made=", as rulebook or submanifold_rulebook makes it")
+    value.expect_kind(
+        "rules", rules, Rulebook, made=", as rulebook or submanifold_rulebook makes it"
+    )
     for x in images:
-        expect_kind("x", x, SparseValue)
+        value.expect_kind("x", x, value.SparseValue)
         rules.refuse_other(x.sites, x.grid)
 
 
@@ -359,17 +349,17 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
     """
     d = len(axes)
     out = (*grid[:-d], *space)
-    check_cells(out)
+    value.check_cells(out)
     for h, x in zip(grid[-d:], axes, strict=True):  # the search must not leave int64
         furthest = (h * x.stride if transposed else h) + x.dilation * x.f + x.pad
-        if max(furthest, x.stride) > INT64_MAX:
+        if max(furthest, x.stride) > value.INT64_MAX:
             raise ValueError(
                 f"f = {x.f}, stride = {x.stride}, pad = {x.pad} and dilation = {x.dilation} on {h} "
                 "cells lead to coordinates beyond int64: take smaller ones"
             )
     cells = math.prod(x.f for x in axes)
     pairs = max(len(sites), 1) * cells
-    if pairs > INT64_MAX or (not closed and min(pairs, math.prod(out)) > INT32_MAX):
+    if pairs > value.INT64_MAX or (not closed and min(pairs, math.prod(out)) > INT32_MAX):
         raise ValueError(
             f"windows of {cells} cells around {len(sites)} sites may be more than int32 can "
             "number: take smaller windows, or parts of the grid or of the batch one by one"
@@ -385,10 +375,10 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
     keys, dst, twice = search.find_outputs(four, size, *windows, transposed, given)
     found, src, dst, repeated = search.invert(keys, dst, np.array(out))
     if not complete:
-        refuse_duplicates(sites, grid)
+        value.refuse_duplicates(sites, grid)
     twice = max(twice, repeated)
     if twice >= 0:
-        refuse_duplicates(sites[[twice, twice]], grid)
+        value.refuse_duplicates(sites[[twice, twice]], grid)
     if len(given):
         return Rulebook(sites, grid, src, dst, WINDOWS, sites, grid)
     kind = TRANSPOSED if transposed else WINDOWS
@@ -397,17 +387,17 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
 
 def _on_grid(sites, shape) -> tuple[np.ndarray, tuple[int, ...]]:
     """Checked sites, none twice, and their grid."""
-    columns = np.shape(sites)[1] if np.ndim(plain("sites", sites)) == 2 else 2
+    columns = np.shape(sites)[1] if np.ndim(value.plain("sites", sites)) == 2 else 2
     sites, grid, _ = _arguments(sites, shape, min(columns, 3))
-    refuse_duplicates(sites, grid)
+    value.refuse_duplicates(sites, grid)
     return sites, grid
 
 
 def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...], int]:
     """Checked sites, grid and d; a last entry n_in is told by the columns of the sites."""
-    sites = np.asarray(plain("sites", sites))
+    sites = np.asarray(value.plain("sites", sites))
     columns = sites.shape[1] if sites.ndim == 2 else d or 2
-    grid = whole_numbers(plain("shape", shape, "a tuple, such as its grid"))
+    grid = value.whole_numbers(value.plain("shape", shape, "a tuple, such as its grid"))
     if len(grid) not in (columns, columns + 1) or min(grid) < 1:
         raise ValueError(
             f"shape is {shape!r}, expected (h, w) or (images, h, w), with or without n_in, or a "
@@ -419,7 +409,7 @@ def _arguments(sites, shape, d: int | None) -> tuple[np.ndarray, tuple[int, ...]
             f"np.empty((0, {columns}), int) or np.empty((0, {columns + 1}), int)"
         )
     grid = grid[:columns]
-    return check_sites(sites, grid), grid, dimensions(columns, d, grid)
+    return value.check_sites(sites, grid), grid, value.dimensions(columns, d, grid)
 
 
 def _shown(numbers) -> int | tuple[int, ...]:
@@ -435,7 +425,7 @@ def _windows(f, stride, pad, dilation, d: int) -> list[_Axis]:
 
 def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
     """One integer for each of d axes; a single one serves them all."""
-    numbers = plain(name, numbers, "integers: sparse_conv and graph.max_pool take rulebooks")
+    numbers = value.plain(name, numbers, "integers: sparse_conv and graph.max_pool take rulebooks")
     if np.ndim(numbers) == 0:
         return (integer(name, numbers, least),) * d
     if np.shape(numbers) != (d,):
@@ -445,8 +435,8 @@ def per_axis(name: str, numbers, least: int, d: int) -> tuple[int, ...]:
 
 def integer(name: str, number, least: int) -> int:
     """As Python's integer, which does not overflow; ValueError if it is none or less than least."""
-    number = plain(name, number, "an integer")
-    whole = whole_numbers([number]) if not isinstance(number, bool | np.bool) else ()
+    number = value.plain(name, number, "an integer")
+    whole = value.whole_numbers([number]) if not isinstance(number, bool | np.bool) else ()
     if not whole or whole[0] < least:
         expected = "a positive integer" if least else "an integer that is not negative"
         raise ValueError(f"{name} is {number!r}, expected {expected}")

@@ -11,6 +11,7 @@
 """
 
 from copy import deepcopy
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -28,19 +29,12 @@ from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.simplify import take_constant_branches, tensor_infos
 from helpers.onnx_grad.storage import loaded_model
 from helpers.onnx_grad.tensor import Info, Shape, canonical
-
-# Importing a family enters its translations into the table.
-from helpers.onnx_grad.translation import (  # noqa: F401
-    elementwise,
-    ml,
-    recurrent,
-    reductions,
-    shapes,
-    windows,
-)
 from helpers.onnx_grad.translation.node import Node, numpy_dtype, translated
 
 __all__ = ["PyTensorModel", "to_pytensor"]
+
+for family in "elementwise ml recurrent reductions shapes windows".split():
+    import_module(f"{__name__}.{family}")  # which enters its translations into the table
 
 
 class PyTensorModel(NamedTuple):
