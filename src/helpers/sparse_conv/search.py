@@ -34,15 +34,6 @@ def _slot(table, keys, key):
 
 
 @njit
-def _table(entries, cells):
-    """An empty table of a power of two entries; as long as `cells`, it needs no hashing."""
-    size = 16
-    while size < min(2 * entries, cells):
-        size *= 2
-    return np.zeros(size, np.int32), size >= cells
-
-
-@njit
 def _reached(site, offset, size, sign, times, over):
     """Along one axis: the output whose window holds the site at a position, or -1.
 
@@ -71,7 +62,10 @@ def find_outputs(sites, size, window, stride, pad, dilation, transposed, given):
     cells = size[0] * size[1] * size[2] * size[3]
     closed = len(given) > 0
     entries = len(given) if closed else min(a * positions, cells)
-    table, direct = _table(entries, cells)
+    length = 16  # a power of two; where it is as long as there are cells, it needs no hashing
+    while length < min(2 * entries, cells):
+        length *= 2
+    table, direct = np.zeros(length, np.int32), length >= cells
     keys = np.empty(entries, np.int64)
     dst = np.full((a, positions), -1, np.int32)
     n, repeated = len(given), -1

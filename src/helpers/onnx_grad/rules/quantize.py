@@ -8,20 +8,10 @@ that takes the rounding for the identity; it has to be registered by name::
 """
 
 import numpy as np
-from onnx import TensorProto
+from ml_dtypes import iinfo
+from onnx import TensorProto, helper
 
 from helpers.onnx_grad.rules.table import register_gradient
-
-INTEGERS = {
-    "INT8": (-128, 127),
-    "UINT8": (0, 255),
-    "INT16": (-32768, 32767),
-    "UINT16": (0, 65535),
-    "INT4": (-8, 7),
-    "UINT4": (0, 15),
-    "INT2": (-2, 1),
-    "UINT2": (0, 3),
-}
 
 
 class Blocks:
@@ -86,8 +76,9 @@ def straight_through(g, node, dq):
     It is no derivative of what is computed, so it is not registered; see the module's example.
     """
     x, scale, zero = node.x[0], node.x[1], node.input(2)
-    name = TensorProto.DataType.Name(node.y[0].dtype or TensorProto.UNDEFINED)
-    if name not in INTEGERS:
+    code = node.y[0].dtype or TensorProto.UNDEFINED
+    name = TensorProto.DataType.Name(code)
+    if "INT" not in name:
         raise node.refuse(f"its numbers are of type {name.lower()}, expected integers")
     blocks = Blocks(g, node, x)
     wide = blocks.spread(scale).cast(x.dtype)
@@ -95,6 +86,7 @@ def straight_through(g, node, dq):
     rounded = g.op("Round", steps)
     if zero is not None:
         rounded = rounded + blocks.spread(zero.cast(x.dtype))
-    low, high = INTEGERS[name]
-    dx = g.where(g.op("And", rounded >= low, rounded <= high), dq.cast(x.dtype) / wide, 0.0)
+    whole = iinfo(helper.tensor_dtype_to_np_dtype(code))
+    inside = g.op("And", rounded >= whole.min, rounded <= whole.max)
+    dx = g.where(inside, dq.cast(x.dtype) / wide, 0.0)
     return dx, blocks.gathered(-(dx * steps)).cast(scale.dtype), None

@@ -150,22 +150,18 @@ def _flatten(node, x):
     return x.reshape((prod(sizes(x)[:axis]), prod(sizes(x)[axis:])))
 
 
-@translates("DepthToSpace")
-def _depth_to_space(node, x):
+@translates("DepthToSpace", "SpaceToDepth")
+def _blocks(node, x):
     k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
     depth_first = node.attr("mode") != "CRD"
+    if node.op_type == "SpaceToDepth":
+        order = (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)
+        blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
+        return blocks.reshape((n, channels * k**2, h // k, w // k))
     parts = (k, k, channels // k**2) if depth_first else (channels // k**2, k, k)
     order = (0, 3, 4, 1, 5, 2) if depth_first else (0, 1, 4, 2, 5, 3)
     blocks = x.reshape((n, *parts, h, w)).transpose(order)
     return blocks.reshape((n, channels // k**2, h * k, w * k))
-
-
-@translates("SpaceToDepth")
-def _space_to_depth(node, x):
-    k, (n, channels, h, w) = node.attr("blocksize"), sizes(x)
-    order = (0, 3, 5, 1, 2, 4) if node.attr("mode") != "CRD" else (0, 1, 3, 5, 2, 4)
-    blocks = x.reshape((n, channels, h // k, k, w // k, k)).transpose(order)
-    return blocks.reshape((n, channels * k**2, h // k, w // k))
 
 
 @translates("Squeeze")
