@@ -188,11 +188,12 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
     Those of T and Z may be right in some `columns` alone, and all may be left out.
     """
     kept = [x for x, X in arrays.items() if x in STATIC or X.ndim > len(SHAPES[x])]
-    time = {x: np.asarray(X if x in kept else X[np.newaxis], float)[:] for x, X in arrays.items()}
-    for X in time.values():
+    time = {x: X[:] if x in kept else X[np.newaxis] for x, X in arrays.items()}
+    given = [np.asarray(time[x], float) for x in ("a0", "P0", *"cdTZH")]
+    for X in given:
         X.flags.writeable = False
     R, Q = time["R"], time["Q"]
-    given = [y, *(time[x] for x in ("a0", "P0", *"cdTZH")), R @ Q @ R.mT]
+    given = [y, *given, R @ Q @ R.mT]
     if value_only:
         value = float(weights @ fused.values(given))
         if np.isfinite(value):
@@ -230,7 +231,8 @@ class _Point:
         self.y = y = np.array(mod.ssm.endog.T, order="C")
         self.A = self._columns() if start.A.size else start.A
         burn = mod.loglikelihood_burn
-        self.weights, self.scale = (np.arange(len(y)) >= burn).astype(float), 1.0
+        self.weights, self.scale = np.ones(len(y)), 1.0
+        self.weights[:burn] = 0
         # Only now: where the start is none, the derivatives are not asked for.
         self.columns = None if columns is None or self.A.size else columns(mod, params)
         if np.iscomplexobj(mod.ssm.transition):
@@ -311,8 +313,9 @@ class _Point:
         )
 
     def _scaled(self) -> dict:
-        scaled = {} if self.scale == 1 else {x: self.scale * self.arrays[x] for x in SCALED}
-        return self.arrays | scaled
+        if self.scale == 1:
+            return self.arrays
+        return self.arrays | {x: self.scale * self.arrays[x] for x in SCALED}
 
     @cached_property
     def model(self) -> StateSpace:

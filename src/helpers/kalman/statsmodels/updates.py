@@ -336,16 +336,19 @@ class _ArrayDerivatives:
         mod, is_complex = self.mod, np.iscomplexobj(params)
         mod.update(params, transformed=True, includes_fixed=True, complex_step=is_complex)
         found = np.zeros(self.size, params.dtype)
-        own = self._each(found)
+
+        def at(x):
+            return found[self.at[x]].reshape(self.shapes[x])
+
         for x, theirs in ARRAYS.items():
-            X = np.moveaxis(getattr(mod.ssm, theirs), -1, 0)
-            own[x][:] = X if is_complex else X.real
-        if len(own["c"]) > 1:  # as in `_arrays`
-            own["c"][-1] = 0
+            X = getattr(mod.ssm, theirs)
+            at(x)[:] = X.T if is_complex else X.real.T
+        if self.shapes["c"][0] > 1:  # as in `_arrays`
+            at("c")[-1] = 0
         for part, states in _parts(mod.ssm.initialization, np.arange(mod.ssm.k_states)):
             if part.initialization_type in ("known", "approximate_diffuse"):
                 for x, X in zip(("a0", "P0"), _given(part), strict=True):
-                    own[x][0][np.ix_(*[states] * X.ndim)] = X if is_complex else np.real(X)
+                    at(x)[0][np.ix_(*[states] * X.ndim)] = X if is_complex else np.real(X)
         return found
 
     def _each(self, X: np.ndarray) -> dict[str, np.ndarray]:
