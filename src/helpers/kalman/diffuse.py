@@ -178,12 +178,10 @@ def loglike_and_grad(
         return found
     mean, constant = _of_the_mean(columns)
     less = mean.value_and_grad(method, tol)
-    # Of the model's arrays, the mean of y knows T and Z.
-    nought = {x: 0 * G for x, G in less.gradients.asdict().items()}
-    fewer = nought | {"T": less.gradients.T, "Z": less.gradients.Z}
+    G, T, Z = found.gradients, less.gradients.T, less.gradients.Z  # all that the mean of y knows
     return found._replace(
         value=found.value - less.value - constant,
-        gradients=Gradients(*(G - fewer[x] for x, G in found.gradients.asdict().items())),
+        gradients=G._replace(T=G.T - T, Z=G.Z - Z),
         A_bar=found.A_bar - less.A_bar,
         X_bar=None if X is None else found.X_bar - less.X_bar,
         B_bar=None if B is None else found.B_bar - less.B_bar,

@@ -128,11 +128,7 @@ def pull_root(P, B_bar):
     out = np.zeros((m, m))
     if k == 0:
         return out
-    L, L_bar = np.zeros((m, k)), np.zeros((m, k))
-    for i in range(m):
-        for j in range(k):
-            L[i, j] = B_t[j, order[i]]
-            L_bar[i, j] = B_bar[order[i], j]
+    L, L_bar = np.ascontiguousarray(B_t.T[order]), np.ascontiguousarray(B_bar[order, :k])
     L_inv = solve(L[:k], np.eye(k))
     below = L_bar[k:] @ L_inv
     low = L[:k].T @ (L_bar[:k] - below.T @ L[k:])

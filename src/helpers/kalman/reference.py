@@ -234,10 +234,8 @@ def loglike_and_grad(y, model: StateSpace, weights=None) -> tuple[float, np.ndar
         for t in reversed(range(k)):
             c_bar, W_bar = carried.r, carried.Pi
             T_t = square_root.listed(np.ascontiguousarray(T[t].T))
-            e, T_bar, Z_bar, H_bar, carried = square_root.pull_step(
-                steps[t], carried, g[t], T_t, columns
-            )
-            per_step.insert(0, StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
+            e, *bars, carried = square_root.pull_step(steps[t], carried, g[t], T_t, columns)
+            per_step.insert(0, StepGradients(-e, c_bar, e, *bars, W_bar))
         r, Pi = square_root.at_the_start(carried, symmetric(model.P0))
     return (g * l).sum(), *_accumulate(model, r, Pi, per_step)
 
@@ -347,16 +345,14 @@ def smoother_form(model: StateSpace, filtered: Filtered) -> tuple[np.ndarray, Gr
 
 def _pull_smoother(T, filtered: Filtered):
     """The gradients of a0, of P0, and of each step."""
-    P_filt, m = filtered.out.P_filt, T.shape[-1]
-    r, N = np.zeros(m, P_filt.dtype), np.zeros((m, m), P_filt.dtype)
-    per_step = []
+    m, dtype, per_step = T.shape[-1], filtered.u.dtype, []
+    r, N = np.zeros(m, dtype), np.zeros((m, m), dtype)
     for t in reversed(range(len(T))):
-        c_bar = r
-        e, T_bar, Z_bar, H_bar, W_bar, r, N = recursions.pull_smooth(
-            r, N, T[t], filtered.Z[t], filtered.u[t], filtered.C_inv[t], filtered.Kf[t],
-            filtered.out.a_filt[t], T[t] @ P_filt[t],
-        )  # fmt: skip
-        per_step.append(StepGradients(-e, c_bar, e, T_bar, Z_bar, H_bar, W_bar))
+        x, c_bar = filtered.at(t), r
+        e, *bars, r, N = recursions.pull_smooth(
+            r, N, T[t], x.Z, x.u, x.C_inv, x.Kf, x.a_filt, T[t] @ x.P_filt
+        )
+        per_step.append(StepGradients(-e, c_bar, e, *bars))
     return r, (np.outer(r, r) - N) / 2, per_step[::-1]
 
 
@@ -388,32 +384,27 @@ def forward_sensitivities(
         as :func:`kalman_filter`.
     """
     filtered = kalman_filter(y, model)
-    out, u, F_inv, Kf = filtered.out, filtered.u, filtered.F_inv, filtered.Kf
-    Z, observed, n = filtered.Z, filtered.observed, len(filtered.u)
     dot = moves_in_time(y, model, check_directions(y, model, directions))
-    T, both = model.over_time("T", n), _pairs(observed)
-
-    def at(name, t):
-        """Changes of an array at step t (k, ...)."""
-        return dot[name][:, t if dot[name].shape[1] > 1 else 0]
-
-    da, dP = dot["a0"], dot["P0"]
-    slopes = np.zeros(len(da), u.dtype)
-    for t in range(n):
-        a, P, P_filt = out.a_pred[t], out.P_pred[t], out.P_filt[t]
-        dZ = at("Z", t) * observed[t][:, np.newaxis]
-        dM = dP @ Z[t].T + P @ np.swapaxes(dZ, -1, -2)
-        dF = _symmetric(2 * dZ @ P @ Z[t].T + Z[t] @ dP @ Z[t].T + at("H", t) * both[t])
-        dv = (at("y", t) - at("d", t)) * observed[t] - dZ @ a - da @ Z[t].T
-        du = (dv - dF @ u[t]) @ F_inv[t]
-        slopes += (dF @ u[t] / 2 - dv) @ u[t] - np.einsum("ij,kji->k", F_inv[t], dF) / 2
-        da_filt = da + dM @ u[t] + du @ (P @ Z[t].T).T
-        dP_filt = dP + Kf[t] @ dF @ Kf[t].T - 2 * _symmetric(dM @ Kf[t].T)
-
-        dT = at("T", t)
-        da = dT @ out.a_filt[t] + da_filt @ T[t].T + at("c", t)
-        dP = 2 * _symmetric(dT @ P_filt @ T[t].T) + T[t] @ dP_filt @ T[t].T + at("W", t)
-    return out.l.sum(), slopes
+    T, F_inv = model.over_time("T", len(filtered.u)), filtered.F_inv
+    da, dP, both = dot["a0"], dot["P0"], _pairs(filtered.observed)
+    slopes = np.zeros(len(da), F_inv.dtype)
+    for t in range(len(T)):
+        o, a, P, Z, *_, u, _, _, Kf, _, a_filt, P_filt = filtered.at(t)
+        # Changes of the step's arrays (k, ...).
+        dy, dc, dd, dT, dZ, dH, dW = (
+            dot[x][:, t if dot[x].shape[1] > 1 else 0] for x in StepGradients._fields
+        )
+        dZ = dZ * o[:, np.newaxis]
+        dM = dP @ Z.T + P @ dZ.mT
+        dF = _symmetric(2 * dZ @ P @ Z.T + Z @ dP @ Z.T + dH * both[t])
+        dv = (dy - dd) * o - dZ @ a - da @ Z.T
+        du = (dv - dF @ u) @ F_inv[t]
+        slopes += (dF @ u / 2 - dv) @ u - np.einsum("ij,kji->k", F_inv[t], dF) / 2
+        da_filt = da + dM @ u + du @ (P @ Z.T).T
+        dP_filt = dP + Kf @ dF @ Kf.T - 2 * _symmetric(dM @ Kf.T)
+        da = dT @ a_filt + da_filt @ T[t].T + dc
+        dP = 2 * _symmetric(dT @ P_filt @ T[t].T) + T[t] @ dP_filt @ T[t].T + dW
+    return filtered.out.l.sum(), slopes
 
 
 def sensitivity_gradient(y, model: StateSpace) -> tuple[float, np.ndarray, Gradients]:
@@ -492,13 +483,11 @@ def check_directions(y, model: StateSpace, directions: dict[str, np.ndarray]) ->
 
 def moves_in_time(y, model: StateSpace, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Checked directions of all ten, and of W, with a time axis of length 1 or n behind k."""
-    k, dot = len(next(iter(given.values()))), {}
-    for name, X in {"y": y, **model.asdict()}.items():
-        dX = given[name] if name in given else np.zeros((k, *np.shape(X)))
-        dot[name] = with_time(model, name, dX)
-    m = model.m
-    dot["W"] = moves_of_W(model, given) if of_shocks(given) else np.zeros((k, 1, m, m))
-    return dot
+    k, shapes = len(next(iter(given.values()))), {x: X.shape for x, X in model.asdict().items()}
+    zeros = {x: np.zeros((k, *shape)) for x, shape in (shapes | {"y": np.shape(y)}).items()}
+    dot = {x: with_time(model, x, dX) for x, dX in (zeros | given).items()}
+    W = moves_of_W(model, given) if of_shocks(given) else np.zeros((k, 1, model.m, model.m))
+    return dot | {"W": W}
 
 
 def with_time(model: StateSpace, name: str, dX):
