@@ -127,7 +127,7 @@ def kalman_filter_outputs(y, a0, P0, c, d, T, Z, R, H, Q) -> FilterOutputs:
 
 def loglike_from_W(y, a0, P0, c, d, T, Z, H, W, tol=TOLERANCE):  # noqa: N802
     """:func:`kalman_loglike` with W = R Q R' (m, m) or (n, m, m) in the place of R and Q."""
-    inputs = [pt.as_tensor_variable(X) for X in (y, a0, P0, c, d, T, Z, H, W)]
+    inputs = [*map(pt.as_tensor_variable, (y, a0, P0, c, d, T, Z, H, W))]
     return KalmanLoglike(varying_of(inputs), tol)(*inputs)
 
 
@@ -166,6 +166,8 @@ class OfModel(Declared):
 
     defaults = Declared.defaults | {"varying": (), "along": INPUTS, "given": ("l",)}
     needed = NEEDED
+    weights: dict = {}
+    many = ""  # an axis in front of each tangent and each output
 
     def dims(self, x: str) -> str:
         """The dimensions of an input, its gradient and its tangent; of the log-likelihoods."""
@@ -179,7 +181,11 @@ class OfModel(Declared):
 
     @property
     def inputs(self):
-        return {x: self.dims(x) for x in INPUTS}
+        return {x: self.dims(x) for x in INPUTS} | self.weights
+
+    @property
+    def gives(self):
+        return {x: self.many + self.dims(x) for x in ("l", *INPUTS)}
 
     @property
     def looked_at(self):
@@ -217,15 +223,7 @@ class KalmanLoglikeGrad(OfModel):
 
     __props__ = ("varying", "requested", "tol")
     unconnected = frozenset({("l_bar", "l")})
-    code, found = "entry.loglike_and_grad", f"l, {BARS}, y_bar, _"
-
-    @property
-    def inputs(self):
-        return super().inputs | {"l_bar": "n"}
-
-    @property
-    def gives(self):
-        return {x: self.dims(x) for x in ("l", *INPUTS)}
+    weights, code, found = {"l_bar": "n"}, "entry.loglike_and_grad", f"l, {BARS}, y_bar, _"
 
     def arguments(self):
         return [*self.inputs, *map(str, asked(self.requested)), repr(self.tol)]
@@ -256,20 +254,14 @@ class KalmanLoglikeTangent(OfModel):
     """
 
     __props__ = ("varying", "along", "requested", "tol")
-    many = ""  # an axis in front of each tangent and each output
     looked_at = ()  # tangents are reshaped to what code wants before it looks
     unconnected = frozenset({("l_bar", "l")})
-    code = "tangents.hessian_vector"
+    weights, code = {"l_bar": "n"}, "tangents.hessian_vector"
     found = f"_, l, ({', '.join(f'{x}_bar' for x in INPUTS)})"
 
     @property
     def inputs(self):
-        dots = {f"{x}_dot": self.many + self.dims(x) for x in self.along}
-        return super().inputs | {"l_bar": "n"} | dots
-
-    @property
-    def gives(self):
-        return {x: self.many + self.dims(x) for x in ("l", *INPUTS)}
+        return super().inputs | {f"{x}_dot": self.many + self.dims(x) for x in self.along}
 
     def arguments(self):
         many = f"len({self.along[0]}_dot)" if self.many else "1"
@@ -288,10 +280,9 @@ class KalmanLoglikeTangent(OfModel):
 
     @property
     def results(self):
-        found, many = {}, [f"len({self.along[0]}_dot)"] if self.many else []
-        for x in INPUTS:
-            sizes = self.sizes(x) if self.has_time(x) else self.sizes(x)[1:]
-            found[x] = f"{x}_bar.reshape(({', '.join([*many, *sizes])},))"
+        many = [f"len({self.along[0]}_dot)"] if self.many else []
+        shapes = {x: [*many, *self.sizes(x)[not self.has_time(x) :]] for x in INPUTS}
+        found = {x: f"{x}_bar.reshape(({', '.join(k)},))" for x, k in shapes.items()}
         return found | {"l": "l" if many else "l[0]"}
 
     def pull(self, X, bars):
