@@ -21,7 +21,7 @@ from pytensor.graph import Apply
 from pytensor.graph.basic import Constant
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import _vectorize_node, graph_replace
-from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, node_rewriter
+from pytensor.graph.rewriting.basic import MergeOptimizer, graph_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
@@ -80,11 +80,9 @@ def local_value_with_gradient(fgraph, node):
     name = next(iter(core.gives))
     for client, _ in fgraph.clients[node.inputs[0]]:
         op = _core(client.op)
-        if not isinstance(op, kind) or op.tol != core.tol:
+        if not isinstance(op, kind) or client.inputs[:given] != node.inputs:
             continue
-        if getattr(op, "varying", ()) != getattr(core, "varying", ()):
-            continue
-        if client.inputs[:given] != node.inputs:
+        if op.tol != core.tol or getattr(op, "varying", ()) != getattr(core, "varying", ()):
             continue
         if value in ancestors(client.inputs[given:]):
             continue  # the weights depend on the value: no common Op can give both
@@ -273,16 +271,6 @@ def teach_jax(fgraph) -> None:
     from helpers.kalman.ops import in_jax  # noqa: F401 (learns when it is imported)
 
 
-class Rewrite(GraphRewriter):
-    """A function of the whole graph, for PyTensor."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def apply(self, fgraph):
-        self.function(fgraph)
-
-
 # Before the rewrites of Scan, which take it apart; where sums of sums are one; and where what
 # nothing reads is gone.
 for name, function, position, *modes in (
@@ -292,4 +280,4 @@ for name, function, position, *modes in (
     ("unite", unite, 1.25, "fast_run"),
     ("share", share, 2.9, "fast_run"),
 ):
-    optdb.register(f"helpers_kalman_{name}", Rewrite(function), *modes, position=position)
+    optdb.register(f"helpers_kalman_{name}", graph_rewriter(function), *modes, position=position)
