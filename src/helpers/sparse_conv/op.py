@@ -44,8 +44,9 @@ class RulebookOp(Op):
 
     A subclass gives the shapes of its floating inputs and of its outputs in letters (a and o count
     input and output sites, k positions of a window, n and m channels), its `kernel`, the NumPy
-    function of a rulebook that is its `reference`, and `transpose`: the cotangents of its floating
-    inputs from the rulebook's arrays, the floating inputs and the cotangents of its outputs.
+    function of a rulebook that is its `reference`, and either the linear map that is its `adjoint`
+    or `transpose`: the cotangents of its floating inputs from the rulebook's arrays, the floating
+    inputs and the cotangents of its outputs.
     """
 
     __props__ = ()
@@ -53,6 +54,7 @@ class RulebookOp(Op):
     outputs: tuple[str, ...]
     rules = ("o k", "a k")
     out_dtype: str | None = None  # that of the inputs
+    adjoint: Op | None = None
 
     def make_node(self, *inputs):
         count = len(self.inputs)
@@ -101,7 +103,9 @@ class RulebookOp(Op):
         return [*found, *(disconnected_type() for _ in rules)]
 
     def transpose(self, rules, *arrays):
-        raise NotImplementedError
+        if self.adjoint is None:
+            raise NotImplementedError
+        return self.adjoint(*arrays[len(self.inputs) :], *rules, return_list=True)
 
     def numpy(self, *inputs):
         *floats, src, dst = inputs
@@ -130,18 +134,12 @@ class BuildQ(RulebookOp):
     inputs, outputs, rules = ("a n", "n"), ("o kn",), ("o k", "a j")  # j: it looks at src alone
     kernel, reference = map(staticmethod, (kernels.build_q, conv.build_q))
 
-    def transpose(self, rules, values, ground_state, dQ):
-        return grad_q(dQ, *rules)
-
 
 class GradQ(RulebookOp):
     """dQ -> dM (a_in, n_in), dt (n_in,)."""
 
     inputs, outputs = ("o kn",), ("a n", "n")
     kernel, reference = map(staticmethod, (kernels.grad_q, conv.grad_q))
-
-    def transpose(self, rules, dQ, dM_bar, dt_bar):
-        return [build_q(dM_bar, dt_bar, *rules)]
 
 
 # --- without Q ------------------------------------------------------------------------------------
@@ -200,18 +198,12 @@ class SpreadGround(RulebookOp):
     inputs, outputs = ("k m",), ("o m",)
     kernel, reference = map(staticmethod, (kernels.spread_ground, pairs.spread_ground))
 
-    def transpose(self, rules, D, Y_bar):
-        return [sum_ground(Y_bar, *rules)]
-
 
 class SumGround(RulebookOp):
     """dY (a_out, n_out) -> D (f^d, n_out)."""
 
     inputs, outputs, rules = ("o m",), ("k m",), ("o k", "a j")
     kernel, reference = map(staticmethod, (kernels.sum_ground, pairs.sum_ground))
-
-    def transpose(self, rules, dY, D_bar):
-        return [spread_ground(D_bar, *rules)]
 
 
 # --- max pooling ----------------------------------------------------------------------------------
@@ -236,9 +228,6 @@ class Take(RulebookOp):
     def numpy(self, values, ground_state, winner, dst):
         return pool.take_winners(values, ground_state, winner)
 
-    def transpose(self, rules, values, ground_state, dP):
-        return put_back(dP, *rules)
-
 
 class PutBack(RulebookOp):
     """dP (a_out, n) -> dM (a_in, n), dt (n,), given (winner, dst)."""
@@ -249,15 +238,14 @@ class PutBack(RulebookOp):
     def numpy(self, dP, winner, dst):
         return pool.max_pool_grad(dP, winner, len(dst))
 
-    def transpose(self, rules, dP, dM_bar, dt_bar):
-        return [take(dM_bar, dt_bar, *rules)]
-
 
 build_q, grad_q = BuildQ(), GradQ()
 conv_pairs, conv_grads = Conv(), ConvGrads()
 conv_grad_values, conv_grad_weights = ConvGradValues(), ConvGradWeights()
 spread_ground, sum_ground = SpreadGround(), SumGround()
 pool_winners, take, put_back = PoolWinners(), Take(), PutBack()
+for one, other in ((build_q, grad_q), (spread_ground, sum_ground), (take, put_back)):
+    type(one).adjoint, type(other).adjoint = other, one
 
 
 # --- how Numba runs them, and one rewrite ---------------------------------------------------------
