@@ -1128,8 +1128,7 @@ def second(at: Point) -> None:
         x, v = at.arrays[k], at.x_dots[k]
 
         def moved(z, k=k, dtype=x.dtype):
-            pulled = of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)
-            return float(_along(weights, pulled))
+            return float(_along(weights, of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)))
 
         sweep = _outcome(lambda f=moved, x=x, v=v: step_sweep(f, x, v, steps=steps))
         if isinstance(sweep, ValueError):
@@ -1367,8 +1366,7 @@ def refuses(at: Point, case, mode=AS_WRITTEN, f=None) -> str:
         return f"when built, {_brief(graph)}"
     same = f is not None and all(x.type == s.type for x, s in zip(graph[0], at.of.xs, strict=True))
     values = _outcome(f if same else compiled(*graph, mode), *case)
-    refused = isinstance(values, Exception)
-    ensure(refused, "there is an answer where an error was expected")
+    ensure(isinstance(values, Exception), "there is an answer where an error was expected")
     return f"when run, {_brief(values)}"
 
 
@@ -1393,8 +1391,7 @@ def jax_rule(at: Point) -> str | None:
             pushed = jax.jvp(f, primals, dots)[1]
         terms = [at.slopes[k].value * d for k, d in zip(of.free, dots, strict=True)]
         forwards, rtol = _along(at.y_bars, map(np.asarray, pushed)), at.slopes[of.free[0]].rtol
-        right = _is_sum(forwards, terms, rtol)
-        ensure(right, "JAX's own derivative is wrong", of.inherited)
+        ensure(_is_sum(forwards, terms, rtol), "JAX's own derivative is wrong", of.inherited)
         return "forwards alone"
     for k, x_bar in zip(of.free, map(np.asarray, found), strict=True):
         known = at.slopes[k]

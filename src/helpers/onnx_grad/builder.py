@@ -368,8 +368,7 @@ class Graph:
                 return self._shaped(self.sum(dy, range(lead), keepdims=False), x)
             summed = self.sum(dy, [*range(lead), *ones])
             return self._shaped(self.squeeze(summed, range(lead)), x)
-        dims = self.dims_of(x, [i - lead for i in unsure])
-        repeated = self.op("NonZero", dims.equals(1))
+        repeated = self.op("NonZero", self.dims_of(x, [i - lead for i in unsure]).equals(1))
         repeated = self.op("Reshape", repeated, [-1])
         axes = self.op("Gather", self.ints(*unsure), repeated)
         if ones or lead:

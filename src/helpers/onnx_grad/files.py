@@ -152,8 +152,7 @@ def save_model(model: ModelProto, path: str | Path) -> None:
             made = Path(folder) / path.name
             if beside:
                 copy = deepcopy(model)  # saving empties the tensors that it moves
-                data = f"{path.name}.data"
-                onnx.save(copy, str(made), save_as_external_data=True, location=data)
+                onnx.save(copy, str(made), save_as_external_data=True, location=f"{path.name}.data")
             else:
                 made.write_bytes(model.SerializeToString())
             try:

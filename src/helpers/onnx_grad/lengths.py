@@ -90,8 +90,7 @@ def _squeeze_einsum(model, node, attributes, opset: int, *shapes) -> bool:
     for i, operand in enumerate(lengths):
         gone = [a for a, (c, n) in enumerate(operand) if n == 1 and c in wide]
         if gone:
-            axes = _constant(model, gone, f"{node.output[0]}_axes")
-            inputs = [node.input[i], axes]
+            inputs = [node.input[i], _constant(model, gone, f"{node.output[0]}_axes")]
             node.input[i] = _computed(model, node, "Squeeze", inputs, f"{node.output[0]}_operand")
             terms[i] = "".join(c for a, (c, _) in enumerate(operand) if a not in gone)
     if terms == before:

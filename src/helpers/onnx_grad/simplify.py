@@ -323,19 +323,10 @@ def drop_identities(model: ModelProto) -> None:
 
 
 def simplify(model: ModelProto) -> ModelProto:
-    """A smaller model that computes the same.
+    """A smaller copy of a model (ModelProto) that computes the same.
 
     Shapes that are static are constants, and so is integer arithmetic on them; Identity nodes,
     dead nodes and dead initializers are gone.  Inputs and outputs stay as they are.
-
-    Parameters
-    ----------
-    model : ModelProto
-
-    Returns
-    -------
-    ModelProto
-        A copy.
     """
     small = deepcopy(model)
     drop_identities(small)

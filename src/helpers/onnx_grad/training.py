@@ -332,9 +332,8 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
     graph.input.extend(helper.make_tensor_value_info(name, *infos[name]) for name in added)
     kept = [v for v in graph.output if v.name not in {f"{w}_grad" for w in weights}]
     del graph.output[:]
-    for name in new:
-        like = infos[name.removesuffix("_new")]
-        graph.output.append(helper.make_tensor_value_info(name, *like))
+    shapes = {name: infos[name.removesuffix("_new")] for name in new}
+    graph.output.extend(helper.make_tensor_value_info(name, *like) for name, like in shapes.items())
     graph.output.extend(kept)
     onnx.checker.check_model(made, full_check=True)
     return made

@@ -99,8 +99,7 @@ class RulebookOp(Op):
             for c, y in zip(cotangents, outputs, strict=True)
         ]
         floats, rules = inputs[: len(self.inputs)], inputs[len(self.inputs) :]
-        found = self.transpose(rules, *floats, *cotangents)
-        return [*found, *(disconnected_type() for _ in rules)]
+        return [*self.transpose(rules, *floats, *cotangents), *(disconnected_type() for _ in rules)]
 
     def transpose(self, rules, *arrays):
         if self.adjoint is None:

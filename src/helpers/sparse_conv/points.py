@@ -106,8 +106,7 @@ def point_map(points, cell, grid, images=None) -> PointMap:
     which, voxel, counts = np.unique(
         np.ravel_multi_index(tuple(voxels.T), grid), return_inverse=True, return_counts=True
     )
-    sites = np.stack(np.unravel_index(which, grid), axis=-1)
-    return PointMap(sites, grid, d, voxel, counts)
+    return PointMap(np.stack(np.unravel_index(which, grid), axis=-1), grid, d, voxel, counts)
 
 
 def voxel_means(features, points: PointMap) -> value.SparseValue:

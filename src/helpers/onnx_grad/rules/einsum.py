@@ -36,8 +36,7 @@ def einsum(g, node, dy):
         equation = ",".join(t for t, _ in operands) + "->" + found
         dx = g.op("Einsum", *(o for _, o in operands), equation=equation)
         g.refine(dx.name, tuple(have[letter] for letter in found))
-        absent = [k for k, letter in enumerate(target) if letter not in have]
-        dx = g.unsqueeze(dx, absent)
+        dx = g.unsqueeze(dx, [k for k, letter in enumerate(target) if letter not in have])
         wide = tuple(
             n if have.get(c, 1) == 1 else have[c] for c, n in zip(target, x.shape, strict=True)
         )
@@ -52,8 +51,7 @@ def _identity(g, x, axis):
     if isinstance(n, int):
         return g.constant(np.eye(n), x.dtype)
     length = g.dims_of(x, [axis])
-    like = g.op("ConstantOfShape", g.joined(length, length))
-    return g.op("EyeLike", like).cast(x.dtype)
+    return g.op("EyeLike", g.op("ConstantOfShape", g.joined(length, length))).cast(x.dtype)
 
 
 def _lengths(terms, shapes) -> dict:

@@ -24,8 +24,7 @@ def slice_(g, node, dy):
     # Number the entries of X, slice the numbers, and put dY where they say.
     numbers = g.range_of(g.op("Reshape", _count(g, x), g.ints()))
     places = g.op("Slice", g.reshape(numbers, g.shape_of(x)), starts, ends, axes, steps)
-    number = g.filled(x, 0.0)
-    flat = g.op("Reshape", number, [-1])
+    flat = g.op("Reshape", g.filled(x, 0.0), [-1])
     flat = g.op(
         "ScatterElements", flat, g.op("Reshape", places, [-1]), g.op("Reshape", dy, [-1]), axis=0
     )
@@ -124,8 +123,7 @@ def compress(g, node):
 def gather_elements(g, node, dy):
     """dX[.., indices[.., k, ..], ..] += dY[.., k, ..]."""
     x, indices = node.x
-    axis = node.attr("axis")
-    return g.scatter_add(g.zeros_like(x), indices, dy, axis)
+    return g.scatter_add(g.zeros_like(x), indices, dy, node.attr("axis"))
 
 
 @register_gradient(

@@ -64,8 +64,7 @@ def average_pool(g, node, dy):
         g.refine(part.name, dy.shape)
     # All images and channels alike: (N, C, ...) is a batch of N C images of one channel.
     image = g.reshape(part, g.joined(-1, 1, g.dims_of(part, range(2, x.rank))))
-    spread = scatter_windows(g, node, image, g.constant(kernel, x.dtype), x, w, 1)
-    return g.reshape_like(spread, x)
+    return g.reshape_like(scatter_windows(g, node, image, g.constant(kernel, x.dtype), x, w, 1), x)
 
 
 def _counts(g, node, x, y, w: Windows):

@@ -30,8 +30,7 @@ class Blocks:
     def spread(self, t):
         """Scales or zero points, so that they broadcast against the tensor."""
         if self.size:
-            blocks = np.arange(self.length) // self.size
-            return self.g.op("Gather", t, blocks, axis=self.axis)
+            return self.g.op("Gather", t, np.arange(self.length) // self.size, axis=self.axis)
         if self.single:
             return self.g.op("Reshape", t, self.g.ints())
         return self.g.unsqueeze(t, [a for a in range(self.rank) if a != self.axis])

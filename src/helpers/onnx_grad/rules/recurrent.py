@@ -118,8 +118,7 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
         projected = _split(g, projected, 1, steps, 0)
         ys = {}
         for t in reversed(range(steps)) if reverse else range(steps):
-            now = g.squeeze(projected[t], [0])
-            state, ys[t] = _step(g, cell, step, now, state, lengths, t)
+            state, ys[t] = _step(g, cell, step, g.squeeze(projected[t], [0]), state, lengths, t)
         y = g.op("Concat", *(g.unsqueeze(ys[t], [0]) for t in range(steps)), axis=0)
         sequences.append(g.unsqueeze(y, [1]))
         last.append([g.unsqueeze(s, [0]) for s in state])

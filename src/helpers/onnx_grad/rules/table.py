@@ -129,8 +129,7 @@ def gradients(node: Node, dys: Iterable[Tensor | None]) -> tuple[Tensor | None, 
     if rule is None:
         raise node.refuse(without_rule(node))
     if about.attributes is not None:
-        version = node.graph.opsets.get(node.domain, 1)
-        why = unsupported(node.proto, version, about.attributes)
+        why = unsupported(node.proto, node.graph.opsets.get(node.domain, 1), about.attributes)
         if why is not None:
             limit = about.limits.get(why.partition("=")[0])
             raise node.refuse(why if limit is None else f"{why} ({limit})")

@@ -116,8 +116,7 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
             if name:
                 symbols[name] = _as_declared(result, infos.get(name, Info()), node)
                 symbols[name].name = symbols[name].name or name  # for pytensor.dprint
-    outputs = {x.name: symbols[x.name] for x in graph.output}
-    return PyTensorModel(inputs, outputs, weights)
+    return PyTensorModel(inputs, {x.name: symbols[x.name] for x in graph.output}, weights)
 
 
 def _input(x: ValueInfoProto, dtype: np.dtype | None) -> TensorVariable:

@@ -109,8 +109,7 @@ def translated(node: Node, inputs: list) -> tuple[TensorVariable, ...]:
         )
     if (node.domain, node.op_type) not in TRANSLATIONS:
         raise node.refuse("there is no translation to PyTensor")
-    attributes = known_attributes(node.domain, node.op_type)
-    why = unsupported(node.proto, node.version, attributes)
+    why = unsupported(node.proto, node.version, known_attributes(node.domain, node.op_type))
     if why is not None:
         raise node.refuse(why)
     results = TRANSLATIONS[node.domain, node.op_type](node, *inputs)
