@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,24 +38,19 @@ def _finite(arrays: dict) -> StateSpace:
     return StateSpace(**arrays)
 
 
-@dataclass
-class _Known:
-    """What has been found out about a model. None of it may hold on to its model."""
-
-    params: int  # their number: some models write all their names anew each time
-    shapes: tuple | None = None  # of the arrays that `derivatives` are for
-    derivatives: object = None  # :mod:`~helpers.kalman.statsmodels.updates` has both
-    transformation: object = None
-    diffuse: tuple | None = None  # what `reached` is for
-    reached: int = 0  # how many diffuse numbers reach an observation
-
-
 _KNOWN = WeakKeyDictionary()
 
 
-def _known(mod: MLEModel) -> _Known:
+def _known(mod: MLEModel) -> SimpleNamespace:
+    """What has been found out about a model, none of which may hold on to its model.
+
+    The number of `params` (some models write all their names anew each time), the `derivatives` for
+    arrays of these `shapes`, the `transformation`, and how many `diffuse` numbers, in this case,
+    have `reached` an observation.
+    """
     if mod not in _KNOWN:
-        _KNOWN[mod] = _Known(len(mod.param_names))
+        names = "shapes", "derivatives", "transformation", "diffuse", "reached"
+        _KNOWN[mod] = SimpleNamespace(params=len(mod.param_names), **dict.fromkeys(names))
     return _KNOWN[mod]
 
 

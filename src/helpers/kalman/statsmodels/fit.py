@@ -25,7 +25,7 @@ from helpers.kalman.statsmodels.arrays import (
 )
 from helpers.kalman.statsmodels.climbing import SAME, climb, flat, flat_combination
 from helpers.kalman.statsmodels.information import _combination, hessian
-from helpers.kalman.statsmodels.score import _columns, _Point, _pulled, _score_as_given
+from helpers.kalman.statsmodels.score import _Point, _pulled, _score_as_given
 
 # Iterations of L-BFGS before the first step with second derivatives: starting values may be wrong
 # by orders of magnitude, and scores are cheap.
@@ -131,7 +131,7 @@ class _Within:
         y = self.mod.ssm.endog.T
         known = self.point is not None and np.array_equal(full, self.point.params)
         if not (known and np.array_equal(y, self.point.y, True) and _state(self.mod) == self.state):
-            self.point = _Point(self.mod, full, _columns)
+            self.point = _Point(self.mod, full, in_columns=True)
             self.state = _state(self.mod)  # afterwards: an update may make the start
         return self.point
 

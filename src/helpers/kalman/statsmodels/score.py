@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -116,7 +115,7 @@ def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
     same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
     known, before = _known(mod), _known(mod).derivatives
-    point = _Point(mod, params, _columns)
+    point = _Point(mod, params, in_columns=True)
     if same is not None and known.derivatives is before and _shapes(mod) == known.shapes:
         return known.derivatives.pull(params, known.derivatives.pack(point.gradient), same)
     found = _pulled(mod, params, point)
@@ -143,7 +142,7 @@ def _pulled(mod: MLEModel, params: np.ndarray, point: _Point) -> np.ndarray:
     found = moved.pull(params, moved.pack(point.gradient))
     if point.columns is not None and not np.isin(moved.columns(), point.columns).all():
         # Only now is it known that more of T or Z moves here: without a gradient so far.
-        return _pulled(mod, params, _Point(mod, params, _columns))
+        return _pulled(mod, params, _Point(mod, params, in_columns=True))
     return found
 
 
@@ -175,11 +174,6 @@ def _reach(y: np.ndarray, T: np.ndarray, Z: np.ndarray, A: np.ndarray) -> np.nda
             break
         X = X / size
     return np.concatenate(rows)
-
-
-def _columns(mod: MLEModel, params: np.ndarray) -> np.ndarray | None:
-    """Those of T and Z that parameters move."""
-    return _derivatives(mod, params).columns() if params.size else None
 
 
 def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
@@ -215,14 +209,12 @@ class _Point:
 
     `arrays` are those of the model; `model` is what is filtered, where a concentrated scale has
     multiplied the covariances. `raw` is the gradient for the arrays of `model`, and `gradient` that
-    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0. `columns` says of
-    which columns of T and Z gradients are needed, of all if it is None. With `value_only` there are
-    none.
+    for `arrays`, where c, T, R and Q have what they do to a stationary a0 and P0. `columns` are
+    those of T and Z that parameters move, where gradients are needed in no others (`in_columns`).
+    With `value_only` there are none.
     """
 
-    def __init__(
-        self, mod: MLEModel, params: np.ndarray, columns: Callable | None = None, value_only=False
-    ):
+    def __init__(self, mod: MLEModel, params: np.ndarray, in_columns=False, value_only=False):
         _check_supported(mod)
         self.mod, self.params = mod, params
         self.arrays = arrays = _arrays(mod, params)
@@ -234,7 +226,8 @@ class _Point:
         self.weights, self.scale = np.ones(len(y)), 1.0
         self.weights[:burn] = 0
         # Only now: where the start is none, the derivatives are not asked for.
-        self.columns = None if columns is None or self.A.size else columns(mod, params)
+        in_columns = in_columns and params.size and not self.A.size
+        self.columns = _derivatives(mod, params).columns() if in_columns else None
         if np.iscomplexobj(mod.ssm.transition):
             _arrays(mod, params)  # leaves the model real
         concentrated = mod.ssm.filter_concentrated
