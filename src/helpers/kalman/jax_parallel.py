@@ -46,9 +46,9 @@ def is_refused(inputs) -> bool:
 
 
 # In float32 a GPU would multiply with ten bits: no covariance survives that.
-@partial(jax.jit, static_argnames="names")
+@jax.jit
 @jax.default_matmul_precision("highest")
-def _filter(inputs, names=()):
+def _filter(inputs):
     """l (n,), and the predicted mean and covariance of each step, in blocks (BLOCK, K, ...).
 
     NaN throughout where one F fails, or where that of a block's first steps does, given the state
@@ -88,7 +88,7 @@ def _reverse(inputs, a_pred, P_pred, bars):
     return first | {x: _joined(X, n) if x in moving else X.sum(0) for x, X in found.items()}
 
 
-PASSES = _filter, _reverse
+PASSES = (lambda inputs, _: _filter(inputs)), _reverse
 loglike = closed_form(("l",), PASSES)
 gradient = partial(scans_gradient, passes=PASSES)
 

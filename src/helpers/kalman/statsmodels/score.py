@@ -286,13 +286,10 @@ class _Point:
 
     def _refuse_unseen(self):
         """Which parameters hide a diffuse state: those that would show it by what they move."""
-        shown = {
-            x: np.abs(X @ self.start.A).reshape(len(X), -1).max(axis=1, initial=0)
-            for x, X in _derivatives(self.mod, self.params).moves(self.params).items()
-            if x in "TZ"
-        }
+        moves = _derivatives(self.mod, self.params).moves(self.params)
         _arrays(self.mod, self.params)  # leaves the model real
-        shows = shown["T"] + shown["Z"]
+        reach = (np.abs(moves[x] @ self.start.A).reshape(len(self.params), -1) for x in "TZ")
+        shows = sum(X.max(axis=1, initial=0) for X in reach)
         named = ", ".join(
             f"{self.mod.param_names[j]} = {self.params[j]:.6g}"
             for j in np.flatnonzero(shows > 1e-6 * shows.max(initial=0))
