@@ -74,9 +74,8 @@ class ClosedFormFilter(StandardFilter):
         """
         given = self.check_params(data, a0, P0, c, d, T, Z, R, H, Q)
         given = [*map(pt.as_tensor_variable, given)]
-        missing = missing_mask(given[0], self.missing_fill_value)
-        y, *model = _with_jitter(given, missing, self.cov_jitter)
-        a0, d = model[0], model[3]
+        y, *model = _with_jitter(given, self.missing_fill_value, self.cov_jitter)
+        a0, d, missing = model[0], model[3], pt.isnan(y)
         loglike = loglike_from_W(y, *model)
         loglike.name = "loglike_obs"
         out = filter_outputs_from_W(y, *model)
@@ -93,11 +92,11 @@ class ClosedFormFilter(StandardFilter):
 FILTER_OUTPUT_NAMES_IN_ORDER = [FILTER_OUTPUT_NAMES[k] for k in (0, 1, 4, 2, 3, 5)]
 
 
-def _with_jitter(given, missing, jitter):
+def _with_jitter(given, fill_value, jitter):
     """y with NaN for what is missing, and the Ops' arrays with the jitter."""
     data, a0, P0, c, d, T, Z, R, H, Q = given
     dtype = np.result_type(np.float32, data.type.numpy_dtype)  # whole numbers have no NaN
-    y = pt.switch(missing, pt.constant(np.nan, dtype=dtype.name), data)
+    y = pt.switch(missing_mask(data, fill_value), pt.constant(np.nan, dtype=dtype.name), data)
     H, W = H + jitter * pt.eye(H.shape[-1]), sandwich(R, Q)
     if jitter:  # that of a filtered covariance is T (jitter I) T' in what it predicts
         W = W + jitter * product(T, T.mT)
@@ -119,8 +118,7 @@ class ClosedFormSmoother(DisturbanceSmoother):
         self.missing_fill_value = of_filter
         data, *matrices = map(pt.as_tensor_variable, (data, *matrices))
         _, covariances = super().build_graph(data, matrices, filter_outputs)
-        missing = missing_mask(data, of_filter)
-        states = smooth_from_W(*_with_jitter((data, *matrices), missing, self.cov_jitter))
+        states = smooth_from_W(*_with_jitter((data, *matrices), of_filter, self.cov_jitter))
         states = pt.specify_shape(states, filter_outputs[0].type.shape)
         states.name = "smoothed_states"
         return states, covariances
@@ -137,12 +135,10 @@ class ClosedFormDraws(distributions.SimulationSmoother):
         rng = normalize_rng_param(rng)
         inputs = [X.type() for X in (data, *matrices)]
         y, a0, _, _, _, _, _, R, H, Q = inputs
-        missing = missing_mask(y, kalman_filter.missing_fill_value)
         count = a0.shape[0] + y.shape[0] * (y.shape[1] + R.shape[-1])
-        next_rng, normals = pt.random.normal(
-            0.0, 1.0, size=(1, count), rng=rng, return_next_rng=True
-        )
-        smoothed = _with_jitter(inputs, missing, kalman_filter.cov_jitter)
+        next_rng, normals = pt.random.normal(size=(1, count), rng=rng, return_next_rng=True)
+        fill_value, jitter = kalman_filter.missing_fill_value, kalman_filter.cov_jitter
+        smoothed = _with_jitter(inputs, fill_value, jitter)
         path = draw_from_W(*smoothed, R, Q, H, normals)[0]
         path = pt.specify_shape(path, (y.type.shape[0], a0.type.shape[0]))
         op = distributions.SimulationSmootherRV(
@@ -158,9 +154,7 @@ def _marginals(kind, mus, covs, logp, rng):
     """Draws (n, k) from means (n, k) and covariances (n, k, k), by one Op for all steps."""
     rng = normalize_rng_param(rng)
     inputs = [X.type() for X in (mus, covs, logp)]
-    next_rng, normals = pt.random.normal(
-        0.0, 1.0, size=inputs[0].shape, rng=rng, return_next_rng=True
-    )
+    next_rng, normals = pt.random.normal(size=inputs[0].shape, rng=rng, return_next_rng=True)
     drawn = NormalMarginals()(inputs[0], inputs[1], normals)
     op = kind(inputs=[*inputs, rng], outputs=[next_rng, drawn], ndim_supp=2)
     return op(mus, covs, logp, rng)
@@ -311,8 +305,7 @@ def _diffuse_likelihood(built, A, names, data, matrices, dims, missing):
     known = {within[name]: pt.zeros_like(within[name]) for name in names}
     given = [pt.as_tensor_variable(data), *graph_replace(matrices, known, strict=False)]
     given = [X.astype("float64") for X in given]  # a vague start needs the digits, whatever floatX
-    missing = missing_mask(given[0], built.missing_fill_value)
-    y, *model = _with_jitter(given, missing, built.cov_jitter)
+    y, *model = _with_jitter(given, built.missing_fill_value, built.cov_jitter)
     value, mean, covariance = posterior(y, *model, A=A)
     _warn_where_open(within, value, names)
     for name, X in zip(ESTIMATES, (mean, covariance), strict=True):
