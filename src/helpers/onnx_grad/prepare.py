@@ -47,10 +47,8 @@ def prepared(
         if canonical(node.domain) or node.op_type not in (*COMPOSED, "MeanVarianceNormalization"):
             continue
         # The bodies do not know attributes that are left to their defaults.
-        schema, given = (
-            onnx.defs.get_schema(node.op_type, version),
-            {a.name for a in node.attribute},
-        )
+        schema = onnx.defs.get_schema(node.op_type, version)
+        given = {a.name for a in node.attribute}
         defaults = (a.default_value for a in schema.attributes.values() if a.name not in given)
         node.attribute.extend(value for value in defaults if value.name)
         composed = schema.has_function or schema.has_context_dependent_function

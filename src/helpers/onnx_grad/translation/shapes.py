@@ -190,7 +190,7 @@ def _expand(node, x, shape):
     wanted = [1] * (ndim - len(wanted)) + wanted
     present = [1] * (ndim - x.ndim) + sizes(x)
     for axis, (n, m) in enumerate(zip(present, wanted, strict=True)):
-        if isinstance(m, int) and m == 1 or isinstance(n, int) and n != 1:
+        if (isinstance(m, int) and m == 1) or (isinstance(n, int) and n != 1):
             wanted[axis] = n
         elif not (isinstance(m, int) or isinstance(n, int)):
             wanted[axis] = pt.switch(pt.eq(m, 1), n, m)
