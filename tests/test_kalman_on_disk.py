@@ -102,7 +102,7 @@ def test_machine_code_is_optimised_at_its_own_level(module, monkeypatch):
     )  # fmt: skip
     before = numba.config.OPT
     compiled(module)
-    assert levels == [on_disk.OPT] * 2
+    assert len(levels) >= 2 and set(levels) == {on_disk.OPT}  # the first compilation brings its own
     assert numba.njit(module.twice)(1.0) == 2.0 and levels[-1] == before == numba.config.OPT
 
 
