@@ -19,6 +19,19 @@ function unfold() {
 window.addEventListener("hashchange", unfold);
 window.addEventListener("load", () => setTimeout(unfold));
 
+/* What scrolls sideways on a phone can be reached, and scrolled, by keyboard. */
+function reachable() {
+  for (const at of document.querySelectorAll(".picture, span.math")) {
+    if (at.scrollWidth > at.clientWidth) at.tabIndex = 0;
+    else at.removeAttribute("tabindex");
+  }
+}
+window.addEventListener("resize", reachable);
+window.addEventListener("load", async () => {
+  await window.MathJax?.startup?.promise;
+  reachable();
+});
+
 /* What a search shows of a page is text: a formula becomes an ellipsis. */
 if (typeof Search !== "undefined") {
   const toText = Search.htmlToText;
