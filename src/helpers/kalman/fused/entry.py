@@ -28,6 +28,7 @@ from helpers.kalman.fused.inputs import (
     Room,
     Wanted,
     fill,
+    for_each,
     look_at,
     room_for_indices,
     varies,
@@ -422,23 +423,9 @@ def _doubles(x):
     return (lambda x: x) if x.dtype == types.float64 else (lambda x: contiguous(x))
 
 
-@jitable
-def copied(a0, P0, c, d, T, Z, H, W):
-    """The model's arrays, contiguous."""
-    return Arrays(
-        contiguous(a0), contiguous(P0), contiguous(c), contiguous(d), contiguous(T), contiguous(Z),
-        contiguous(H), contiguous(W),
-    )  # fmt: skip
-
-
-@jitable
-def zeros_like(model):
-    """A gradient of zeros."""
-    return Arrays(
-        np.zeros(model.a0.shape), np.zeros(model.P0.shape), np.zeros(model.c.shape),
-        np.zeros(model.d.shape), np.zeros(model.T.shape), np.zeros(model.Z.shape),
-        np.zeros(model.H.shape), np.zeros(model.W.shape),
-    )  # fmt: skip
+# The model's arrays, contiguous, and a gradient of zeros.
+copied = for_each(Arrays, "a0, P0, c, d, T, Z, H, W", "contiguous({x})", contiguous=contiguous)
+zeros_like = for_each(Arrays, "model", "np.zeros(model.{x}.shape)", np=np)
 
 
 @jitable

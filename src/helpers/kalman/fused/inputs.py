@@ -15,6 +15,7 @@ from helpers.kalman.fused.tiles import (
     transpose,
 )
 from helpers.kalman.recursions import at_step
+from helpers.statespace import STATIC
 
 jitable(at_step)
 
@@ -33,6 +34,16 @@ class Arrays(NamedTuple):
     Z: np.ndarray
     H: np.ndarray
     W: np.ndarray
+
+
+def for_each(kind, takes, code, fixed="", **known):
+    """A function of what it `takes` that makes a `kind` of tuple: of ``code`` for each field x.
+
+    Compiled code does not loop over arrays of several numbers of axes. For a0 and P0, which have no
+    axis for time, `fixed` stands in the place of ``code`` if it is given; both use what is `known`.
+    """
+    parts = ((fixed if fixed and x in STATIC else code).format(x=x) for x in kind._fields)
+    return jitable(eval(f"lambda {takes}: kind({', '.join(parts)})", known | {"kind": kind}))
 
 
 class Wanted(NamedTuple):
@@ -260,13 +271,8 @@ def until(A, n):
     return A[:n] if len(A) > 1 else A
 
 
-@jitable
-def first_steps(model, n):
-    """The model, or its gradient, up to step n."""
-    return Arrays(
-        model.a0, model.P0, model.c, model.d, until(model.T, n), until(model.Z, n),
-        until(model.H, n), until(model.W, n),
-    )  # fmt: skip
+# The model, or its gradient, up to step n.
+first_steps = for_each(Arrays, "model, n", "until(model.{x}, n)", "model.{x}", until=until)
 
 
 @jitable
@@ -275,10 +281,5 @@ def later(A, k):
     return A[k:] if len(A) > 1 else A
 
 
-@jitable
-def model_later(model, k):
-    """The model, or its gradient, from step k on."""
-    return Arrays(
-        model.a0, model.P0, later(model.c, k), later(model.d, k), later(model.T, k),
-        later(model.Z, k), later(model.H, k), later(model.W, k),
-    )  # fmt: skip
+# The model, or its gradient, from step k on.
+model_later = for_each(Arrays, "model, k", "later(model.{x}, k)", "model.{x}", later=later)

@@ -5,7 +5,7 @@ from numba import types
 
 from helpers.kalman.fused.entry import GRADIENT, VALUE, asked_for, kept_on_disk, linked_pass
 from helpers.kalman.fused.forward import DONE
-from helpers.kalman.fused.inputs import Arrays, Wanted, until
+from helpers.kalman.fused.inputs import Arrays, Wanted, for_each, until
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.on_disk import njit
 
@@ -27,14 +27,11 @@ def member(A, j):
     return A[j if len(A) > 1 else 0]
 
 
-@jitable
-def of_series(arrays, j, n):
-    """The arrays of series j, of n steps."""
-    return Arrays(
-        member(arrays.a0, j), member(arrays.P0, j), until(member(arrays.c, j), n),
-        until(member(arrays.d, j), n), until(member(arrays.T, j), n), until(member(arrays.Z, j), n),
-        until(member(arrays.H, j), n), until(member(arrays.W, j), n),
-    )  # fmt: skip
+# The arrays of series j, of n steps.
+of_series = for_each(
+    Arrays, "arrays, j, n", "until(member(arrays.{x}, j), n)", "member(arrays.{x}, j)",
+    until=until, member=member,
+)  # fmt: skip
 
 
 @kept_on_disk(njit(PASSES, error_model="numpy", nogil=True))

@@ -34,7 +34,7 @@ from helpers.kalman.fused.forward import (
     is_steady,
     is_time_to_look,
 )
-from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.fused.inputs import Arrays, for_each
 from helpers.kalman.fused.registers import (
     Along,
     diagonal,
@@ -339,25 +339,14 @@ def over_time(A):
     return InTime(A.ctypes.data, A[0].size if len(A) > 1 else 0)
 
 
-@jitable
-def in_time(arrays):
-    """The model's arrays, or its gradient's, by their addresses."""
-    return Arrays(
-        InTime(arrays.a0.ctypes.data, 0), InTime(arrays.P0.ctypes.data, 0), over_time(arrays.c),
-        over_time(arrays.d), over_time(arrays.T), over_time(arrays.Z), over_time(arrays.H),
-        over_time(arrays.W),
-    )  # fmt: skip
-
-
-@jitable
-def along(A, B):
-    """Arrays, and what they move by."""
-    return Arrays(
-        InTime(Along(A.a0.w, B.a0.w), 0), InTime(Along(A.P0.w, B.P0.w), 0),
-        InTime(Along(A.c.w, B.c.w), A.c.step), InTime(Along(A.d.w, B.d.w), A.d.step),
-        InTime(Along(A.T.w, B.T.w), A.T.step), InTime(Along(A.Z.w, B.Z.w), A.Z.step),
-        InTime(Along(A.H.w, B.H.w), A.H.step), InTime(Along(A.W.w, B.W.w), A.W.step),
-    )  # fmt: skip
+# The model's arrays, or its gradient's, by their addresses; and such, with what they move by.
+in_time = for_each(
+    Arrays, "arrays", "over_time(arrays.{x})", "InTime(arrays.{x}.ctypes.data, 0)",
+    over_time=over_time, InTime=InTime,
+)  # fmt: skip
+along = for_each(
+    Arrays, "A, B", "InTime(Along(A.{x}.w, B.{x}.w), A.{x}.step)", InTime=InTime, Along=Along
+)
 
 
 def address(m: int, p: int, tangents: bool = False, announce: bool | None = None) -> int:

@@ -39,6 +39,7 @@ from helpers.kalman.fused.forward import DONE
 from helpers.kalman.fused.inputs import (
     Arrays,
     Wanted,
+    for_each,
     indices_in,
     look,
     room_for_indices,
@@ -169,13 +170,12 @@ def tangent_pass(
     return how, memory, gains
 
 
-@jitable
-def part_of(X, first, last):
-    """Directions `first` to `last` - 1 of `Directions`."""
-    return Directions(
-        X.y[first:last], X.a0[first:last], X.P0[first:last], X.c[first:last], X.d[first:last],
-        X.T[first:last], X.Z[first:last], X.H[first:last], X.W[first:last],
-    )  # fmt: skip
+# Directions `first` to `last` - 1, those of zeros, and what is given, contiguous.
+part_of = for_each(Directions, "X, first, last", "X.{x}[first:last]")
+nothing_like = for_each(Directions, "X", "np.zeros(X.{x}.shape)", np=np)
+contiguous_in = for_each(
+    Directions, ", ".join(Directions._fields), "contiguous({x})", contiguous=contiguous
+)
 
 
 @jitable
@@ -300,16 +300,8 @@ def hessian_vector(
     y, l_bar = contiguous(y), contiguous(l_bar)
     model = copied(a0, P0, c, d, T, Z, H, W)
     check(y, model, l_bar)
-    dots = Directions(
-        contiguous(y_dot), contiguous(a0_dot), contiguous(P0_dot), contiguous(c_dot),
-        contiguous(d_dot), contiguous(T_dot), contiguous(Z_dot), contiguous(H_dot),
-        contiguous(W_dot),
-    )  # fmt: skip
-    bars = Directions(
-        np.zeros(y_dot.shape), np.zeros(a0_dot.shape), np.zeros(P0_dot.shape),
-        np.zeros(c_dot.shape), np.zeros(d_dot.shape), np.zeros(T_dot.shape),
-        np.zeros(Z_dot.shape), np.zeros(H_dot.shape), np.zeros(W_dot.shape),
-    )  # fmt: skip
+    dots = contiguous_in(y_dot, a0_dot, P0_dot, c_dot, d_dot, T_dot, Z_dot, H_dot, W_dot)
+    bars = nothing_like(dots)
     directions, (n, p), m = len(y_dot), y.shape, len(model.a0)
     slopes, W_sum = np.empty((directions, n)), np.zeros(model.W.shape)
     T_wanted = Block(0, m if want_T else 0, 0, m if want_T else 0)

@@ -22,7 +22,7 @@ from helpers.kalman.fused.entry import (
     linked_loglike,
     linked_loglike_and_grad,
 )
-from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.fused.inputs import Arrays, for_each
 from helpers.kalman.fused.one_pass import all_equal
 from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.on_disk import cfunc
@@ -65,61 +65,21 @@ def buffer(frame, where, k):
     return _pointer(found[DATA]), words(found[DIMENSIONS], found[RANK])
 
 
-@jitable
-def vectors(frame, where, k, count, dtype):
-    """An argument or result as (count, length)."""
-    data, shape = buffer(frame, where, k)
-    return carray(data, (count, shape[-1]), dtype)
+def of_rank(rank):
+    """What reads an argument or result as (count, ...), with so many axes behind the first."""
+    sizes = ", ".join(f"shape[-{i}]" for i in range(rank, 0, -1))
+    code = f"carray(data, (count, {sizes}), dtype)"
+    shaped = jitable(eval(f"lambda data, shape, count, dtype: {code}", globals()))
+
+    def read(frame, where, k, count, dtype):
+        data, shape = buffer(frame, where, k)
+        return shaped(data, shape, count, dtype)
+
+    return jitable(read)
 
 
-@jitable
-def matrices(frame, where, k, count, dtype):
-    """An argument or result as (count, rows, columns)."""
-    data, shape = buffer(frame, where, k)
-    return carray(data, (count, shape[-2], shape[-1]), dtype)
-
-
-@jitable
-def stacks(frame, where, k, count, dtype):
-    """An argument or result as (count, steps, rows, columns)."""
-    data, shape = buffer(frame, where, k)
-    return carray(data, (count, shape[-3], shape[-2], shape[-1]), dtype)
-
-
-@jitable
-def models(frame, where, k, count, dtype):
-    """Eight arguments or results from the k-th on: the model's arrays, or their gradients."""
-    return Arrays(
-        vectors(frame, where, k, count, dtype), matrices(frame, where, k + 1, count, dtype),
-        matrices(frame, where, k + 2, count, dtype), matrices(frame, where, k + 3, count, dtype),
-        stacks(frame, where, k + 4, count, dtype), stacks(frame, where, k + 5, count, dtype),
-        stacks(frame, where, k + 6, count, dtype), stacks(frame, where, k + 7, count, dtype),
-    )  # fmt: skip
-
-
-@jitable
-def one_of(x, k):
-    """The k-th of `models`."""
-    return Arrays(x.a0[k], x.P0[k], x.c[k], x.d[k], x.T[k], x.Z[k], x.H[k], x.W[k])
-
-
-@jitable
-def model_of(x, k):
-    """The same, as arrays of float64."""
-    return (
-        doubles(x.a0[k]), doubles(x.P0[k]), doubles(x.c[k]), doubles(x.d[k]), doubles(x.T[k]),
-        doubles(x.Z[k]), doubles(x.H[k]), doubles(x.W[k]),
-    )  # fmt: skip
-
-
-@jitable
-def count_of(frame):
-    """How many models there are: the leading axes of tol together."""
-    _, shape = buffer(frame, ARGUMENTS, TOL)
-    count = 1
-    for k in range(len(shape) - 1):
-        count *= shape[k]
-    return count
+OF_RANK = {rank: of_rank(rank) for rank in (1, 2, 3, 4)}
+vectors, matrices = OF_RANK[1], OF_RANK[2]
 
 
 @jitable
@@ -130,17 +90,39 @@ def write(result, found, factor):
             result[i] = factor * value
 
 
+def together(kind, *ranks):
+    """What reads, picks, makes float64 and writes a `kind` of tuple of arrays of these ranks.
+
+    They are called with (frame, where, k, count, dtype), for the arguments or results from the k-th
+    on; (x, k), for the k-th of each; the same, which give a plain tuple; and (result, found,
+    factor), as :func:`write` is.
+    """
+    takes = "frame, where, k, count, dtype"
+    parts = (f"of_{r}(frame, where, k + {i}, count, dtype)" for i, r in enumerate(ranks))
+    known = {"kind": kind} | {f"of_{r}": of for r, of in OF_RANK.items()}
+    as_doubles = (f"doubles(x.{x}[k])" for x in kind._fields)
+    return (
+        jitable(eval(f"lambda {takes}: kind({', '.join(parts)})", known)),
+        for_each(kind, "x, k", "x.{x}[k]"),
+        jitable(eval(f"lambda x, k: ({', '.join(as_doubles)},)", {"doubles": doubles})),
+        for_each(
+            kind, "result, found, factor", "write(result.{x}, found.{x}, factor)", write=write
+        ),
+    )
+
+
+# The model's arrays, or their gradients.
+models, one_of, model_of, write_all = together(Arrays, 1, 2, 2, 2, 3, 3, 3, 3)
+
+
 @jitable
-def write_all(result, found, factor):
-    """`write` for each of the model's gradients."""
-    write(result.a0, found.a0, factor)
-    write(result.P0, found.P0, factor)
-    write(result.c, found.c, factor)
-    write(result.d, found.d, factor)
-    write(result.T, found.T, factor)
-    write(result.Z, found.Z, factor)
-    write(result.H, found.H, factor)
-    write(result.W, found.W, factor)
+def count_of(frame):
+    """How many models there are: the leading axes of tol together."""
+    _, shape = buffer(frame, ARGUMENTS, TOL)
+    count = 1
+    for k in range(len(shape) - 1):
+        count *= shape[k]
+    return count
 
 
 def value(frame, dtype):

@@ -6,51 +6,28 @@ the slopes (k, n) and the tangents of the gradients.
 """
 
 import numpy as np
-from numba import carray
 
 from helpers.kalman.fused.entry import doubles
 from helpers.kalman.fused.moves import Directions
 from helpers.kalman.fused.tangents import linked_hessian_vector
-from helpers.kalman.fused.tiles import jitable
 from helpers.kalman.fused.xla import (
     ARGUMENTS,
     RESULTS,
     TOL,
     WEIGHTS,
-    buffer,
     count_of,
     handlers,
     matrices,
     model_of,
     models,
     one_of,
+    together,
     vectors,
     write,
     write_all,
 )
 
-
-@jitable
-def along_directions(frame, where, k, count, dtype):
-    """An argument or result as (count, directions, steps, rows, columns)."""
-    data, shape = buffer(frame, where, k)
-    return carray(data, (count, shape[-4], shape[-3], shape[-2], shape[-1]), dtype)
-
-
-@jitable
-def directions(frame, where, k, count, dtype):
-    """Nine arguments or results from the k-th on."""
-    return Directions(
-        along_directions(frame, where, k, count, dtype),
-        along_directions(frame, where, k + 1, count, dtype),
-        along_directions(frame, where, k + 2, count, dtype),
-        along_directions(frame, where, k + 3, count, dtype),
-        along_directions(frame, where, k + 4, count, dtype),
-        along_directions(frame, where, k + 5, count, dtype),
-        along_directions(frame, where, k + 6, count, dtype),
-        along_directions(frame, where, k + 7, count, dtype),
-        along_directions(frame, where, k + 8, count, dtype),
-    )
+directions, *_ = together(Directions, *[4] * 9)
 
 
 def tangents(frame, dtype):
