@@ -142,8 +142,8 @@ def test_vague_start_against_eighty_digits(case, method):
     y, model, truth = hard(case)
     value, dy, gradients = loglike_and_grad(y, model, method=method)
     assert abs(value / truth["l"] - 1) < (1e-12 if level else 1e-13)
-    # With a level eps |y| / sigma remains, times what the first steps make of a: either filter moves
-    # by up to 1.1e-9 if y does by its last bit, and by 1.4e-9 with sums in another order.
+    # With a level eps |y| / sigma remains, times what the first steps make of a: a filter moves by
+    # up to 1.1e-9 if y does by its last bit, and by 1.4e-9 with sums in another order.
     bound = 3e-9 if level else 3e-11
     for name, X in (gradients.asdict() | {"y": dy}).items():
         assert relative_error(X, truth[name]) < bound, name

@@ -1,4 +1,4 @@
-"""axe-core's rules of WCAG 2, levels A and AA, on every page of the built book, wide and on a phone.
+"""axe-core's rules of WCAG 2, levels A and AA, on every page of the built book, also on a phone.
 
 Formulas are left out: MathJax has an accessible form of its own, and thousands of nodes.
 
