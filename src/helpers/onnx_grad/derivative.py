@@ -237,12 +237,9 @@ class _Sweep:
         domains = {canonical(node.domain) for node in nodes} | {""}
         opsets = {"com.microsoft": 1} | g.opsets
         imports = [helper.make_opsetid(d, opsets[d]) for d in sorted(domains)]
-        model = helper.make_model(
-            graph,
-            producer_name="helpers.onnx_grad",
-            opset_imports=imports,
-            ir_version=min(max(self.model.ir_version, 8), NEWEST_IR),
-        )
+        version = min(max(self.model.ir_version, 8), NEWEST_IR)
+        how = {"producer_name": "helpers.onnx_grad", "ir_version": version}
+        model = helper.make_model(graph, opset_imports=imports, **how)
         used = {(node.domain, node.op_type) for node in nodes}
         if not used.isdisjoint((f.domain, f.name) for f in self.model.functions):
             model.functions.extend(self.model.functions)

@@ -85,7 +85,15 @@ class Interface:
             )
         self.real_outputs = [n for n in self.outputs if self.is_real(n)]
         if loss is not None:
-            self._check_loss(loss)
+            if loss not in self.outputs:
+                known = _listed(self.outputs)
+                raise ValueError(f"loss {loss!r} is no output; the outputs are {known}")
+            if not self.is_real(loss):
+                raise ValueError(f"loss {loss!r} is not a real tensor")
+            shape = self.infos[loss].shape
+            if shape is None or any(d != 1 for d in shape):
+                shown = "unknown" if shape is None else list(shape)
+                raise ValueError(f"loss {loss!r} is not a scalar: its shape is {shown}")
             self.real_outputs = [loss]
         if not self.real_outputs:
             raise ValueError(
@@ -123,16 +131,6 @@ class Interface:
             where = "initializer" if kind == "weight" else kind
             raise ValueError(f"{kind} {name!r} is no {where}; the real ones are {_listed(real)}")
         return list(dict.fromkeys(names))
-
-    def _check_loss(self, loss: str) -> None:
-        if loss not in self.outputs:
-            raise ValueError(f"loss {loss!r} is no output; the outputs are {_listed(self.outputs)}")
-        if not self.is_real(loss):
-            raise ValueError(f"loss {loss!r} is not a real tensor")
-        shape = self.infos[loss].shape
-        if shape is None or any(d != 1 for d in shape):
-            shown = "unknown" if shape is None else list(shape)
-            raise ValueError(f"loss {loss!r} is not a scalar: its shape is {shown}")
 
     def _check_names(self, options) -> None:
         """The promised names must be free where the caller sees them."""

@@ -186,12 +186,8 @@ def adamw(
         If a number is out of its range; and later, if ``eps`` is 0 in the type of a weight, as
         1e-8 is in float16: keep such weights in float32, and Cast them in the model.
     """
-    _check(
-        beta1=(beta1, 0 <= beta1 < 1),
-        beta2=(beta2, 0 <= beta2 < 1),
-        eps=(eps, eps > 0),
-        weight_decay=(weight_decay, weight_decay >= 0),
-    )
+    _check(beta1=(beta1, 0 <= beta1 < 1), beta2=(beta2, 0 <= beta2 < 1))
+    _check(eps=(eps, eps > 0), weight_decay=(weight_decay, weight_decay >= 0))
 
     def step(w, g, m, v, *, rate, count):
         if not np.array(eps).astype(helper.tensor_dtype_to_np_dtype(w.dtype)):

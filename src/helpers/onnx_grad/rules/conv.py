@@ -177,11 +177,8 @@ def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
     if not isinstance(filters, int):
         raise node.refuse("groups need a static number of filters")
     sizes = [filters // group] * group
-    parts = zip(
-        g.op("Split", dy, sizes, outputs=group, axis=1),
-        g.op("Split", weight, sizes, outputs=group, axis=0),
-        strict=True,
-    )
+    split = (g.op("Split", t, sizes, outputs=group, axis=a) for t, a in ((dy, 1), (weight, 0)))
+    parts = zip(*split, strict=True)
     return g.op("Concat", *(scatter_windows(g, node, d, k, x, w, 1) for d, k in parts), axis=1)
 
 

@@ -78,12 +78,10 @@ def imputer(g, node, dy):
     return g.where(g.op("IsNaN", x) if np.isnan(missing) else x.equals(missing), 0.0, dy)
 
 
-@register_gradient(
-    "CDist",
-    domain="com.microsoft",
-    ranked=[0, 1],
-    attributes={"metric": ("euclidean", "sqeuclidean")},
-)
+METRICS = {"metric": ("euclidean", "sqeuclidean")}
+
+
+@register_gradient("CDist", domain="com.microsoft", ranked=[0, 1], attributes=METRICS)
 def cdist(g, node, dy):
     """Of squared distances D: dA = 2 (diag(dD 1) A - dD B), and dB likewise.
 

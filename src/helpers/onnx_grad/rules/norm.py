@@ -29,6 +29,7 @@ def _last_axes(node, x):
 
 
 LAST_AXES = {"axis": "negative, where the rank of X is unknown"}
+SINCE_14 = {"training_mode": "0, before opset 14"}
 
 
 @register_gradient("LayerNormalization", limits=LAST_AXES)
@@ -70,12 +71,7 @@ def rms_normalization(g, node, dy):
     return dx.cast(kind), g.reduce_to((dy.cast(wide) * xhat).cast(scale.dtype), scale)
 
 
-@register_gradient(
-    "BatchNormalization",
-    settings=[3, 4],
-    ranked=[0],
-    limits={"training_mode": "0, before opset 14"},
-)
+@register_gradient("BatchNormalization", settings=[3, 4], ranked=[0], limits=SINCE_14)
 def batch_normalization(g, node, dy, *running):
     """Y = scale (X - mean) r + B with r = 1 / sqrt(var + eps), one of each a channel.
 

@@ -128,14 +128,9 @@ def _places(attr, n, m, scale, o):
 
 def _cubic(t, a):
     """The weights of the four entries round a place, t after the second (Keys, 1981)."""
-
-    def near(s):
-        return ((a + 2) * s - (a + 3)) * s * s + 1
-
-    def far(s):
-        return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
-
-    return np.stack([far(1 + t), near(t), near(1 - t), far(2 - t)])
+    s = np.stack([1 + t, t, 1 - t, 2 - t])
+    near, far = ((a + 2) * s - (a + 3)) * s * s + 1, ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+    return np.stack([far[0], near[1], near[2], far[3]])
 
 
 @register_gradient("GridSample", ranked=[0])
