@@ -180,12 +180,8 @@ def compare(
                 fits = elapsed * (1 + 1 / rounds) / seconds
                 done = max(min(fits, rounds / MIN_ROUNDS), rounds / MAX_ROUNDS)
             update(done)
-    return Timings(
-        {name: tuple(t) for name, t in times.items()},
-        label,
-        machine(),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Timings({name: tuple(t) for name, t in times.items()}, label, machine(), now)
 
 
 def _measure(function: Callable[[], object], calls: int) -> float:

@@ -371,11 +371,9 @@ def adjoint_gap(
                 f"jvp returned shape {y_dot.shape}, expected {y_bar.shape}; "
                 f"vjp returned shape {x_bar.shape}, expected {x_dot.shape}"
             )
-        size = max(
-            np.linalg.norm(y_bar) * np.linalg.norm(y_dot),
-            np.linalg.norm(x_bar) * np.linalg.norm(x_dot),
-            np.finfo(float).tiny,
-        )
+        pairs = (y_bar, y_dot), (x_bar, x_dot)
+        sizes = (np.linalg.norm(a) * np.linalg.norm(b) for a, b in pairs)
+        size = max(*sizes, np.finfo(float).tiny)
         worst = max(worst, abs(np.vdot(y_bar, y_dot) - np.vdot(x_bar, x_dot)) / size)
     return float(worst)
 
@@ -494,17 +492,12 @@ def verify(
         )
     check = Check(label, against, rtol, error)
     _record.append(check)
-    _publish(check)
-    return check
-
-
-def _publish(check: Check) -> None:
-    """Print the line; in a notebook, with the error beside it as metadata of the output."""
     ipython = sys.modules.get("IPython")  # which a notebook has imported
     if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         print(check)
-        return
+        return check
     from IPython.display import publish_display_data
 
     facts = {name: getattr(check, name) for name in ("label", "against", "rtol", "error_power")}
     publish_display_data({"text/plain": str(check)}, metadata={"verify": facts})
+    return check

@@ -241,13 +241,11 @@ def to_dense(x: SymbolicValue, rules) -> TensorVariable:
     TensorVariable (cells, n)
         ``.reshape((images, -1))`` gives each image's feature vector.
     """
-    x, src, dst = _seen(
-        x,
-        rules,
-        (DENSE,),
+    message = (
         "the dense form needs a rulebook of dense_rulebook(x.sites, x.grid): it takes no rulebook "
-        "of a transposed or an inverse convolution, nor of any other layer",
+        "of a transposed or an inverse convolution, nor of any other layer"
     )
+    x, src, dst = _seen(x, rules, (DENSE,), message)
     return op.build_q(*x, src, dst)
 
 

@@ -182,14 +182,10 @@ def stack(images: Sequence[SparseValue]) -> SparseValue:
             raise ValueError(f"image {k} and image 0 have different ground states")
     check_cells((len(images), *first.grid))
     sites = np.concatenate([x.sites for x in images])
+    values = np.concatenate([x.values for x in images])
     which = np.repeat(np.arange(len(images), dtype=sites.dtype), [len(x.sites) for x in images])
-    return SparseValue._trusted(
-        np.column_stack([which, sites]),
-        np.concatenate([x.values for x in images]),
-        (len(images), *first.shape),
-        first.ground_state,
-        first.d,
-    )
+    sites, shape = np.column_stack([which, sites]), (len(images), *first.shape)
+    return SparseValue._trusted(sites, values, shape, first.ground_state, first.d)
 
 
 def _ground_state(t, n_in: int, dtype) -> np.ndarray:
