@@ -6,9 +6,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from attack_cases import KALMAN
 from kalman_models import make
-from pytensor.gradient import pushforward
-from pytensor.graph.replace import vectorize_graph
+from pytensor.gradient import NullType, pushforward
+from pytensor.graph.basic import equal_computations
+from pytensor.graph.replace import graph_replace, vectorize_graph
 from tiers import thorough
 
 from helpers.checks import relative_error
@@ -314,3 +316,20 @@ def test_second_derivatives_where_inputs_depend_on_each_other(loss, monkeypatch)
     evaluate = pytensor.function([theta], [slope, pt.grad(slope, theta)], mode=PLAIN)
     above, below, at = (np.array(evaluate(x)) for x in (0.6 + 1e-5, 0.6 - 1e-5, 0.6))
     assert relative_error(at[1], (above[0] - below[0]) / 2e-5) < 1e-8
+
+
+@pytest.mark.parametrize("name", [x for x, (op, _) in KALMAN.items() if op.pull is not None])
+def test_a_pullback_is_the_same_graph_where_inputs_depend_on_each_other(name):
+    """Of no Op it goes through what inputs and cotangents are made of: nothing is compiled here."""
+    op, inputs = KALMAN[name]
+    symbols = {x: pt.as_tensor(X).type() for x, X in zip(op.inputs, inputs, strict=True)}
+    outputs = list(op.named(*symbols.values()).items())[: 1 if name == "KalmanIntegrated" else None]
+    bars = {x: out.type() for x, out in outputs}
+    shared = sum(X.sum() for X in symbols.values())
+    mixed = [{x: X + shared for x, X in given.items()} for given in (symbols, bars)]
+    found, alone = op.pull(*mixed), op.pull(symbols, bars)
+    names = [x for x, G in alone.items() if not isinstance(G.type, NullType)]
+    new = dict(zip(symbols.values(), mixed[0].values(), strict=True))
+    new |= zip(bars.values(), mixed[1].values(), strict=True)
+    expected = graph_replace([alone[x] for x in names], new, strict=False)
+    assert names and equal_computations([found[x] for x in names], expected)
