@@ -325,8 +325,11 @@ def test_a_pullback_is_the_same_graph_where_inputs_depend_on_each_other(name):
     symbols = {x: pt.as_tensor(X).type() for x, X in zip(op.inputs, inputs, strict=True)}
     outputs = list(op.named(*symbols.values()).items())[: 1 if name == "KalmanIntegrated" else None]
     bars = {x: out.type() for x, out in outputs}
-    shared = sum(X.sum() for X in symbols.values())
-    mixed = [{x: X + shared for x, X in given.items()} for given in (symbols, bars)]
+    mixed, before = ({}, {}), 0
+    for given, chain in zip((symbols, bars), mixed, strict=True):
+        for x, X in given.items():  # each of all that come before it
+            chain[x] = X + before
+            before = before + chain[x].sum()
     found, alone = op.pull(*mixed), op.pull(symbols, bars)
     names = [x for x, G in alone.items() if not isinstance(G.type, NullType)]
     new = dict(zip(symbols.values(), mixed[0].values(), strict=True))
