@@ -560,10 +560,8 @@ def _examples(inputs) -> list[np.ndarray]:
 def built(op, labels, arrays, shapes=None):
     """Symbols for these arrays, and the outputs of the Op as a list."""
     shapes = shapes or [(None,) * x.ndim for x in arrays]
-    symbols = [
-        pt.tensor(name, dtype=str(x.dtype), shape=shape)
-        for name, x, shape in zip(labels, arrays, shapes, strict=True)
-    ]
+    rows = zip(labels, arrays, shapes, strict=True)
+    symbols = [pt.tensor(name, dtype=str(x.dtype), shape=shape) for name, x, shape in rows]
     # What overwrites its inputs is given copies.
     given = map(pt.tensor_copy, symbols) if getattr(op, "destroy_map", None) else symbols
     return symbols, _listed(op(*given))

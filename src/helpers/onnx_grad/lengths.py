@@ -49,10 +49,8 @@ def parsed_equation(equation: str, ranks) -> tuple[list[str], str]:
     """Terms and result of an Einsum as strings of letters, the ellipsis written out."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms, spare = left.split(","), sorted(set(string.ascii_letters) - set(left))
-    widths = [
-        rank - len(t.replace("...", "")) if "..." in t else 0
-        for t, rank in zip(terms, ranks, strict=True)
-    ]
+    pairs = zip(terms, ranks, strict=True)
+    widths = [n - len(t.replace("...", "")) if "..." in t else 0 for t, n in pairs]
     dots = "".join(spare[: max(widths)])
     if not arrow:  # what occurs once, in alphabetical order, after the ellipsis
         result = "..." + "".join(c for c in sorted(set(left) - set(",.")) if left.count(c) == 1)

@@ -39,11 +39,8 @@ def one_node(
         raise ValueError(f"{op} has no real input that could be differentiated by")
     kind = helper.np_dtype_to_tensor_dtype(next(iter(real.values())).dtype)
     ins = [helper.make_tensor_value_info(name, kind, x.shape) for name, x in real.items()]
-    constants = [
-        numpy_helper.from_array(x, name)
-        for name, x in inputs.items()
-        if x is not None and name not in real
-    ]
+    fixed = {name: x for name, x in inputs.items() if x is not None and name not in real}
+    constants = [numpy_helper.from_array(x, name) for name, x in fixed.items()]
     names = ["" if x is None else name for name, x in inputs.items()]
     node = helper.make_node(op, names, list(outputs), "the_node", **(attributes or {}))
     outs = [helper.make_tensor_value_info(name, kind, None) for name in outputs]

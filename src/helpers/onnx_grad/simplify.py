@@ -212,12 +212,10 @@ def _taken(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[st
         graph.initializer[-1].name = names[tensor.name]
     nodes = [NodeProto.FromString(n.SerializeToString()) for n in branch.node]
     rename(nodes, names)
-    outputs = zip(branch.output, node.output, strict=True)
-    return nodes + [
-        helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer])
-        for inner, outer in outputs
-        if outer
-    ]
+    for inner, outer in zip(branch.output, node.output, strict=True):
+        if outer:
+            nodes.append(helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer]))
+    return nodes
 
 
 def live_nodes(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:

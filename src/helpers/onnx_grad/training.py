@@ -370,9 +370,7 @@ def initial_state(training: ModelProto, model: ModelProto) -> dict[str, np.ndarr
     held = {t.name: numpy_helper.to_array(t).copy() for t in copy.graph.initializer}
     new = {y.name for y in checked_model(training).graph.output}
     moving = {v.name: Info.of(v.type) for v in training.graph.input if f"{v.name}_new" in new}
-    return {
-        name: held[name]
-        if name in held
-        else np.zeros(info.shape, helper.tensor_dtype_to_np_dtype(info.dtype))
-        for name, info in moving.items()
-    }
+    for name, info in moving.items():
+        if name not in held:
+            held[name] = np.zeros(info.shape, helper.tensor_dtype_to_np_dtype(info.dtype))
+    return {name: held[name] for name in moving}

@@ -222,10 +222,8 @@ def transposed_rulebook(
             f"output_pad = {output_pad}, expected less than stride = {stride} or "
             f"dilation = {dilation} along each axis"
         )
-    out = tuple(
-        (h - 1) * x.stride + x.span - 2 * x.pad + o
-        for h, o, x in zip(grid[-d:], more, axes, strict=True)
-    )
+    of_axes = zip(grid[-d:], more, axes, strict=True)
+    out = tuple((h - 1) * x.stride + x.span - 2 * x.pad + o for h, o, x in of_axes)
     if min(out) < 1:
         raise ValueError(f"pad = {pad} leaves no cell of a transposed convolution of {grid[-d:]}")
     complete = not any(x.pad for x in axes)

@@ -94,13 +94,9 @@ def batch_normalization(g, node, dy, *running):
     gain = scale * r
     total = g.sum(dy, others, keepdims=False)
     slope = g.sum(dy * centred, others, keepdims=False)
-    return (
-        dy * g.unsqueeze(gain, after),
-        slope * r,
-        total,
-        -(gain * total).cast(mean.dtype),
-        (gain * r * r * slope * -0.5).cast(var.dtype),
-    )
+    dx, dscale = dy * g.unsqueeze(gain, after), slope * r
+    dmean, dvar = -(gain * total).cast(mean.dtype), (gain * r * r * slope * -0.5).cast(var.dtype)
+    return dx, dscale, total, dmean, dvar
 
 
 def _batch_normalization_in_training(g, node, dy, running, others, after):
@@ -131,11 +127,9 @@ def instance_normalization(g, node, dy):
     axes, after = list(range(2, x.rank)), range(1, x.rank - 1)
     xhat, r = _normalised(g, x, axes, node.attr("epsilon"))
     everywhere = [0, *axes]
-    return (
-        _through(g, dy * g.unsqueeze(scale, after), xhat, r, axes),
-        g.sum(dy * xhat, everywhere, keepdims=False),
-        g.sum(dy, everywhere, keepdims=False),
-    )
+    dx = _through(g, dy * g.unsqueeze(scale, after), xhat, r, axes)
+    dscale, dbias = (g.sum(t, everywhere, keepdims=False) for t in (dy * xhat, dy))
+    return dx, dscale, dbias
 
 
 @register_gradient("MeanVarianceNormalization")

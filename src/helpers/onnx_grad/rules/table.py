@@ -41,12 +41,8 @@ RULES: dict[tuple[str, str], Rule] = {}
 ABOUT: dict[tuple[str, str], About] = {}
 # Operators that the standard defines by others, which have rules; and which of their inputs are
 # settings (masks, tables of angles).
-COMPOSED: dict[str, tuple[int, ...]] = {
-    "Attention": (3,),
-    "CenterCropPad": (),
-    "GroupNormalization": (),
-    "RotaryEmbedding": (1, 2),
-}
+COMPOSED: dict[str, tuple[int, ...]] = {"Attention": (3,), "RotaryEmbedding": (1, 2)}
+COMPOSED |= dict.fromkeys(("CenterCropPad", "GroupNormalization"), ())
 # Their integers stand for real numbers. A gradient of zero would be right and of no use to anyone.
 QUANTIZED = {
     *("QuantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv"),

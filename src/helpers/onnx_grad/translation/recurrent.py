@@ -15,11 +15,8 @@ LAYERS = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
 @translates(*LAYERS)
 def _layer(node: Node, *inputs):
     names = dict(zip(node.proto.input, inputs, strict=True))
-    infos = {
-        name: Info(helper.np_dtype_to_tensor_dtype(x.type.numpy_dtype), x.type.shape)
-        for name, x in names.items()
-        if name
-    }
+    kinds, dtype = ((n, x.type) for n, x in names.items() if n), helper.np_dtype_to_tensor_dtype
+    infos = {name: Info(dtype(kind.numpy_dtype), kind.shape) for name, kind in kinds}
     g = Graph({"": node.version}, infos, {}, names)
     layer = Node(node.proto, g, node.dtype)
     ys, protos = g.recorded(LAYERS[node.op_type].__wrapped__, layer)

@@ -229,11 +229,8 @@ def _batch_normalization(node, x, scale, bias, mean, variance):
     normal, _, _ = _standardized(x, axes, node.attr("epsilon"))
     keep = number(x, node.attr("momentum"))
     rest = number(x, 1) - keep
-    return (
-        normal * scale + bias,
-        keep * mean + rest * pt.mean(x, axis=axes),
-        keep * variance + rest * pt.var(x, axis=axes),
-    )
+    means, variances = pt.mean(x, axis=axes), pt.var(x, axis=axes)
+    return normal * scale + bias, keep * mean + rest * means, keep * variance + rest * variances
 
 
 @translates("MeanVarianceNormalization")
