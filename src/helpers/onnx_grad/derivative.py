@@ -124,9 +124,8 @@ class _Sweep:
         self.verbose, graph = verbose, model.graph
         self._free_promised_names()
         weights = set(interface.weights)
-        constants = {
-            n: v for n, v in simplify.small_constants(graph, real=True).items() if n not in weights
-        }
+        constants = simplify.small_constants(graph, real=True)
+        constants = {n: v for n, v in constants.items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
         names = {*self.infos, *interface.promised} | simplify.all_names(graph)
         self.g = Graph(opsets, self.infos, constants, names)
@@ -158,9 +157,8 @@ class _Sweep:
         wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
         taken = {*inner, *interface.infos, *wanted}
         renamed = [name for name in dict.fromkeys(inner) if name in wanted]
-        self.renamed = names = {
-            name: simplify.free_name(f"{name}_inner", taken) for name in renamed
-        }
+        free = (simplify.free_name(f"{name}_inner", taken) for name in renamed)
+        self.renamed = names = dict(zip(renamed, free, strict=True))
         simplify.rename(graph.node, names)
         for t in graph.initializer:
             t.name = names.get(t.name, t.name)

@@ -76,21 +76,18 @@ def find_outputs(sites, size, window, stride, pad, dilation, transposed, given):
         keys[o] = given[o]
         table[slot] = o + 1
     for s in range(a):
+        image, x, y, z = sites[s, 0], sites[s, 1], sites[s, 2], sites[s, 3]
         for p in range(window[0] - 1, -1, -1):
-            i = _reached(sites[s, 1], dilation[0] * p - pad[0], size[1], sign, times[0], over[0])
+            i = _reached(x, dilation[0] * p - pad[0], size[1], sign, times[0], over[0])
             if i < 0:
                 continue
             for q in range(window[1] - 1, -1, -1):
-                j = _reached(
-                    sites[s, 2], dilation[1] * q - pad[1], size[2], sign, times[1], over[1]
-                )
+                j = _reached(y, dilation[1] * q - pad[1], size[2], sign, times[1], over[1])
                 if j < 0:
                     continue
-                row = ((sites[s, 0] * size[1] + i) * size[2] + j) * size[3]
+                row = ((image * size[1] + i) * size[2] + j) * size[3]
                 for r in range(window[2] - 1, -1, -1):
-                    k = _reached(
-                        sites[s, 3], dilation[2] * r - pad[2], size[3], sign, times[2], over[2]
-                    )
+                    k = _reached(z, dilation[2] * r - pad[2], size[3], sign, times[2], over[2])
                     if k < 0:
                         continue
                     key = row + k

@@ -37,10 +37,9 @@ def einsum(g, node, dy):
         dx = g.op("Einsum", *(o for _, o in operands), equation=equation)
         g.refine(dx.name, tuple(have[letter] for letter in found))
         dx = g.unsqueeze(dx, [k for k, letter in enumerate(target) if letter not in have])
-        wide = tuple(
-            n if have.get(c, 1) == 1 else have[c] for c, n in zip(target, x.shape, strict=True)
-        )
-        if any(have.get(c, 1) == 1 and n != 1 for c, n in zip(target, x.shape, strict=True)):
+        pairs = list(zip(target, x.shape, strict=True))
+        wide = tuple(n if have.get(c, 1) == 1 else have[c] for c, n in pairs)
+        if any(have.get(c, 1) == 1 and n != 1 for c, n in pairs):
             dx = g.op("Expand", dx, g.shape_of(x), shape=wide)
         gradients.append(g.reduce_to(dx, x))
     return tuple(gradients)

@@ -175,9 +175,8 @@ def _standardized(x, axes, epsilon: float):
     """x with mean 0 and variance 1 along the axes; its mean; the inverse standard deviation."""
     mean = pt.mean(x, axis=axes, keepdims=True)
     centred = x - mean
-    inverse = number(x, 1) / pt.sqrt(
-        pt.mean(centred * centred, axis=axes, keepdims=True) + number(x, epsilon)
-    )
+    variance = pt.mean(centred * centred, axis=axes, keepdims=True)
+    inverse = number(x, 1) / pt.sqrt(variance + number(x, epsilon))
     return centred * inverse, mean, inverse
 
 
