@@ -744,6 +744,29 @@ def test_what_an_op_lacks_is_a_note():
     assert notes["shape alone"].startswith("no infer_shape")
 
 
+class OfItsInputs(Op):
+    """a b, whose pullback asks autodiff for the gradient of what it is given."""
+
+    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
+
+    def perform(self, node, inputs, storage):
+        storage[0][0] = inputs[0] * inputs[1]
+
+    def infer_shape(self, fgraph, node, shapes):
+        return shapes[:1]
+
+    def pullback(self, inputs, outputs, cotangents):
+        return pytensor.grad((inputs[0] * inputs[1] * cotangents[0]).sum(), inputs)
+
+
+def test_a_pullback_by_autodiff_of_the_inputs_themselves():
+    """Right as long as no input, and no cotangent, is computed from another input."""
+    assert set(faults(OfItsInputs(), (x, x**2))) == {"inputs of one another"}
+    of_its_own = type("OfItsOwn", (OfItsInputs,), {"pullback": lambda self, inputs, _, cotangents: [
+        cotangents[0] * inputs[1], cotangents[0] * inputs[0]]})  # fmt: skip
+    assert faults(of_its_own(), (x, x**2)) == {}
+
+
 def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
     a = pt.dvector("a")
     box = OpFromGraph([a], [a**2], pullback=lambda i, o, c: [2 * i[0]], inline=True)

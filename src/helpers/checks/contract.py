@@ -35,7 +35,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.null_type import NullType
 from pytensor.graph.op import Op
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.traversal import applys_between
 from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
@@ -129,7 +129,8 @@ def attack(
       an input that change the answer, a generator of random numbers that other code shares;
     - the derivatives: ``pullback`` and ``pushforward`` against complex steps through `truth` (or
       central differences) and against each other, their linearity, disconnected tangents and
-      cotangents, integer inputs, the second order;
+      cotangents, inputs and cotangents that are computed from other inputs, integer inputs, the
+      second order;
     - the shapes without the values (``infer_shape``), PyTensor's rewrites, and batches of all
       inputs and of each one, made by ``vectorize_graph``, against a loop, and inputs that are
       constants;
@@ -289,6 +290,7 @@ def _derivatives(at: Point) -> list[Attack]:
     checks = checks if at.has_shapes else {}
     if right:
         checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
+        checks |= {"inputs of one another": pull_chained}
         checks |= {"short gradient": pull_cut, "pullback in float32": pull_single}
         checks |= {"second order": second}
     if at.integers:
@@ -1068,6 +1070,35 @@ def pull_partly(at: Point) -> None:
             if k in full:
                 what = f"{alone} the gradient for {of.labels[k]}"
                 compare(what, x_bar, full[k], "zero cotangents", at.tolerance)
+
+
+def pull_chained(at: Point) -> None:
+    """Each input has its own gradient where the next one, and the cotangents, are made of it.
+
+    Each moves with the mean of the one before it, and the cotangents with that of the first: their
+    values stay, since what the mean is now is taken off.
+    """
+    of, inputs, moves, masks = at.of, list(at.of.xs), [0.0], {}
+    for k in of.free:
+        inputs[k] = X = of.xs[k] + pt.cast(moves[-1], of.xs[k].type.dtype)
+        masks[k] = np.isfinite(at.arrays[k]) / max(at.arrays[k].size, 1)
+        mean = (pt.switch(masks[k], X, 0.0) * masks[k]).sum()
+        moves.append(mean - pg.disconnected_grad(mean))
+    says = "where one is computed from another, it fails: {}"
+    with _told(says, of.inherited):
+        ys = clone_replace(of.ys, dict(zip(of.xs, inputs, strict=True)), rebuild_strict=False)
+        bars = [b + pt.cast(moves[1], b.type.dtype) for b in of.y_bars]
+        x_bars, _ = of.gradients(_along(bars, [ys[j] for j in of.smooth]), of.free)
+        found = compiled([*of.xs, *of.y_bars], [*x_bars.values()])(*at.arrays, *at.y_bars)
+    expected, more = {}, 0.0
+    for k in reversed(of.free):
+        expected[k] = at.pulled[k] + more * masks[k]
+        more = expected[k].sum()
+    expected[of.free[0]] += masks[of.free[0]] * sum(at.values[j].sum() for j in of.smooth)
+    for k, x_bar in zip(x_bars, found, strict=True):
+        what = f"if another input, or a cotangent, is made of {of.labels[k]}, its gradient"
+        says = "each apart; take gradients for symbols of your own, not for the inputs"
+        compare(what, x_bar, expected[k], says, 10 * at.tolerance, of.inherited)
 
 
 ABSENT = "({{}}): a {} may be of DisconnectedType, which has no arithmetic"
