@@ -752,7 +752,7 @@ class OfItsInputs(Op):
     def perform(self, node, inputs, storage):
         storage[0][0] = inputs[0] * inputs[1]
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, node, shapes):
         return shapes[:1]
 
     def pullback(self, inputs, outputs, cotangents):

@@ -245,7 +245,11 @@ def pulled_twice(outputs, X: dict, bars: dict) -> dict:
     graphs are of symbols: a gradient with respect to inputs that depend on each other would go
     through what they depend on as well.
     """
-    own, weights = ({x: V.type() for x, V in given.items()} for given in (X, bars))
+    # Of unknown lengths: a scan wants those of its states known everywhere, or nowhere.
+    own, weights = (
+        {x: pt.tensor(dtype=V.dtype, shape=(None,) * V.ndim) for x, V in given.items()}
+        for given in (X, bars)
+    )
     found = outputs(own)
     loss = sum((own[f"{x}_bar"] * V).sum() for x, V in found.items())
     wrt = [x for x in bars if x not in found]
@@ -256,7 +260,8 @@ def pulled_twice(outputs, X: dict, bars: dict) -> dict:
     symbols = dict(
         zip([*own.values(), *weights.values()], [*X.values(), *bars.values()], strict=True)
     )
-    return dict(zip(X, graph_replace(moved, symbols, strict=False), strict=True))
+    moved = zip(X.items(), graph_replace(moved, symbols, strict=False), strict=True)
+    return {x: G.astype(V.dtype) for (x, V), G in moved}
 
 
 def asked(requested) -> tuple[bool, ...]:
