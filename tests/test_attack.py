@@ -761,10 +761,25 @@ class OfItsInputs(Op):
 
 def test_a_pullback_by_autodiff_of_the_inputs_themselves():
     """Right as long as no input, and no cotangent, is computed from another input."""
-    assert set(faults(OfItsInputs(), (x, x**2))) == {"inputs of one another"}
-    of_its_own = type("OfItsOwn", (OfItsInputs,), {"pullback": lambda self, inputs, _, cotangents: [
-        cotangents[0] * inputs[1], cotangents[0] * inputs[0]]})  # fmt: skip
-    assert faults(of_its_own(), (x, x**2)) == {}
+    found = faults(OfItsInputs(), (x, x**2))
+    assert set(found) == {"inputs of one another", "one variable twice"}
+    assert "2 times the true one" in found["one variable twice"]
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_pullback_that_looks_gradients_up_by_variable(by_variable):
+    """Of two inputs that are one variable it finds the last gradient twice."""
+
+    def pullback(self, inputs, outputs, cotangents):
+        a, b = inputs
+        found = [cotangents[0] * b * a, cotangents[0] * a**2 / 2]
+        return [dict(zip(inputs, found, strict=True))[x] for x in inputs] if by_variable else found
+
+    def perform(self, node, inputs, storage):
+        storage[0][0] = inputs[0] ** 2 * inputs[1] / 2
+
+    kind = type("OfVariables", (OfItsInputs,), {"pullback": pullback, "perform": perform})
+    assert set(faults(kind(), (x, x**2))) == ({"one variable twice"} if by_variable else set())
 
 
 def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():

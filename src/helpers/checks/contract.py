@@ -24,6 +24,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -132,8 +133,8 @@ def attack(
       cotangents, inputs and cotangents that are computed from other inputs, integer inputs, the
       second order;
     - the shapes without the values (``infer_shape``), PyTensor's rewrites, and batches of all
-      inputs and of each one, made by ``vectorize_graph``, against a loop, and inputs that are
-      constants;
+      inputs and of each one, made by ``vectorize_graph``, against a loop, inputs that are
+      constants, and one variable for two inputs;
     - each backend against Python, its memory, and JAX's own derivative.
 
     Parameters
@@ -268,6 +269,7 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
     found = [_attempt(name, check, at) for name, check in checks.items()]
     found += _derivatives(at)
     checks = {"constants": constants, "rewritten": rewritten, "batched": batched}
+    checks |= {"one variable twice": same_twice} if _alike(at.arrays) else {}
     found += [_attempt(name, check, at) for name, check in checks.items()]
     found += [_attempt(f"case: {name}", _case, at, case) for name, case in cases.items()]
     return found + [_attempt(f"refused: {x}", refuses, at, case) for x, case in refused.items()]
@@ -1072,6 +1074,31 @@ def pull_partly(at: Point) -> None:
                 compare(what, x_bar, full[k], "zero cotangents", at.tolerance)
 
 
+def same_twice(at: Point) -> None:
+    """One variable for two inputs is answered as two equal ones; its gradient is the sum of theirs.
+
+    Rewrites, and pullbacks that know variables by what they are, take the one for the other.
+    """
+    of, xs = at.of, at.arrays
+    i, k = _alike(xs)
+    there, who = Point(of, at.but(k, xs[i])), f"one variable as {of.labels[i]} and {of.labels[k]}"
+    valid = not isinstance(_outcome(getattr, there, "values"), Exception) and there.is_finite
+    ensure(valid, f"there is no answer for {who}", "skipped")
+    free = [x for x in of.free if x != k] if at.has_shapes else []
+    with _told(f"{who} fails: {{}}", of.inherited):
+        ys = clone_replace(of.ys, {of.xs[k]: of.xs[i]}, rebuild_strict=False)
+        x_bars, _ = of.gradients(_along(of.y_bars, [ys[j] for j in of.smooth]), free)
+        symbols = [*of.xs, *of.y_bars]
+        found = compiled(symbols, [*ys, *x_bars.values()], REWRITTEN)(*xs, *there.y_bars)
+    agree(at, found[: len(ys)], there.values, "two variables", f"output {{}} for {who}")
+    expected = dict(there.pulled) if x_bars else {}
+    if i in expected and k in expected:
+        expected[i] = expected[i] + expected[k]
+    for x, x_bar in zip(x_bars, found[len(ys) :], strict=True):
+        what = f"the gradient for {of.labels[x]} for {who}"
+        compare(what, x_bar, expected[x], "two variables", 10 * at.tolerance, of.inherited)
+
+
 def pull_chained(at: Point) -> None:
     """Each input has its own gradient where the next one, and the cotangents, are made of it.
 
@@ -1638,6 +1665,13 @@ def _cuts(at: Point):
             shorter = _shortened(arrays, [(k, axis)], arrays[k].shape[axis] - 1)
             if not isinstance(_outcome(at.of.run, *shorter), Exception):
                 yield _shortened(arrays, [(k, axis)], 0)
+
+
+def _alike(arrays) -> tuple[int, int] | None:
+    """The first two of one type and shape."""
+    kinds = [(x.dtype, x.shape) for x in arrays]
+    return next((pair for pair in combinations(range(len(kinds)), 2)
+                 if kinds[pair[0]] == kinds[pair[1]]), None)  # fmt: skip
 
 
 def _shortened(arrays, group, n: int) -> list[np.ndarray]:
