@@ -744,6 +744,22 @@ def test_what_an_op_lacks_is_a_note():
     assert notes["shape alone"].startswith("no infer_shape")
 
 
+NOTHING_LEFT = {
+    "softmax": (lambda a: pt.special.softmax(a).sum(), x),
+    "cos and sin": (lambda a: pt.cos(a) ** 2 + pt.sin(a) ** 2, x),
+    "one factor": (lambda a, b: a * b / b, x, x**2 + 1),
+    "inverse": (lambda A: pt.linalg.inv(A) @ A, np.eye(3) + 0.1 * np.arange(9.0).reshape(3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_LEFT)
+def test_a_gradient_of_which_rounding_alone_is_left(name):
+    op, *inputs = NOTHING_LEFT[name]
+    report = attack(op, *inputs, backends=(), raises=False)
+    assert not report.faults, report
+    assert {a.name: a.status for a in report.attacks}["pullback in float32"] == "ok"
+
+
 class OfItsInputs(Op):
     """a b, whose pullback asks autodiff for the gradient of what it is given."""
 

@@ -54,6 +54,7 @@ IN_C = Mode(VMLinker(use_cloop=True, c_thunks=True), "fast_compile")
 BACKENDS = {"numba": ("Numba", "NUMBA"), "jax": ("JAX", "JAX"), "c": ("C", IN_C)}
 DIFFERENCES = 1e-5  # what central differences can be trusted to
 SINGLE = 1e-3  # float32, after a short computation
+FEWER = np.finfo("float32").eps / np.finfo("float64").eps
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
 SINGLE_STEPS = np.logspace(0, -3, 13)  # that they take
 JUMP = 1e-5  # of the values: more is no rounding
@@ -472,6 +473,19 @@ class Point:
     @property
     def tolerance(self) -> float:
         return SINGLE if self.is_single else self.of.rtol
+
+    @cached_property
+    def rounding(self) -> float:
+        """What it may leave, where parts cancel, of how a cost moves if inputs double."""
+        eps = np.finfo("float32" if self.is_single else "float64").eps
+        terms = zip(self.of.smooth, self.y_bars, strict=True)
+        return 64 * eps * sum(np.abs(b * self.values[j]).sum() for j, b in terms)
+
+    def share(self, k: int, moves=1.0) -> float:
+        """How large moves are beside real input k; of one, times `rounding`: beside a gradient."""
+        x = np.abs(self.arrays[k])
+        size = np.max(x, initial=0.0, where=np.isfinite(x))
+        return float(np.max(np.abs(moves), initial=0.0) / size) if size else 0.0
 
     @cached_property
     def y_bars(self) -> list[np.ndarray]:
@@ -1043,18 +1057,22 @@ def pull_linear(at: Point) -> None:
     """The answers to two parts of the cotangent add up to the answer."""
     who = [f"for {at.of.labels[k]}, the answers to two parts of the cotangent" for k in at.pulled]
     hint = ": every term must contain the cotangent once"
-    _add_up(at, at.of.pull, at.y_bars, at.pulled.values(), who, hint)
+    left = [at.rounding * at.share(k) for k in at.pulled]
+    _add_up(at, at.of.pull, at.y_bars, at.pulled.values(), who, left, hint)
 
 
-def _add_up(at: Point, f: Callable, v, whole, who, hint: str = "") -> None:
-    """f(v) = f(-2 m v) + f((1 + 2 m) v), where m is 1 at every other entry and 0 between."""
+def _add_up(at: Point, f: Callable, v, whole, who, left, hint: str = "") -> None:
+    """f(v) = f(-2 m v) + f((1 + 2 m) v), where m is 1 at every other entry and 0 between.
+
+    But for what is `left` of each by rounding.
+    """
     m = [(np.arange(x.size) % 2 == 0).reshape(x.shape).astype(x.dtype) for x in v]
     parts = [-2 * a * x for a, x in zip(m, v, strict=True)]
     found = [np.array(y) for y in f(*at.arrays, *parts)]
     rest = f(*at.arrays, *(x - p for x, p in zip(v, parts, strict=True)))
-    for what, once, y, z in zip(who, whole, found, rest, strict=True):
+    for what, once, y, z, least in zip(who, whole, found, rest, left, strict=True):
         added = np.where(np.isfinite(once), y + np.asarray(z), once)
-        says = _difference(added, once, at.tolerance)
+        says = _difference(added, once, at.tolerance, least / at.tolerance)
         ensure(not says, f"{what}, one with zeros, do not add up ({says}){hint}")
 
 
@@ -1093,7 +1111,8 @@ def same_twice(at: Point) -> None:
     agree(at, found[: len(ys)], there.values, "two variables", f"output {{}} for {who}")
     for x, x_bar in zip(x_bars, found[len(ys) :], strict=True):
         parts = [there.pulled[z] for z in ((i, k) if x == i else (x,)) if z in there.pulled]
-        size = max(np.max(np.abs(part), initial=0.0) for part in parts)  # they may cancel
+        least = there.rounding * there.share(x) / at.tolerance
+        size = max(least, *(np.max(np.abs(part), initial=0.0) for part in parts))  # they may cancel
         says = _difference(x_bar, sum(parts), 10 * at.tolerance, size)
         what = f"the gradient for {of.labels[x]} for {who}"
         ensure(not says, f"{what} {says} (two variables)", of.inherited)
@@ -1125,7 +1144,8 @@ def pull_chained(at: Point) -> None:
         size = sizes[k] = max(size, np.max(np.abs(expected[k]), initial=0.0))
     expected[of.free[0]] += masks[of.free[0]] * sum(at.values[j].sum() for j in of.smooth)
     for k, x_bar in zip(x_bars, found, strict=True):
-        says = _difference(x_bar, expected[k], 10 * at.tolerance, sizes[k])
+        least = at.rounding * at.share(k) / at.tolerance
+        says = _difference(x_bar, expected[k], 10 * at.tolerance, max(sizes[k], least))
         what = f"if another input, or a cotangent, is made of {of.labels[k]}, its gradient {says}"
         ensure(not says, f"{what}: take gradients for symbols of your own", of.inherited)
 
@@ -1165,7 +1185,8 @@ def pull_single(at: Point) -> None:
         of_type(f"{who} it", symbol, x_bar)
         says = f"{who} of float32 it is {dtype}"
         ensure(dtype == "float32", says, of.inherited if alike else "note")
-        compare(who, x_bar, true, "float64", SINGLE, of.inherited)
+        left = FEWER * at.rounding * at.share(k)
+        compare(who, x_bar, true, "float64", SINGLE, of.inherited, left)
 
 
 def second(at: Point) -> None:
@@ -1275,9 +1296,15 @@ def pushforward(at: Point) -> str:
         raise Found(f"the pushforward {says} ({methods})", of.inherited)
     if not right:
         return f"against {methods}"
-    transposed = _is_sum(forwards, [at.pulled[k] * at.x_dots[k] for k in slopes], at.tolerance)
+    terms = [at.pulled[k] * at.x_dots[k] for k in slopes]
+    transposed = _is_sum(forwards, terms, at.tolerance, _left(at))
     ensure(transposed, "pushforward and pullback are not transposes of each other")
     return f"against {methods} and pullback"
+
+
+def _left(at: Point) -> float:
+    """What rounding leaves of the cost's tangent where its parts cancel."""
+    return at.rounding * sum(at.share(k, x_dot) for k, x_dot in at.x_dots.items())
 
 
 def push_linear(at: Point) -> None:
@@ -1286,7 +1313,7 @@ def push_linear(at: Point) -> None:
     with _told("it fails: {}", at.of.inherited):
         whole = at.of.push(*at.arrays, *dots)
         who = ["the answers to two parts of the tangents"] * len(whole)
-        _add_up(at, at.of.push, dots, whole, who)
+        _add_up(at, at.of.push, dots, whole, who, [_left(at)] * len(whole))
 
 
 def push_partly(at: Point) -> None:
@@ -1312,14 +1339,14 @@ def default_push(at: Point) -> None:
     except pg.NullTypeGradError:
         raise Found("a second derivative is declared missing", "skipped") from None
     terms = [at.pulled[k] * d for k, d in zip(of.free, dots, strict=True)]
-    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance):
+    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance, _left(at)):
         us = [of.xs[k].type() for k in of.free]
         back = pytensor.grad(
             _along(us, of.x_bars.values()), of.y_bars, disconnected_inputs="ignore",
             return_disconnected="zero",
         )  # fmt: skip
         back = compiled([*of.xs, *of.y_bars, *us], back)(*at.arrays, *at.y_bars, *dots)
-        if not _is_sum(_along(at.y_bars, back), terms, at.tolerance):
+        if not _is_sum(_along(at.y_bars, back), terms, at.tolerance, _left(at)):
             raise Found("the pullback has a wrong gradient for the cotangents", of.inherited)
         raise Found(
             "PyTensor's default pushforward is wrong, because it takes the cotangents that "
@@ -1384,11 +1411,12 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     before = [x.copy() for x in given]
     found = [*f(*at.arrays), *(g(*given) if has_g else [])]
     ensure(_same(before, given), f"{name} overwrites an input")
-    expected = [(f"output {j}", y, at.values[j]) for j, y in enumerate(of.ys)]
+    expected = [(f"output {j}", y, at.values[j], 0.0) for j, y in enumerate(of.ys)]
     for k, x_bar in of.x_bars.items() if has_g else ():
-        expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k]))
-    for (what, symbol, true), one in zip(expected, map(np.asarray, found), strict=True):
-        compare(what, one, true, "Python", at.tolerance)
+        left = at.rounding * at.share(k)
+        expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k], left))
+    for (what, symbol, true, left), one in zip(expected, map(np.asarray, found), strict=True):
+        compare(what, one, true, "Python", at.tolerance, left=left)
         of_type(what, symbol, one, severity)
 
 
@@ -1492,11 +1520,12 @@ def agree(at: Point, found, trues, against, what="output {}", rtol=None, severit
         compare(what.format(j), one, true, against, rtol, severity)
 
 
-def compare(what, found, true, against, rtol, severity="FAULT") -> None:
+def compare(what, found, true, against, rtol, severity="FAULT", left=0.0) -> None:
+    """But for what is `left` by rounding."""
     found, true = np.asarray(found), np.asarray(true)
     if found.shape != true.shape:
         raise Found(f"{what} has shape {found.shape}, expected {true.shape} ({against})", severity)
-    if says := _difference(found, true, rtol):
+    if says := _difference(found, true, rtol, left / rtol):
         raise Found(f"{what} {says} ({against})", severity)
 
 
