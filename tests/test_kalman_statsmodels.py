@@ -1181,6 +1181,19 @@ def test_an_absolute_value_on_a_branch_that_is_reached_later():
     assert relative_error(ours.score(mod, x * [-1, 1]), found * [-1, 1]) < 1e-6
 
 
+def test_an_update_that_loses_the_imaginary_part_on_a_branch_that_is_reached_later():
+    class Late(_Plain):
+        def fill(self, params):
+            h, q = params
+            self.ssm["obs_cov", 0, 0] = h if h.real < 2e4 else h / 2 + h.real / 2
+            self.ssm["state_cov", 0, 0] = q if q.real < 2e3 else q.real
+
+    for derivative in (ours.score, ours.hessian):
+        mod, plain = Late(nile(), **HOW), sm.tsa.UnobservedComponents(nile(), "llevel")
+        for x in ([1.4e4, 1.2e3], [1.5e4, 1.2e3], [2.5e4, 1.2e3], [1.5e4, 2.2e3]):
+            assert relative_error(derivative(mod, x), derivative(plain, x)) < 1e-6
+
+
 def test_an_absolute_value_beside_a_large_number():
     """Of which differences see no more than a few digits."""
 

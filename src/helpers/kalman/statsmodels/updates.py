@@ -42,6 +42,9 @@ MISSED = 1e-9
 # The same for differences, which leave 1e-11 or so of the largest entry.
 MISSED_BY_DIFFERENCES = 1e-6
 
+# The share of what an entry does between two points that its derivatives may leave unsaid.
+UNSAID = 0.01
+
 # The least that a parameter may do to an entry, relative to the one that does most: of less, a sum
 # would not hold enough digits to tell whether it has changed.
 ALIKE = 1e-5
@@ -100,9 +103,9 @@ class Colored:
             return None
         return self.rows, self.columns, self.told[1]
 
-    def dense(self, params: np.ndarray) -> np.ndarray:
+    def dense(self, params: np.ndarray, jacobian=None) -> np.ndarray:
         """The same as a matrix (N, k)."""
-        rows, columns, values = self.jacobian(params)
+        rows, columns, values = self.jacobian(params) if jacobian is None else jacobian
         found = np.zeros((self.pattern.shape[1], self.k))
         found[rows, columns] = values
         return found
@@ -263,6 +266,7 @@ class _ArrayDerivatives:
             self.shapes[x] = known or (1, *[m] * len(SHAPES[x]))
             self.at[x] = slice(stop, stop := stop + int(np.prod(self.shapes[x])))
         self.size, self.exact, self.colored, self.seen = stop, True, None, set()
+        self.here = self.last = None
         self.look_at(params)
 
     def knows(self, params: np.ndarray) -> bool:
@@ -274,9 +278,11 @@ class _ArrayDerivatives:
 
         Looked at wherever signs are new: a parameter may enter by its absolute value.
         """
-        if self.knows(params):
-            return
-        self.seen.add(np.sign(params).tobytes())
+        if not self.knows(params):
+            self.seen.add(np.sign(params).tobytes())
+            self._look(params)
+
+    def _look(self, params: np.ndarray) -> None:
         self._refuse_moving_data(params)
         if not self.exact:
             return
@@ -306,7 +312,39 @@ class _ArrayDerivatives:
 
     def _along(self, params: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """By a complex step, which leaves the model complex."""
-        return (complex_step if self.exact else difference)(self._at)(params, direction)
+        if not self.exact:
+            return difference(self._at)(params, direction)
+        found = self._at(params + 1j * STEP * direction)
+        self.here = found.real
+        return found.imag / STEP
+
+    def known(self, params: np.ndarray):
+        """The derivatives, if one step says that they are those of the last point."""
+        found = self.colored.known(params) if self.knows(params) else None
+        return found if found is None or self._as_said(params, found) else None
+
+    def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """That of `colored`, looked at once more where it does not say how the arrays moved."""
+        found = self.colored.jacobian(params)
+        if not self._as_said(params, found):
+            self._look(params)
+            found = self.colored.jacobian(params)
+        self.last = params.copy(), self.here, found
+        return found
+
+    def _as_said(self, params: np.ndarray, found: tuple) -> bool:
+        """Whether the arrays have moved since the last point as the derivatives at both say.
+
+        An update may lose the imaginary part on a branch that was not taken there.
+        """
+        rows, columns, values = found
+        if not self.exact or self.last is None or self.last[2][0] is not rows:
+            return True
+        x, before, (*_, slopes) = self.last
+        moves = (params - x)[columns] * (slopes + values) / 2
+        moved = self.here - before
+        missed = np.abs(moved - np.bincount(rows, moves, minlength=self.size))
+        return not (missed > UNSAID * np.abs(moved) + MISSED * np.abs(before)).any()
 
     def _is_analytic(self, params: np.ndarray, mask: np.ndarray) -> bool:
         """Whether complex steps see what differences see: not through abs, real or a factor.
@@ -365,7 +403,7 @@ class _ArrayDerivatives:
 
     def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
         """The inner products of a gradient, as one vector, with the derivatives (k,)."""
-        return self.colored.pull(params, bar, jacobian)
+        return self.colored.pull(params, bar, jacobian or self.jacobian(params))
 
     def columns(self) -> np.ndarray:
         """Those of T and Z that some parameter moves, ascending."""
@@ -379,7 +417,7 @@ class _ArrayDerivatives:
 
     def dense(self, params: np.ndarray) -> np.ndarray:
         """The derivatives in each parameter (N, k)."""
-        return self.colored.dense(params)
+        return self.colored.dense(params, self.jacobian(params))
 
     def moves(self, params: np.ndarray) -> dict[str, np.ndarray]:
         """The same for each array (k, ...), time first where it varies."""
@@ -414,6 +452,9 @@ class _VarmaxDerivatives(_ArrayDerivatives):
         others = direction.copy()
         others[self.where] = 0
         return super()._along(params, others)
+
+    def _as_said(self, params: np.ndarray, found: tuple) -> bool:
+        return True  # of Q they say nothing
 
     def pull(self, params: np.ndarray, bar: np.ndarray, jacobian=None) -> np.ndarray:
         found = super().pull(params, bar, jacobian)
