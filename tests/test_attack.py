@@ -749,7 +749,13 @@ NOTHING_LEFT = {
     "cos and sin": (lambda a: pt.cos(a) ** 2 + pt.sin(a) ** 2, x),
     "one factor": (lambda a, b: a * b / b, x, x**2 + 1),
     "inverse": (lambda A: pt.linalg.inv(A) @ A, np.eye(3) + 0.1 * np.arange(9.0).reshape(3, 3)),
-}
+    # And nothing else of the value.
+    "deviations": (lambda a: (a - a.mean()).sum(), x),
+    "softmax less one": (lambda a: pt.special.softmax(a).sum() - 1, x),
+    "there and back": (lambda a: pt.log(pt.exp(a)) - a, x),
+    "commutator": (lambda A, B: (A @ B - B @ A).trace(), np.cos(np.arange(9.0).reshape(3, 3)),
+                   np.sin(np.arange(9.0).reshape(3, 3))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOTHING_LEFT)
@@ -758,6 +764,15 @@ def test_a_gradient_of_which_rounding_alone_is_left(name):
     report = attack(op, *inputs, backends=(), raises=False)
     assert not report.faults, report
     assert {a.name: a.status for a in report.attacks}["pullback in float32"] == "ok"
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-6])
+def test_a_wrong_gradient_of_what_rounding_alone_is_left_of(factor):
+    a = pt.dvector("a")
+    box = OpFromGraph(
+        [a], [(a - a.mean()).sum()], pullback=lambda i, o, c: [factor * c[0] + 0 * i[0]]
+    )
+    assert ("pullback" in faults(box, (x,))) == bool(factor)
 
 
 class OfItsInputs(Op):
@@ -802,6 +817,75 @@ def test_an_override_of_an_op_from_graph_that_forgets_its_cotangent():
     a = pt.dvector("a")
     box = OpFromGraph([a], [a**2], pullback=lambda i, o, c: [2 * i[0]], inline=True)
     assert set(faults(box, (x,))) >= {"pullback", "pullback is linear"}
+
+
+@pytest.mark.parametrize("rule", [None, lambda i, o, c: [c[0] * i[1], c[0] * i[0]]])
+def test_rules_that_pytensor_makes_for_a_graph_in_a_box(rule):
+    """They take no tangent that is absent, and the one of a power is NaN below zero."""
+    a, b = pt.dvectors("a", "b")
+    assert faults(OpFromGraph([a, b], [a * b], pullback=rule), (x, -x)) == {}
+    assert faults(OpFromGraph([a, b], [a**2]), (-x, x)) == {}
+    wrong = OpFromGraph([a, b], [a * b], pullback=rule, pushforward=lambda i, d: [d[0] * i[1]])
+    assert "pushforward" in faults(wrong, (x, x**2))
+
+
+class Times(Op):
+    """k x, of which subclasses lose k, or remember too much."""
+
+    __props__ = ("k",)
+    itypes, otypes = [pt.dvector], [pt.dvector]
+
+    def __init__(self, k):
+        self.k = k
+
+    def perform(self, node, inputs, storage):
+        storage[0][0] = np.asarray(self.k) * inputs[0]
+
+    def infer_shape(self, node, shapes):
+        return shapes
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [self.k * cotangents[0]]
+
+
+def remembers(self, node, inputs, storage):
+    if not hasattr(self, "first"):
+        self.first = inputs[0].sum()
+    storage[0][0] = self.k * inputs[0] + self.first
+
+
+def forgets(self, inputs, outputs, cotangents):
+    self.before = getattr(self, "before", 0) + 1
+    return [self.k * cotangents[0] * self.before]
+
+
+def unready(self):
+    raise TypeError("it holds a lock")
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ({}, None),
+        ({"__setstate__": lambda self, state: setattr(self, "k", 1.0)}, "it loses a part of"),
+        ({"__getstate__": lambda self: {"j": 1}}, "as pickling makes one, cannot be compared"),
+        ({"perform": remembers}, "the Op keeps something between its calls"),
+        ({"pullback": forgets}, "applied again, it answers otherwise (the gradient for"),
+        ({"__hash__": lambda self: id(self)}, "is equal to its copy, and has another hash"),
+        ({"__reduce__": unready}, "can be neither copied nor pickled: TypeError: it holds a lock"),
+    ],
+)
+def test_a_copy_of_an_op_is_the_op(methods, says):
+    report = attack(type("Told", (Times,), methods)(3.0), x, backends=(), raises=False)
+    told = {a.name: a for a in report.attacks}["equal Ops"]
+    assert says in told.says if says else not report.faults
+    assert told.status == ("ok" if not says else "note" if "lock" in says else "FAULT")
+
+
+@pytest.mark.parametrize("k", [(1.0, 2.0, 3.0, 4.0, 5.0), np.arange(5.0), 2.0])
+def test_numbers_that_an_op_does_not_name_among_its_properties(k):
+    told = faults(type("Unnamed", (Times,), {"__props__": ()})(k), (x,))["equal Ops"]
+    assert "name k in __props__" in told
 
 
 # --- the Ops of the package -----------------------------------------------------------------------

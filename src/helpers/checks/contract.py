@@ -20,7 +20,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -58,6 +58,7 @@ FEWER = np.finfo("float32").eps / np.finfo("float64").eps
 SINGLE_DIFFERENCES = 1e-2  # differences of float32
 SINGLE_STEPS = np.logspace(0, -3, 13)  # that they take
 JUMP = 1e-5  # of the values: more is no rounding
+TREMBLE = 1e7  # the same of what inputs do that move by rounding, in units of that
 MANY = 200  # entries of an array, of which each is moved alone
 OUTSIDE = 8  # entries on each side of an input that must not matter
 
@@ -125,7 +126,7 @@ def attack(
 
     - the types: integers for floats, float32, another number of dimensions, axes of length 0 and
       1, arrays that are not contiguous, declared against returned dtypes and shapes, those of known
-      lengths too; Ops that differ in a number and are equal;
+      lengths too; Ops that differ in a number and are equal, copies that answer otherwise;
     - the memory: inputs overwritten or handed back, but as ``destroy_map`` and ``view_map`` say,
       two outputs in one array, an answer overwritten by the next call, entries beyond the ends of
       an input that change the answer, a generator of random numbers that other code shares;
@@ -378,15 +379,15 @@ class Graph:
             for every in (xs, ys)
         )
         self.is_single = any(v.type.dtype == "float32" for v in (*xs, *ys))
-        self.is_op = isinstance(op, Op)
-        self.owned = _is_brought(type(op) if self.is_op else op)
+        self.is_op, self.fresh = isinstance(op, Op), op
+        self.owned = _is_brought(op)
         # What is wrong is a note if it cannot be mended here: in PyTensor's own, in what a function
         # inherits from its Ops, or where all Ops of the graph (what an Elemwise or a Blockwise
         # applies to each entry) are PyTensor's own.
         ops = [node.op for node in applys_between(xs, ys)]
-        ops = [type(getattr(op, "scalar_op", getattr(op, "core_op", op))) for op in ops]
         self.severity = "FAULT" if self.is_op and self.owned else "note"
         self.inherited = "FAULT" if any(map(_is_brought, ops)) else "note"
+        self.forwards = "FAULT" if any(_is_brought(op, forwards=True) for op in ops) else "note"
         self.y_bars = [ys[j].type(f"cotangent {j}") for j in self.smooth]
         # They come into the pullback as they are; of copies, for an output may be made of another.
         ends = [pt.tensor_copy(ys[j]) for j in self.smooth]
@@ -475,11 +476,35 @@ class Point:
         return SINGLE if self.is_single else self.of.rtol
 
     @cached_property
+    def eps(self) -> float:
+        return float(np.finfo("float32" if self.is_single else "float64").eps)
+
+    @cached_property
+    def left(self) -> list[float]:
+        """What rounding may leave of each output, all of it where its parts cancel: by how much it
+        moves where inputs do by so little."""
+        rng, found = np.random.default_rng(0), np.zeros(len(self.values))
+        most = max((np.max(np.abs(x[np.isfinite(x)]), initial=1.0) for x in self.arrays), default=1)
+
+        def moved(x):
+            return (x * (1 + self.eps * rng.integers(-4, 5, x.shape))).astype(x.dtype)
+
+        for _ in range(8):
+            near = _outcome(self.of.run, *self.nearby(moved))
+            for j in self.of.smooth if not isinstance(near, Exception) else ():
+                y = self.values[j]
+                gap = np.max(np.abs(near[j] - y), initial=0.0) if near[j].shape == y.shape else 0
+                if gap <= TREMBLE * self.eps * max(most, np.max(np.abs(y), initial=0.0)):
+                    found[j] = max(found[j], 64 * gap)  # else it jumps
+        return [*found]
+
+    @cached_property
     def rounding(self) -> float:
         """What it may leave, where parts cancel, of how a cost moves if inputs double."""
-        eps = np.finfo("float32" if self.is_single else "float64").eps
-        terms = zip(self.of.smooth, self.y_bars, strict=True)
-        return 64 * eps * sum(np.abs(b * self.values[j]).sum() for j, b in terms)
+        return sum(
+            64 * self.eps * np.abs(b * self.values[j]).sum() + np.abs(b).sum() * self.left[j]
+            for j, b in zip(self.of.smooth, self.y_bars, strict=True)
+        )
 
     def share(self, k: int, moves=1.0) -> float:
         """How large moves are beside real input k; of one, times `rounding`: beside a gradient."""
@@ -545,6 +570,7 @@ def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
     """The graph of an Op or function, at an example of its inputs."""
     arrays = _examples(inputs)
     labels, error = _labels(op, len(arrays)), None
+    fresh = _outcome(deepcopy, op) if isinstance(op, Op) else op
     for dtype in ("float64", "float32"):  # there are Ops that take float32 alone
         given = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
         for known in (False, True):  # and gradients that need lengths which are known
@@ -554,6 +580,7 @@ def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
                 error = error or refusal
                 continue
             at = Point(Graph(op, labels, xs, ys, truth, rtol, seed), given)
+            at.of.fresh = fresh
             values = _outcome(lambda at=at: at.values)
             if isinstance(values, Exception) and dtype == "float64":
                 error = error or values
@@ -702,14 +729,31 @@ def repeated(at: Point, f: Callable | None = None) -> None:
 
 
 def equal(at: Point) -> None:
-    """Ops that differ in a number, and so in their answers, are not equal."""
+    """Ops that differ in a number, and so in their answers, are not equal; a copy is, and answers
+    as the Op does, and so does the Op where it is applied again."""
     of = at.of
+    if isinstance(of.fresh, Exception):
+        raise Found(f"it can be neither copied nor pickled: {_brief(of.fresh)}", "note")
+    with _told("a copy, as pickling makes one, cannot be compared with it ({})", of.severity):
+        hashes = {hash(op) for op in (of.fresh, of.op)} if of.fresh == of.op else ()
+    ensure(len(hashes) < 2, "it is equal to its copy, and has another hash", of.severity)
+    there = Point(of, at.nearby())
+    valid = not isinstance(_outcome(getattr, there, "values"), Exception) and there.is_finite
+    for op, says in () if not valid else (
+        (of.op, "applied again, it answers otherwise ({}): it keeps something between its calls"),
+        (of.fresh, "a copy from before the first call, as pickling makes one, answers otherwise "
+         "({}): it loses a part of the Op, or the Op keeps something between its calls"),
+    ):  # fmt: skip
+        with _told(says, of.inherited, Found), _told("it fails: {}"):
+            xs, ys = built(op, of.labels, at.arrays, [x.type.shape for x in of.xs])
+            again = Graph(op, of.labels, xs, ys, None, of.rtol, of.seed)
+            same_answers(there, again.run, again.pull if again.x_bars else None, "it")
     for name, number in vars(of.op).items() if of.is_op else ():
-        if not isinstance(number, int | float):
+        if (another := _other(number)) is None:
             continue
         other = copy(of.op)
-        setattr(other, name, not number if isinstance(number, bool) else number + 1)
-        if other != of.op:
+        setattr(other, name, another)
+        if _outcome(lambda other=other: other == of.op) is not True:
             continue
         found = _outcome(lambda op: compiled(*built(op, of.labels, at.arrays))(*at.arrays), other)
         if not (isinstance(found, Exception) or _same(found, at.values)):
@@ -718,6 +762,17 @@ def equal(at: Point) -> None:
                 f"rewrites may take it in the place of this one: name {name} in __props__",
                 of.severity,
             )
+
+
+def _other(x):
+    """Another number, or as many of them; None if it is none."""
+    if isinstance(x, bool):
+        return not x
+    if isinstance(x, tuple) and x:
+        others = tuple(map(_other, x))
+        return None if None in others else others
+    is_number = isinstance(x, int | float) or isinstance(x, np.ndarray) and x.dtype.kind in "fiu"
+    return x + 1 if is_number else None
 
 
 def apart(labels, arrays, found) -> None:
@@ -974,7 +1029,7 @@ def _wrong(known: Slope, pulled, at: Point, k: int) -> str:
         size = max(np.max(np.abs(x[np.isfinite(x)]), initial=0) for x in at.pulled.values())
         lost = 1e-3 * (np.finfo(np.float32).eps if at.is_single else 1e-6)
         cost = abs(float(at.cost(k, at.of.run)(at.arrays[k])))
-        floor = max(1e-3 * size, lost * cost / known.rtol)
+        floor = max(1e-3 * size, lost * cost / known.rtol, at.rounding * at.share(k) / known.rtol)
     pulled = symmetrize(pulled) if known.symmetric else pulled
     return _difference(np.where(there, pulled, 0), np.where(there, true, 0), known.rtol, floor)
 
@@ -1272,7 +1327,7 @@ def pushforward(at: Point) -> str:
     ensure(not missing, "none of its own; the default is made from the pullback", "note")
     ensure(not failed, f"it cannot be built: {_brief(push)}", of.severity)
     ensure(not of.nulls, "some gradients are declared missing", "skipped")
-    with _told("it fails: {}", of.inherited):
+    with _told("it fails: {}", of.forwards):
         pushed = push(*at.arrays, *at.x_dots.values())
     for j, y_dot in zip(of.smooth, pushed, strict=True):
         says = f"the tangent of output {j} has shape {y_dot.shape}"
@@ -1282,7 +1337,7 @@ def pushforward(at: Point) -> str:
     methods = ", ".join(sorted({known.against for known in slopes.values()}))
     right = at.has_shapes and not any(_wrong(s, at.pulled[k], at, k) for k, s in slopes.items())
     rtol = max(known.rtol for known in slopes.values())
-    slack = 1e-9 * abs(float(at.total(at.values)))
+    slack = 1e-9 * abs(float(at.total(at.values))) + _left(at)
     if _is_finite(sum(map(np.sum, terms))) and not _is_sum(forwards, terms, rtol, slack):
 
         def cost(t):
@@ -1293,7 +1348,7 @@ def pushforward(at: Point) -> str:
         if _is_between(cost, np.array(0.0), np.array(1.0), forwards):
             return "at a kink, between the slopes of both sides"
         says = _difference(np.array(forwards), np.array(sum(map(np.sum, terms))), rtol)
-        raise Found(f"the pushforward {says} ({methods})", of.inherited)
+        raise Found(f"the pushforward {says} ({methods})", of.forwards)
     if not right:
         return f"against {methods}"
     terms = [at.pulled[k] * at.x_dots[k] for k in slopes]
@@ -1310,7 +1365,7 @@ def _left(at: Point) -> float:
 def push_linear(at: Point) -> None:
     """The answers to two parts of the tangents add up to the answer."""
     dots = [*at.x_dots.values()]
-    with _told("it fails: {}", at.of.inherited):
+    with _told("it fails: {}", at.of.forwards):
         whole = at.of.push(*at.arrays, *dots)
         who = ["the answers to two parts of the tangents"] * len(whole)
         _add_up(at, at.of.push, dots, whole, who, [_left(at)] * len(whole))
@@ -1321,12 +1376,12 @@ def push_partly(at: Point) -> None:
     of = at.of
     for k in of.moving:
         moves = f"if {of.labels[k]} alone moves,"
-        with _told(f"{moves} pushforward fails {ABSENT.format('tangent')}", of.inherited):
+        with _told(f"{moves} pushforward fails {ABSENT.format('tangent')}", of.forwards):
             alone = pushed_graph(of, [k], own=True)(*at.arrays, at.x_dots[k])
         zeros = [d if i == k else 0 * d for i, d in at.x_dots.items()]
         for y_dot, true in zip(alone, of.push(*at.arrays, *zeros), strict=True):
             what = f"the pushforward, {moves}"
-            compare(what, y_dot, true, "zero tangents", at.tolerance, of.inherited)
+            compare(what, y_dot, true, "zero tangents", at.tolerance, of.forwards)
 
 
 def default_push(at: Point) -> None:
@@ -1411,7 +1466,7 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     before = [x.copy() for x in given]
     found = [*f(*at.arrays), *(g(*given) if has_g else [])]
     ensure(_same(before, given), f"{name} overwrites an input")
-    expected = [(f"output {j}", y, at.values[j], 0.0) for j, y in enumerate(of.ys)]
+    expected = [(f"output {j}", y, at.values[j], at.left[j]) for j, y in enumerate(of.ys)]
     for k, x_bar in of.x_bars.items() if has_g else ():
         left = at.rounding * at.share(k)
         expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k], left))
@@ -1491,10 +1546,18 @@ def jax_rule(at: Point) -> str | None:
     return None
 
 
-def _is_brought(kind) -> bool:
-    """Whether a class or a function is not PyTensor's own."""
-    module = getattr(kind, "__module__", None) or ""
-    return kind is OpFromGraph or module.split(".")[0] != "pytensor"
+def _is_brought(op, forwards: bool = False) -> bool:
+    """Whether an Op, or its pushforward, or a function is not PyTensor's own.
+
+    Of a graph in a box PyTensor makes the rules that nobody gave it.
+    """
+    op = getattr(op, "scalar_op", getattr(op, "core_op", op))
+    kind = type(op) if isinstance(op, Op) else op
+    if isinstance(op, OpFromGraph) and (forwards or kind is OpFromGraph):
+        given = [op.pushforward_overrides, None if forwards else op.pullback_overrides]
+        own = kind.pushforward is not OpFromGraph.pushforward or any(x is not None for x in given)
+        return own or any(_is_brought(node.op, forwards) for node in op.fgraph.apply_nodes)
+    return (getattr(kind, "__module__", None) or "").split(".")[0] != "pytensor"
 
 
 def _brings_c(node) -> bool:
@@ -1516,8 +1579,9 @@ def _brings_c(node) -> bool:
 def agree(at: Point, found, trues, against, what="output {}", rtol=None, severity="FAULT") -> None:
     """All outputs are the true ones."""
     rtol = at.tolerance if rtol is None else rtol
+    more = FEWER if rtol == SINGLE and not at.is_single else 1
     for j, (one, true) in enumerate(zip(found, trues, strict=True)):
-        compare(what.format(j), one, true, against, rtol, severity)
+        compare(what.format(j), one, true, against, rtol, severity, more * at.left[j])
 
 
 def compare(what, found, true, against, rtol, severity="FAULT", left=0.0) -> None:
