@@ -48,6 +48,12 @@
   }
   if (headings.filter((node) => node.tagName === "H1").length !== 1) troubles.push("not one title");
 
+  /* A link to a neighbour, whose frame hides what is too wide, and on a desktop a wide table. */
+  const frames = ".prev-next-area a" + (innerWidth > 1000 ? ", .pst-scrollable-table-container" : "");
+  for (const node of document.querySelectorAll(frames)) {
+    if (node.scrollWidth > node.clientWidth + 1) say(`${node.scrollWidth - node.clientWidth} px cut off`, node);
+  }
+
   const over = document.documentElement.scrollWidth - document.documentElement.clientWidth;
   if (over > 0) {
     const wide = [...main.querySelectorAll("*")].filter((node) => node.getBoundingClientRect().right > innerWidth + 1 && !node.closest("pre, mjx-container, .math, .table-wrapper, .pst-scrollable-table-container"));

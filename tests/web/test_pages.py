@@ -44,6 +44,17 @@ def test_other_page(open_page, name):
     assert not page.troubles
 
 
+def test_results_of_a_search_fit_a_phone(open_page):
+    """Long names of the package among them, and the glass beside what is typed."""
+    page = open_page("search.html?q=kalman", width=390)
+    page.wait_for_selector("#search-results li p.context")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    glass = page.locator(".bd-search-container .fa-magnifying-glass").bounding_box()
+    field = page.locator(".bd-search-container input")
+    padding = field.evaluate("(field) => parseFloat(getComputedStyle(field).paddingLeft)")
+    assert glass["x"] + glass["width"] <= field.bounding_box()["x"] + padding
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_edit_button(site, name):
     """It leads to the text that people edit, and that file is there."""
@@ -115,6 +126,13 @@ FIRST = {
     "statsmodels": "notebooks/kalman/21-a-score-for-statsmodels",
     "diffuse": "notebooks/kalman/16-the-start-nobody-has-to-guess",
     "JAX": "book/api/kalman",
+    "seasonal": "notebooks/kalman/10-maximum-likelihood",
+    "Kalman filter": "book/parts/kalman",
+    "sparse": "book/parts/sparse",
+    "ONNX": "book/parts/onnx",
+    "Op": "notebooks/pytensor/06-writing-an-op",
+    "Hessian": "notebooks/kalman/15-how-sure",
+    "complex step": "notebooks/pytensor/05-is-my-gradient-right",
 }
 
 

@@ -42,7 +42,8 @@ class FromChapter(SphinxDirective):
         else:
             path.write_bytes(base64.b64decode(data["image/png"]))
         alt = " ".join(said["image"]["alt"].split())
-        figure = nodes.figure("", nodes.image(uri=f"/{FOLDER}/{name}.{kind}", alt=alt))
+        image = nodes.image(uri=f"/{FOLDER}/{name}.{kind}", alt=alt)
+        figure = nodes.figure("", image, classes=["part-picture"])
         text, messages = self.state.inline_text(" ".join(self.content), self.lineno)
         figure += nodes.caption("", "", *text)
         return [figure, *messages]
