@@ -296,6 +296,20 @@ def pins(lock: str) -> tuple[dict[str, str], list[str]]:
     return versions, loose
 
 
+def ran_with(name: str, nb: nbformat.NotebookNode, lock: str) -> list[str]:
+    """The versions that a chapter prints, one a line, are those that requirements.txt pins."""
+    versions, _ = pins(lock)
+    printed = "\n".join(
+        str(output.get("text", "")) for cell in nb.cells for output in cell.get("outputs", [])
+    )
+    said = re.findall(r"^([A-Za-z][\w-]*) (\d+(?:\.\d+)+\w*)$", printed, re.MULTILINE)
+    return [
+        f"{name}: ran with {package} {version}, where {pinned} is pinned; run make notebooks"
+        for package, version in said
+        if (pinned := versions.get(canonicalize_name(package), version)) != version
+    ]
+
+
 def lock_fits(lock: str, pyproject: str) -> list[str]:
     """requirements.txt pins everything, as pyproject.toml allows, and installs the package too.
 

@@ -89,6 +89,11 @@ def test_requirements():
     accept(rules.lock_fits(lock, project))
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_versions(name):
+    accept(rules.ran_with(name, book.read_notebook(name), text_of("requirements.txt")))
+
+
 def test_python_versions():
     """pyenv, Binder and pyproject.toml are told of the same Python."""
     version = text_of(".python-version").strip()

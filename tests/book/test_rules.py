@@ -461,6 +461,17 @@ def test_lock_does_not_fit(lock, words):
     complaint_of(rules.lock_fits(lock, PROJECT), words)
 
 
+def test_ran_with():
+    def chapter(printed):
+        output = new_output("stream", name="stdout", text=printed)
+        return new_notebook(cells=[code(outputs=[output])])
+
+    lock = "-e .\nnumpy==2.5.5\npymc-extras==0.15.1\n"
+    good = "python 3.12.1\nnumpy 2.5.5\npymc_extras 0.15.1\nnumpy 2.0 is another sentence\n"
+    assert rules.ran_with("k", chapter(good), lock) == []
+    complaint_of(rules.ran_with("k", chapter("a\nnumpy 2.5.4\n"), lock), "ran with numpy 2.5.4")
+
+
 def test_names_repository():
     assert rules.repository("repository:\n  url: https://github.com/ann/book") == "ann/book"
     hub, binder = "https://github.com/", "https://mybinder.org/v2/gh/"
