@@ -15,12 +15,14 @@ import pytensor.gradient as pg
 import pytensor.sparse as ps
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.graph.utils import MissingInputError
 
 PAGE = Path(__file__).parents[1] / "book" / "pytensor-surprises.md"
-ROWS = [f"S{k}" for k in range(1, 26)]
+ROWS = [f"S{k}" for k in range(1, 27)]
 SURPRISES, REMEDIES = {}, {}
 AS_WRITTEN, REWRITTEN = Mode("py", None), Mode("py", "fast_run")
 
@@ -531,3 +533,23 @@ def the_entry_of_argmax_or_a_mean_of_ties():
     shared = (x * ties).sum() / ties.sum()
     slopes = [pg.grad(y, x) for y in (x[pt.argmax(x)], shared)]
     return [value(g, {x: at}).tolist() for g in slopes] == [[1, 0, 0], [0.5, 0.5, 0]]
+
+
+def largest_and_where(x):
+    """The largest entry of a vector and its index, as two outputs of one node."""
+    return OpFromGraph([x], [pt.max(x), pt.argmax(x)])(x)
+
+
+@surprise("S26")
+def a_batch_of_an_index_among_several_outputs():
+    x, rows = pt.dvector("x"), pt.dmatrix("rows")
+    _, k = largest_and_where(x)
+    return raises(ValueError, lambda: vectorize_graph(x[k], {x: rows}))
+
+
+@remedy("S26")
+def an_index_that_is_a_copy():
+    x, rows = pt.dvector("x"), pt.dmatrix("rows")
+    _, k = largest_and_where(x)
+    many = vectorize_graph(x[k.copy()], {x: rows})
+    return value(many, {rows: np.array([[1.0, 3.0], [5.0, 2.0]])}).tolist() == [3, 5]
