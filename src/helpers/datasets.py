@@ -326,8 +326,8 @@ def structural_example(
     The level starts at 10 and rises by about 0.1 a step; the slope is a random walk, and a
     first-order autoregression (coefficient 0.95) rides on top. The standard deviations of the two
     shocks and of the measurement error are 0.01. m = 3 (level, slope, autoregression), p = 1,
-    r = 2. The model's P0 is the identity, what a filter is told; the data start exactly at a0,
-    since a slope drawn from N(0.1, 1) would drown the rest.
+    r = 2. The model's P0 is the identity, which is what a filter assumes; the data start exactly at
+    a0, since a slope drawn from N(0.1, 1) would drown the rest.
 
     Returns
     -------

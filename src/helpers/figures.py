@@ -54,8 +54,8 @@ def use_style() -> None:
     A plain ``ax.plot`` takes colours and dashes of `STYLES` in turn; markers are for those who ask
     (``**STYLES[0]``).
 
-    Where the environment says ``DRAFT_FIGURES``, a figure is drawn once, as it comes and as PNG,
-    and not three times to fit its words in: for runs whose figures nobody looks at.
+    If the environment variable ``DRAFT_FIGURES`` is set, a figure is drawn once, as PNG, and not
+    three times to fit its text in: for runs whose figures nobody looks at.
     """
     draft = bool(os.environ.get("DRAFT_FIGURES"))
     mpl.rcParams.update(

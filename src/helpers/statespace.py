@@ -1,4 +1,4 @@
-r"""The linear Gaussian state space model: nine arrays, checked once at the door.
+r"""The linear Gaussian state space model: nine arrays, checked once on entry.
 
 .. math::
 
@@ -251,7 +251,7 @@ def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
 
 
 def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
-    """The weights of n steps, ones where none are given; ValueError if they are none."""
+    """The weights of n steps, ones where none are given; ValueError if they are unfit."""
     if weights is None:
         return np.ones(n)
     weights = _as_numbers("weights", weights)

@@ -127,12 +127,12 @@ def compare(
     Parameters
     ----------
     contenders : dict of name -> callable without arguments
-        What a callable starts in the background (JAX does) it must also wait for.
+        A callable must also wait for what it starts in the background, as JAX does.
     repeats : int, optional
         Rounds to time. None: as many as fit in `seconds`, at least 5 and at most 500.
     seconds : float
-        Time budget of the timed rounds when `repeats` is None. The environment's TIMING_SECONDS
-        makes it smaller, for tests, which do not compare what is timed.
+        Time budget of the timed rounds when `repeats` is None. The environment variable
+        TIMING_SECONDS makes it smaller, for tests, which do not compare times.
     warmup : int
         Rounds beforehand that are not counted (compilation, caches), at least 1. The last one also
         decides how often a fast contender (below 50 microseconds) is called per measurement: as

@@ -110,8 +110,8 @@ def loglike(
         NaN marks a gap.
     model : StateSpace
         Its a0, c and d are those without delta, its P0 that of the first state given delta; what P0
-        is on the span of A makes no difference under a flat prior. A state of which nothing is
-        known belongs into A: a vague P0 costs digits here.
+        is on the span of A makes no difference under a flat prior. A state about which nothing is
+        known belongs in A: a vague P0 costs digits here.
     A : array (m, q), optional
         What delta adds to the first state: columns of the identity where single states are diffuse.
         Zeros if None.

@@ -2,8 +2,8 @@ r"""Many series over the workers of a Dask cluster: as :mod:`helpers.kalman.pane
 
 The log-likelihoods of series are independent and gradients of shared arrays are sums, so the
 workers need nothing of each other. A :class:`Panel` hands out pieces of the series once; each call
-sends the model, and adds up what comes back. Whatever a worker held when it died is made again by
-another one: pieces are tasks, which the scheduler can repeat, and not data left with a worker.
+sends the model, and adds up what comes back. If a worker dies, another one repeats its work: pieces
+are tasks, which the scheduler can run again, and not data left with a worker.
 
 Series with the same gaps come into the same pieces, as far as that goes: each piece pays for the
 covariances of the patterns in it. For example::

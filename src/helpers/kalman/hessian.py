@@ -44,7 +44,7 @@ def hessian_vector(
     model : StateSpace
     directions : dict of arrays (k, ...)
         For ``"y"`` and each of the model's arrays that moves, k changes of it, each of its shape;
-        what is not named stays as it is. Those of P0, H and Q count by their symmetric part.
+        what is not named stays as it is. Of those of P0, H and Q only the symmetric parts count.
     method : "fused" or "reference"
         The compiled pass, or the readable loop on :class:`helpers.kalman.tangents.Moving`, which
         takes complex arrays too.

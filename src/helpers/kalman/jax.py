@@ -49,7 +49,7 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
         Observations; NaN marks a gap.
     a0, P0, c, d, T, Z, R, H, Q : array
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
-        leading time axis of length n.  P0, H and Q count by their symmetric part, and their
+        leading time axis of length n. Only the symmetric parts of P0, H and Q count, and their
         gradients are symmetric.
     method : {None, "fused", "scan", "parallel"}
         "scan" is the filter and the reverse recursion as two scans of JAX, "parallel" the same for

@@ -106,7 +106,7 @@ def loglike_and_grad(
     tol : float
         As there.
     threads : int, optional
-        Over which series with own models are spread; as many as Numba is told to use
+        Number of threads for series with models of their own; as many as Numba may use
         (NUMBA_NUM_THREADS) if None.
     **own : arrays (J, ...) or (J, n, ...)
         Any of a0, P0, c, d, T, Z, R, H, Q: the series' own, in the place of the model's. Own a0, c

@@ -39,7 +39,7 @@ from helpers.statespace import (
 class FilterOutputs(
     namedtuple("FilterOutputs", "a_filt a_pred y_hat P_filt P_pred F l", defaults=[None] * 7)
 ):
-    """What the filter tells its user; or the cotangents of all that (None for zero).
+    """The outputs of the filter, or their cotangents (None for zero).
 
     Where a component of y is missing, its entry of ``y_hat`` and its row and column of ``F`` are
     zero: nothing was predicted for it.

@@ -38,10 +38,10 @@ def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dic
     - without axes (exponents, factors and epsilons are written so; a weight hardly ever is, and
       one that is, like a temperature, has to be named),
     - with an entry that is not finite, or the largest number of its type (masks),
-    - used as settings of operators alone: the exponent of Pow, the bounds of Clip, the ratio of
+    - used only as settings of operators: the exponent of Pow, the bounds of Clip, the ratio of
       Dropout, the running statistics of BatchNormalization, ... (``settings`` in the rules);
       also through operators that hand them on, like Identity, Cast and Reshape,
-    - used where no gradient comes back alone: in comparisons, shapes and roundings,
+    - used only where no gradient comes back: in comparisons, shapes and roundings,
     - with one entry that is added in front of a root, a logarithm or a reciprocal, or that scales
       the scores of an attention,
     - not used.

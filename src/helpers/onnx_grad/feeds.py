@@ -55,7 +55,8 @@ def random_feed(
     Notes
     -----
     A dimension is open if it is a name, unknown or 0.  A name has one size wherever it occurs:
-    `batch` if it is anywhere the first dimension, be it of a vector, `empty_dimension` otherwise.
+    `batch` if it is the first dimension of any input, a vector included, `empty_dimension`
+    otherwise.
     """
     for what, size in {"batch": batch, "empty_dimension": empty_dimension}.items():
         if index(size) < 0:

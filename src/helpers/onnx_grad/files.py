@@ -77,9 +77,9 @@ def file_derivative(
     Notes
     -----
     The chosen weights are inputs of the gradient, so their numbers are not needed; without
-    ``weights`` they are read once, piece by piece, since a mask is told by its infinities.  Large
-    constants that stay are set aside while the graph is made, for ONNX's shape inference takes
-    models of up to two gigabytes only, and put back before it is written.
+    ``weights`` they are read once, piece by piece, since a mask is recognised by its infinities.
+    Large constants that stay are set aside while the graph is made, for ONNX's shape inference
+    takes models of up to two gigabytes only, and put back before it is written.
     """
     model, folder, out = read_structure(path), Path(path).parent, _place(out)
     options = checked_options(options, loss, label)

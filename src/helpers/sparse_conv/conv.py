@@ -131,7 +131,7 @@ def sparse_conv(x: SparseValue, W, b, rules: Rulebook, *, groups: int = 1) -> Sp
     rules : Rulebook
         Made of ``x.sites``.
     groups : int
-        The channels are cut into so many groups, and each group of outputs sees one group of
+        Number of groups into which the channels are cut; each group of outputs sees one group of
         inputs: its columns of W are the weights of a layer of its own. n_in of them make a
         depthwise convolution.
 

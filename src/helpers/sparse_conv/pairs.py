@@ -8,9 +8,9 @@ r"""The convolution without Q in NumPy: sums over the pairs of a site and a wind
        &\quad + \sum_{k:\ \text{src}(o,k) = a} (tW)_k, \\
    (tW)_k &= W_k^\top t .
 
-The first part is linear in M, in W and (as an inner product) in Y; the functions here are its
-three faces, and those of the second part. Of a transposed rulebook, M - t is in the place of M,
-and the second part is absent.
+The first part is linear in M, in W and (as an inner product) in Y; the functions here are its three
+gradients, and those of the second part. Of a transposed rulebook, M - t is in the place of M, and
+the second part is absent.
 """
 
 import numpy as np

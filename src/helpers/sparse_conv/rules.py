@@ -118,7 +118,7 @@ def rulebook(
     stride : int, or tuple of d int
         From one window to the next.
     pad : int, or tuple of d int
-        So many cells of ground state are put around each image. Default: 0, a valid convolution.
+        Number of cells of ground state put around each image. Default: 0, a valid convolution.
     dilation : int, or tuple of d int
         From one cell of a window to the next: at 2, every other cell is left out, and f cells span
         2 (f - 1) + 1. Default: 1, neighbours.
@@ -206,8 +206,8 @@ def transposed_rulebook(
     sites, shape, f, stride, pad, dilation, d
         As in :func:`rulebook`; pad cells are cut off at each edge.
     output_pad : int, or tuple of d int
-        So many cells more at the far edge, fewer than stride or dilation: of the grids that a
-        strided convolution maps to the same grid, the one that was there.
+        Number of additional cells at the far edge, less than stride or dilation: of the grids that
+        a strided convolution maps to the same grid, the one that was there.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
         Observations; NaN marks a gap.
     a0, P0, c, d, T, Z, R, H, Q : tensor
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
-        leading time axis of length n.  P0, H and Q count by their symmetric part.
+        leading time axis of length n.  Only the symmetric parts of P0, H and Q count.
     tol : float
         What a covariance that is taken to be in its steady state may miss, by estimate, relative to
         its own size; 0 for no steady state.

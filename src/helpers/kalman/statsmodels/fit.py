@@ -68,11 +68,11 @@ OURS = ("extra_fit_funcs", "cov_params_func")
 def using(mod: MLEModel) -> Iterator[MLEModel]:
     """Within it, ``mod.loglike`` and ``mod.score`` of this one model are those of this module.
 
-    Whatever statsmodels builds on them uses them, ``mod.fit`` above all, which takes the score for
-    its slope unless ``optim_score`` says otherwise.  Where the likelihood has no value it is -inf,
-    and the score NaN; but to an optimiser within ``mod.fit`` that asks for slopes both are those of
-    a parabola that leads it back.  (It may still end where there is no maximum, and say that it has
-    converged: :func:`fit` looks.)
+    Everything that statsmodels builds on them uses them, above all ``mod.fit``, which takes the
+    score as its gradient unless ``optim_score`` says otherwise. Where the likelihood has no value
+    it is -inf, and the score NaN; but to an optimiser within ``mod.fit`` that asks for slopes both
+    are those of a parabola that leads it back. (It may still end where there is no maximum, and say
+    that it has converged: :func:`fit` looks.)
 
     Parameters
     ----------
