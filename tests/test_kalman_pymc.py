@@ -880,3 +880,16 @@ def test_pickled_models_in_a_process_that_knows_nothing_of_them(tmp_path):
     assert diffuse_model(season_of_four(), built=copy)[0].make_likelihood.args[0] is copy
     draw_initial(copy, as_sampled(diffuse_model(season_of_four(), built=copy)[1], copy))
     assert "make_likelihood" in vars(diffuse_one) and "make_likelihood" not in vars(copy)
+
+
+@pytest.mark.parametrize("family", ["cycle and autoregression", "SARIMAX"])
+def test_a_model_is_pickled_after_its_gradient_was_taken(family):
+    """Its diagonal matrices are graphs in boxes, which keep rules that cannot be pickled."""
+    register_filter()
+    built = FAMILIES[family](filter_type="closed_form", verbose=False)
+    graph = built._unpack_statespace_with_placeholders()
+    inputs = list(explicit_graph_inputs(graph))
+    pt.grad(sum(X.sum() for X in graph), inputs, disconnected_inputs="ignore")
+    with pytest.raises(AttributeError, match="pickle local object"):
+        pickle.dumps(graph)  # PyTensor may have mended it
+    assert pickle.loads(pickle.dumps(built)).filter_type == "closed_form"

@@ -36,6 +36,7 @@ with _needing(__name__, "pymc pymc-extras", "[pymc]"):
 
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
@@ -209,7 +210,18 @@ def _with_registration(built):
     filters, smoothers = statespace.FILTER_FACTORY, statespace.SMOOTHER_FACTORY
     found = {x for x in [built.filter_type] if filters.get(x) is ClosedFormFilter}
     found |= {x for x in [built.smoother_type] if smoothers.get(x) is ClosedFormSmoother}
+    _forget_rules([built.ssm[name] for name in LONG_MATRIX_NAMES])
     return vars(built) | {"_registrations": [_Registration(name) for name in sorted(found)]}
+
+
+def _forget_rules(outputs):
+    """The gradients that PyTensor has made of graphs in boxes: it keeps them beside these, as
+    functions that cannot be pickled, and makes them anew."""
+    for X in ancestors(outputs):
+        op = X.owner and getattr(X.owner.op, "core_op", X.owner.op)
+        if isinstance(op, OpFromGraph):
+            vars(op).update(_lop_op_cache={}, _rop_op_cache=None)
+            _forget_rules(op.fgraph.outputs)
 
 
 def register_filter(name: str = "closed_form") -> None:
