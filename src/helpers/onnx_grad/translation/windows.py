@@ -146,9 +146,7 @@ def _conv_transpose(node, x, w, b=None):
     met = transposed_windows(node.attr, node.refuse, lengths, kernel)
     window = Window(*met[:3], [0] * n_axes, [0] * n_axes, lengths)
     whole, before, out = window.ends, met.before, node.attr("output_shape")
-    if node.attr("auto_pad").startswith("SAME") and not out:
-        out = [n * s for n, s in zip(lengths, met.strides, strict=True)]
-    elif not out:
+    if not out:  # of auto_pad too: with a stride longer than the window that is not n times it
         extra = node.attr("output_padding") or [0] * n_axes
         out = [n + e - sum(p) for n, e, *p in zip(whole, extra, *met[3:], strict=True)]
     n, channels, per_group = size(x, 0), size(x, 1), size(w, 1)
