@@ -18,7 +18,7 @@ def _nonzero_sqrt(x):
 
 def _or_value(x, axis, value):
     """x, with one such value along each axis that has length 0 and is to be reduced."""
-    for a in range(x.ndim) if axis is None else axis:
+    for a in range(x.ndim) if axis is None else {a % x.ndim for a in axis}:
         if not x.type.shape[a]:  # open, or 0
             added = [1 - pt.minimum(n, 1) if i == a else n for i, n in enumerate(sizes(x))]
             x = pt.concatenate([x, pt.full(added, number(x, value))], axis=a)
