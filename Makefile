@@ -61,7 +61,7 @@ thorough: kernels
 # What a chapter prints is the same where vectors hold four numbers: with AVX-512 they hold eight, and
 # NUMBA_CPU_NAME makes them four. Elsewhere `make test` has shown it.
 narrow: kernels
-	@if $(PY) -c "from helpers.kalman.fused.tiles import LANES; raise SystemExit(LANES == 4)"; then \
+	@if $(PY) -c "from helpers.kalman.compiled.tiles import LANES; raise SystemExit(LANES == 4)"; then \
 	  export NUMBA_CPU_NAME=haswell; $(MAKE) kernels && \
 	  $(PY) -m pytest --nbval notebooks/kalman -n 2 --dist loadscope --no-loadscope-reorder; \
 	fi

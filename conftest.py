@@ -45,7 +45,7 @@ LONGEST = (
     "tests/test_kalman_draws", "tests/test_kalman_diffuse", "tests/test_kalman_jax",
     "tests/test_kalman_pymc", "notebooks/sparse/04-", "notebooks/kalman/13-",
     "tests/test_kalman_panel_op", "tests/test_kalman_op", "tests/test_onnx_backend",
-    "notebooks/sparse/06-", "tests/test_attack", "tests/test_kalman_fused",
+    "notebooks/sparse/06-", "tests/test_attack", "tests/test_kalman_compiled",
     "tests/test_kalman_statsmodels", "tests/test_kalman_twin", "tests/test_sparse_op", "notebooks/",
 )  # fmt: skip
 

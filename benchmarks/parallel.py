@@ -32,8 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.datasets import random_model, simulate
-from helpers.kalman import jax_scans
-from helpers.kalman.jax import _with_W, loglike
+from helpers.kalman.jax import _with_W, loglike, scans
 from helpers.timing import machine, write_record
 
 RECORD = Path(__file__).parent / "results" / "parallel.json"
@@ -47,7 +46,7 @@ TURNS = 5
 
 def by_scan(*arrays):
     """The filter as one scan, for JAX to differentiate."""
-    return jax_scans.filter_scan(_with_W(*arrays), ("l",))["l"]
+    return scans.filter_scan(_with_W(*arrays), ("l",))["l"]
 
 
 def by_associative_scan(*arrays):

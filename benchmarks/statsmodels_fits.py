@@ -34,7 +34,7 @@ from statsmodels.tsa.statespace.structural import UnobservedComponents
 from statsmodels.tsa.statespace.varmax import VARMAX
 from threadpoolctl import threadpool_limits
 
-from helpers.kalman import fused
+from helpers.kalman import compiled
 from helpers.kalman.statsmodels import fit, loglike, score
 from helpers.timing import machine, write_record
 
@@ -268,7 +268,7 @@ def in_turn(contenders: dict[str, Callable], repeats: int) -> dict[str, list[flo
 def main(repeats: int, only: list[str], path: Path) -> None:
     warnings.simplefilter("ignore")  # about starting values and frequencies
     threadpool_limits(1)  # threads that wait for work count as processor time
-    fused.warmup()
+    compiled.warmup()
     found = {}
     print(f"{'':26}{'k':>3}{'score':>8}{'fit':>7}   evaluations    iterations     ours - theirs")
     for name in only or MODELS:

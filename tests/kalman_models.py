@@ -4,7 +4,7 @@ import numpy as np
 
 from helpers.datasets import local_level_arrays, nile, random_model, seasonal_arrays, simulate
 from helpers.kalman import StateSpace
-from helpers.kalman.fused.inputs import Arrays
+from helpers.kalman.compiled.inputs import Arrays
 from helpers.kalman.stationary import Stationary
 from helpers.statespace import STATIC
 

@@ -1222,10 +1222,10 @@ def test_an_op_of_pytensor_raises_no_false_alarm(name):
 
 def test_a_batch_of_an_op_of_the_filter_compiles_nothing_anew():
     """A batch of one input alone hands on the others read-only: a type of its own for Numba."""
-    from helpers.kalman.fused.building import load
+    from helpers.kalman.compiled.building import load
 
     op, inputs = OURS["KalmanLoglike"]
-    code = load("entry").loglike
+    code = load("door").loglike
     op.perform(op(*inputs).owner, inputs, [[None]])
     known, out = set(code.signatures), [[None]]
     views = [np.broadcast_to(x[None], (2, *x.shape))[0].astype(x.dtype, copy=False) for x in inputs]

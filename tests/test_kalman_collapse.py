@@ -8,9 +8,9 @@ from kalman_oracle import true_gradient, true_hessian
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, fused, loglike, loglike_and_grad, reference
-from helpers.kalman.fused import arrays_of, collapse
-from helpers.kalman.fused.inputs import Arrays, Wanted
+from helpers.kalman import StateSpace, compiled, loglike, loglike_and_grad, reference
+from helpers.kalman.compiled import arrays_of, collapse
+from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.recursions import LOG_2PI
 from helpers.statespace import NAMES
@@ -110,9 +110,9 @@ def test_the_lines_in_python(name, weights, read_off):
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiled_pass(name, weights):
     y, model, g = make(name, weights)
-    assert fused._entry().collapses(y, model.m, True, 1)
-    value, y_bar, bars = fused.loglike_and_grad(y, model, tol=0, weights=g)
-    l = fused._entry().loglike(*arrays_of(y, model), 0.0)
+    assert compiled._door().collapses(y, model.m, True, 1)
+    value, y_bar, bars = compiled.loglike_and_grad(y, model, tol=0, weights=g)
+    l = compiled._door().loglike(*arrays_of(y, model), 0.0)
     assert relative_error(value, g @ l) < 1e-13
     assert_same((l, y_bar, bars.asdict()), y, model, g, 1e-11)
 
@@ -121,9 +121,9 @@ def test_a_steady_state_is_found_where_no_pattern_changes():
     rng = np.random.default_rng(6)
     model = replace(StateSpace(**random_model(3, 40, rng=rng)), H=np.eye(40))
     y, _ = simulate(600, rng, **model.asdict())
-    assert fused._entry().collapses(y, 3, False, 1)
+    assert compiled._door().collapses(y, 3, False, 1)
     arrays = arrays_of(y, model)
-    report = fused._entry().loglike_and_grad(
+    report = compiled._door().loglike_and_grad(
         *arrays, np.ones(len(y)), True, True, True, True, 1e-13
     )[3]
     assert report[2] < len(y) // 2
@@ -155,7 +155,7 @@ def test_what_the_model_says_of_a_missing_component_does_not_count():
     arrays = [X.copy() for X in arrays_of(y, spoilt)]
     arrays[4][0, 2], arrays[6][0, 2] = np.nan, np.nan
     arrays[7][0, 2], arrays[7][0, :, 2] = np.nan, np.nan
-    l, bars, y_bar, _ = fused._entry().loglike_and_grad(*arrays, g, True, True, True, True, 0.0)
+    l, bars, y_bar, _ = compiled._door().loglike_and_grad(*arrays, g, True, True, True, True, 0.0)
     value, expected_y, expected = reference.loglike_and_grad(y, model)
     assert relative_error(l.sum(), value) < 1e-13
     assert relative_error(y_bar, expected_y) < 1e-12
@@ -175,7 +175,7 @@ def test_a_singular_h_takes_the_other_pass():
         given = arrays_of(y, one)
         o = (~np.isnan(y)).astype(float)
         patterns = collapse.patterns_of(o, False)
-        assert fused._entry().collapses(y, 10, True, 1)
+        assert compiled._door().collapses(y, 10, True, 1)
         assert not collapse.rotate(
             y, o, given[4], given[6], given[7], np.ones(10), patterns, True
         )[2]  # fmt: skip
@@ -221,7 +221,7 @@ HARD = (
 def test_digits(name):
     """Against 80 digits: nearly as many as the readable filter, which factors F."""
     y, model = hard(name)
-    assert fused._entry().collapses(y, 2, True, 1)
+    assert compiled._door().collapses(y, 2, True, 1)
     true = true_gradient(y, model)
     value, y_bar, bars = loglike_and_grad(y, model, tol=0)
     other_value, other_y, other = loglike_and_grad(y, model, method="reference")
@@ -275,7 +275,7 @@ def directions_for(model, k, seed=0):
 def test_second_derivatives(name, weights):
     """Directions of few series, in several rotations, and one of all series between them."""
     y, model, g = make(name, weights, MORE)
-    assert fused._entry().collapses(y, model.m, True, fused.building.load("tangents").WORTH_IT)
+    assert compiled._door().collapses(y, model.m, True, compiled.building.load("tangents").WORTH_IT)
     directions = directions_for(model, 15)
     slopes, dy, found = hessian_vector(y, model, directions, weights=g, tol=0.0)
     others, other_dy, expected = hessian_vector(y, model, directions, "reference", g)
@@ -341,9 +341,9 @@ def test_what_xla_calls_is_compiled_before(monkeypatch):
     from helpers.kalman.jax import loglike as in_jax
 
     jax.config.update("jax_enable_x64", True)
-    entry, seen = fused._entry(), []
-    known = entry.compile_later
-    monkeypatch.setattr(entry, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
+    door, seen = compiled._door(), []
+    known = door.compile_later
+    monkeypatch.setattr(door, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
     y, model, _ = make("diagonal H, gaps")
     jax.eval_shape(lambda *X: in_jax(y, *X), *model.asdict().values())
-    assert {(0, entry.WHOLE), (0, entry.COLLAPSE), (2, 2), (2, 3)} <= set(seen)
+    assert {(0, door.WHOLE), (0, door.COLLAPSE), (2, 2), (2, 3)} <= set(seen)

@@ -16,8 +16,8 @@ from tiers import thorough
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, fused, reference
-from helpers.kalman.fused import building
+from helpers.kalman import StateSpace, compiled, reference
+from helpers.kalman.compiled import building
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.information import expected_information, outer_product
 from helpers.kalman.ops.likelihood import (
@@ -230,7 +230,7 @@ def test_vectors_that_vary_leave_the_steady_state(of, names):
         model = replace(model, T=T)
     for k in (1, 4):
         assert_steady_tangents(y, model, directions_for(y, model, k))
-    found, expected = (fused.loglike_and_grad(y, model, tol=x) for x in (1e-13, 0.0))
+    found, expected = (compiled.loglike_and_grad(y, model, tol=x) for x in (1e-13, 0.0))
     assert not np.array_equal(found[2].T, expected[2].T)
     assert relative_error(found[1], expected[1]) < 1e-11
     for x, X in expected[2].asdict().items():
@@ -246,18 +246,18 @@ def test_few_states_whose_tangents_settle(m, p):
 
 
 def test_a_pass_in_registers_that_cannot_be_compiled(monkeypatch, capsys):
-    entry = building.load("entry")
+    door = building.load("door")
     y, model = make("gaps")
     directions = directions_for(y, model, 1)
     hessian(y, model, directions)
-    known = entry._addresses.copy()
+    known = door._addresses.copy()
     try:
-        entry._addresses[:, entry.TANGENTS + 1 :] = 0
-        monkeypatch.setattr(entry, "compile_later", lambda *size: 1 / 0)
+        door._addresses[:, door.TANGENTS + 1 :] = 0
+        monkeypatch.setattr(door, "compile_later", lambda *size: 1 / 0)
         with pytest.raises(RuntimeError, match="second derivatives were not compiled; why not, a"):
             hessian(y, model, directions)
     finally:
-        entry._addresses[:] = known
+        door._addresses[:] = known
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert np.isfinite(hessian(y, model, directions)).all()
 
@@ -302,10 +302,10 @@ def test_the_gradient_differentiated(mode, name, monkeypatch):
     if mode in ("JAX", "JAX, by scans"):
         pytest.importorskip("jax")
         from helpers.kalman import jax as functions
-        from helpers.kalman import jax_calls, jax_scans
+        from helpers.kalman.jax import calls, scans
 
         monkeypatch.setattr(functions, "_is_compiled", lambda *_, m=mode: m == "JAX")
-        monkeypatch.setattr(jax_scans if mode == "JAX" else jax_calls, "tangents", None)
+        monkeypatch.setattr(scans if mode == "JAX" else calls, "tangents", None)
         mode = "JAX"
     y, model = make(name)
     varying = model.time_varying
@@ -556,7 +556,7 @@ def test_bad_weights_and_a_model_that_is_none():
     masked, gap = np.ma.masked_less(np.arange(20.0), 3), np.where(np.arange(20) == 7, np.nan, 1.0)
     refused = {"masked array": masked, "not finite at (7,)": gap, "not an array of numbers": ["a"]}
     doors = (
-        lambda w: fused.loglike_and_grad(y, model, weights=w),
+        lambda w: compiled.loglike_and_grad(y, model, weights=w),
         lambda w: reference.loglike_and_grad(y, model, w),
         lambda w: hessian_vector(y, model, directions, weights=w),
         lambda w: expected_information(y, model, directions, w),

@@ -20,8 +20,8 @@ from tiers import thorough
 
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import local_level_arrays, random_model, simulate
-from helpers.kalman import StateSpace, _install, fused, kalman_loglike, reference
-from helpers.kalman.fused.building import load
+from helpers.kalman import StateSpace, _install, compiled, kalman_loglike, reference
+from helpers.kalman.compiled.building import load
 from helpers.kalman.hessian import hessian_vector
 from helpers.kalman.recursions import cholesky, solve
 from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse, smoother_form
@@ -32,8 +32,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from helpers.kalman import jax_calls, jax_scans  # noqa: E402
-from helpers.kalman.jax import _with_W, filter_outputs, integrated, loglike  # noqa: E402
+from helpers.kalman.jax import _with_W, calls, filter_outputs, integrated, loglike, scans  # noqa: E402  # noqa: E402
 
 ALL = ("y", *NAMES)
 
@@ -64,7 +63,7 @@ mostly_fused = pytest.mark.parametrize(
 
 def total_by_autodiff(*arrays):
     """The same filter, for JAX to differentiate."""
-    return jax_scans.filter_scan(_with_W(*arrays), ("l",))["l"].sum()
+    return scans.filter_scan(_with_W(*arrays), ("l",))["l"].sum()
 
 
 def gradient(f, *names):
@@ -116,7 +115,7 @@ def test_all_outputs_and_cotangents_on_each(name):
     assert_close(found, *reverse(model, filtered, bar), 1e-12)
 
 
-@pytest.mark.parametrize("p", [jax_scans.WRITTEN_OUT, jax_scans.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [scans.WRITTEN_OUT, scans.WRITTEN_OUT + 1])
 @by_scans
 def test_factorization_written_out_and_by_lapack(p, total):
     rng = np.random.default_rng(p)
@@ -127,7 +126,7 @@ def test_factorization_written_out_and_by_lapack(p, total):
     assert_close(found, *smoother_form(model, kalman_filter(y, model)), 1e-12)
 
 
-@pytest.mark.parametrize("p", [2, jax_scans.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [2, scans.WRITTEN_OUT + 1])
 def test_factorization_of_arrays_that_are_not_traced(p):
     rng = np.random.default_rng(p)
     A, B = rng.standard_normal((p, p)), rng.standard_normal((p, 3))
@@ -224,7 +223,7 @@ def test_it_is_the_closed_form_that_jax_runs_backwards(monkeypatch):
         program = jax.make_jaxpr(f)(*values_of(y, model))
         assert any("custom_vjp" in name for name in names_of_calls(program.jaxpr))
     traced = []
-    monkeypatch.setattr(jax_scans, "reverse_scan", _spy(jax_scans.reverse_scan, traced))
+    monkeypatch.setattr(scans, "reverse_scan", _spy(scans.reverse_scan, traced))
     f = jax.grad(lambda *arrays: by_scans(*arrays).sum())
     jax.make_jaxpr(f)(*values_of(y, model))
     jax.make_jaxpr(jax.jit(jax.vmap(f, (0, *[None] * 9))))(
@@ -254,7 +253,7 @@ def test_gradients_that_nobody_asks_for_are_left_out():
     program = jax.make_jaxpr(f)(model.Z)
     calls = [e for e in equations_of(program.jaxpr) if e.primitive.name == "ffi_call"]
     (shapes,) = {tuple(X.shape for X in e.params["result_avals"][1:]) for e in calls}
-    sizes = dict(zip(jax_scans.INPUTS, map(np.prod, shapes), strict=True))
+    sizes = dict(zip(scans.INPUTS, map(np.prod, shapes), strict=True))
     assert {x for x, size in sizes.items() if size} == {"Z"}
 
 
@@ -366,10 +365,10 @@ def test_a_tolerance_in_float32():
     narrow = [jnp.asarray(X, jnp.float32) for X in values_of(y, model)]
     same = StateSpace(*(np.asarray(X, float) for X in narrow[1:]))
     for tol in (0.0, 0.3):
-        expected = fused.loglike(np.asarray(narrow[0], float), same, tol)
+        expected = compiled.loglike(np.asarray(narrow[0], float), same, tol)
         found = float(loglike(*narrow, tol=tol).astype(jnp.float64).sum())
         assert abs(found - expected) < 1e-6 * abs(expected)
-    steady, exact = (fused.loglike(y, model, tol) for tol in (0.3, 0.0))
+    steady, exact = (compiled.loglike(y, model, tol) for tol in (0.3, 0.0))
     assert abs(steady - exact) > 1e-5 * abs(exact)
 
 
@@ -534,13 +533,13 @@ NOT_COMPILED = """
 import jax
 jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp
-from helpers.kalman.fused import entry
+from helpers.kalman.compiled import door
 from helpers.kalman.jax import loglike
 I = jnp.eye(5)
 def total(P0):
     return loglike(I[:, :1], I[0], P0, I[0], I[0, :1], I / 2, I[:1], I, I[:1, :1], I).sum()
 f = jax.jit(total).lower(I).compile()
-entry._addresses[0, 0], entry.compile_later = 0, lambda m, p: 1 / 0
+door._addresses[0, 0], door.compile_later = 0, lambda m, p: 1 / 0
 try:
     jax.block_until_ready(f(1e12 * I))
 except jax.errors.JaxRuntimeError as error:
@@ -644,7 +643,7 @@ def test_second_derivatives_in_every_way_are_those_of_the_pass(loss, monkeypatch
     t, v = np.array([0.01, 0.02, 0.03, 0.01]), np.array([1.0, -2.0, 0.5, 3.0])
     expected = slope(t + 1e-30j * v).imag / 1e-30
     for name in ("gradient", "tangents", "filter_scan", "reverse_scan"):
-        monkeypatch.setattr(jax_scans, name, None)
+        monkeypatch.setattr(scans, name, None)
 
     def f(theta):
         return loss(loglike(jnp.asarray(y), **moved(theta)))
@@ -673,7 +672,7 @@ def tangents_of_two(dtype):
     y, model = make("only Z varies")  # and has gaps
     rng = np.random.default_rng(4)
     inputs = _with_W(*(X.astype(dtype) for X in values_of(y, model)))
-    inputs = {x: jnp.stack([X, X]) for x, X in zip(jax_scans.INPUTS, inputs, strict=True)}
+    inputs = {x: jnp.stack([X, X]) for x, X in zip(scans.INPUTS, inputs, strict=True)}
     inputs["W"] = jnp.array([0.5, 1], dtype)[:, None, None] * (inputs["W"] + inputs["W"].mT)
     moves = {x: rng.standard_normal((3, *inputs[x].shape[1:])) for x in ("c", "T", "H")}
     moves["H"] += moves["H"].swapaxes(1, 2)
@@ -687,7 +686,7 @@ def tangents_of_two(dtype):
 
 
 def by_the_pass(names):
-    return lambda *given: jax_calls.tangents(names, 0.0, *given)
+    return lambda *given: calls.tangents(names, 0.0, *given)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -716,7 +715,7 @@ def test_tangents_of_the_pass_differentiated():
 
         return jax.jvp(of_Z, (inputs["Z"],), (inputs["Z"],))
 
-    found, expected = map(along_Z, (by_the_pass(names), partial(jax_scans.tangents, names)))
+    found, expected = map(along_Z, (by_the_pass(names), partial(scans.tangents, names)))
     for X, G in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert relative_error(X, G) < 1e-10
 
@@ -755,7 +754,7 @@ def test_no_half_precision():
 
 
 @pytest.mark.parametrize("method", ["fused", "scan"])
-@pytest.mark.parametrize("p", [2, jax_scans.WRITTEN_OUT + 1])
+@pytest.mark.parametrize("p", [2, scans.WRITTEN_OUT + 1])
 def test_nan_throughout_where_an_innovation_covariance_is_not_positive_definite(p, method):
     rng = np.random.default_rng(p)
     n = 4

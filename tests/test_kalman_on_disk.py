@@ -17,8 +17,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Flags
 from tiers import thorough
 
-from helpers.kalman import fused, on_disk
-from helpers.kalman.fused import building
+from helpers.kalman import compiled, on_disk
+from helpers.kalman.compiled import building
 
 TEXT = """
 from numba import types
@@ -54,7 +54,7 @@ def module(tmp_path, monkeypatch):
     gc.unfreeze()
 
 
-def compiled(module):
+def both_compiled(module):
     """Both functions, from disk where they are there: their values and what came from disk."""
     gc.collect()  # what an earlier call made is gone, as in another process
     lazy = on_disk.njit()(module.twice)
@@ -71,25 +71,25 @@ def files_of(module):
 
 
 def test_a_function_comes_from_disk(module, capfd):
-    assert compiled(module) == (0, 0)
-    assert compiled(module) == (1, 1)
+    assert both_compiled(module) == (0, 0)
+    assert both_compiled(module) == (1, 1)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("damage", [thorough(x) if x in ALIKE else x for x in DAMAGES])
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 def test_damaged_files_are_thrown_away_and_the_functions_compiled_anew(module, kind, damage, capfd):
-    compiled(module)
+    both_compiled(module)
     damaged = [path for path in files_of(module) if path.suffix == f".{kind}"]
     assert len(damaged) == 2
     for path in damaged:
         path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    assert compiled(module) == (0, 0)
+    assert both_compiled(module) == (0, 0)
     said = capfd.readouterr().err
     # An index of another version of Numba is none, for Numba itself.
     count = 0 if (kind, damage) == ("nbi", "another pickle") else 2
     assert said.count("is damaged") == said.count("thrown away and compiled anew") == count
-    assert compiled(module) == (1, 1)
+    assert both_compiled(module) == (1, 1)
     assert capfd.readouterr().err == ""
 
 
@@ -101,7 +101,7 @@ def test_machine_code_is_optimised_at_its_own_level(module, monkeypatch):
         lambda library: (levels.append(numba.config.OPT), optimize(library))[1],
     )  # fmt: skip
     before = numba.config.OPT
-    compiled(module)
+    both_compiled(module)
     assert len(levels) >= 2 and set(levels) == {on_disk.OPT}  # the first compilation brings its own
     assert numba.njit(module.twice)(1.0) == 2.0 and levels[-1] == before == numba.config.OPT
 
@@ -118,7 +118,7 @@ def test_a_full_disk_costs_the_next_process_its_time_and_nothing_else(module, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(on_disk.IndexDataCacheFile, "_save_data", full)
-    assert compiled(module) == (0, 0)
+    assert both_compiled(module) == (0, 0)
     said = capfd.readouterr().err
     assert "not kept on disk for the next time: [Errno 28] No space left on device" in said
 
@@ -195,7 +195,7 @@ def test_what_compiles_says_how_far_it_is_and_what_is_there_says_nothing(
     monkeypatch.setattr(building, "SILENT", 0)
     for expected in (4, 0):
         with building.told("filter of a test", 2, announce=True):
-            compiled(module)
+            both_compiled(module)
             if expected:
                 said, end = "", time.monotonic() + 60
                 while "of" not in said and time.monotonic() < end:
@@ -212,7 +212,7 @@ COUNTED = """
 import sys
 import time
 from helpers.kalman import on_disk
-from helpers.kalman.fused import building
+from helpers.kalman.compiled import building
 heard = []
 on_disk.watching.append(heard.append)
 expected = building.functions(sys.argv[1])
@@ -230,7 +230,7 @@ def test_as_many_functions_as_are_told(name):
 
 
 def test_all_sizes_that_a_warmup_counts():
-    assert fused.SMALL_SIZES == fused._entry().LARGEST ** 2
+    assert compiled.SMALL_SIZES == compiled._door().LARGEST ** 2
 
 
 FIRST_CALLS = """
@@ -242,7 +242,8 @@ for m, scale in ((2, 1), (2, 1e9), (5, 1)):
     model = StateSpace(I[0], scale * I, 0 * I[0], I[0, :2], 0.9 * I, I[:2], I, I[:2, :2], I)
     loglike(y, model)
     loglike_and_grad(y, model)
-    print(*(name for name in ("whole", "roots") if f"helpers.kalman.fused.{name}" in sys.modules))
+    there = {name.rpartition(".")[2] for name in sys.modules if "kalman.compiled." in name}
+    print(*(name for name in ("whole", "roots") if name in there))
 """
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from functools import cache
 
 import jax.numpy as jnp
@@ -13,8 +15,10 @@ from pytensor import function
 from test_kalman_twin import run
 
 from helpers.datasets import random_model
-from helpers.kalman import jax_scans, recursions, reference, scan
-from helpers.kalman.fused import step as written
+from helpers.kalman import recursions, reference, scan
+from helpers.kalman.compiled import show
+from helpers.kalman.compiled import step as written
+from helpers.kalman.jax import scans
 from helpers.statespace import StateSpace
 
 
@@ -34,7 +38,7 @@ class Flip(ast.NodeTransformer):
 
 MODEL = StateSpace(**random_model(2, 1, rng=np.random.default_rng(0)))
 Y = np.array([[0.3], [-1.0], [0.7]])
-ARRAYS = [getattr(MODEL, x) for x in jax_scans.INPUTS[1:-1]]
+ARRAYS = [getattr(MODEL, x) for x in scans.INPUTS[1:-1]]
 
 
 def numpy():
@@ -58,7 +62,7 @@ def registers():
 def jax():
     inputs = [jnp.asarray(x) for x in (Y, *ARRAYS, np.eye(2))]
     with disable_jit():
-        found, pull = vjp(jax_scans.closed_form(("l",)), *inputs)
+        found, pull = vjp(scans.closed_form(("l",)), *inputs)
         return np.concatenate([np.ravel(x) for x in (found[0], *pull((np.ones(3),)))])
 
 
@@ -101,7 +105,7 @@ def test_a_sign_of_the_text_changes_every_engine_that_runs_it(name, monkeypatch)
     )
     there = {}
     exec(compile(changed, "", "exec"), vars(recursions) | {}, there)
-    for module in (recursions, scan, jax_scans):
+    for module in (recursions, scan, scans):
         if getattr(module, name, None) is text:
             monkeypatch.setattr(module, name, there[name])
     for engine, was in zip(engines, before, strict=True):
@@ -124,3 +128,24 @@ def test_a_step_without_room_is_told_by_name():
     e.keep("out", (e.matrix("A", "m", "m") @ e.matrix("B", "m", "m")) @ e.matrix("C", "m", "m"))
     with pytest.raises(ValueError, match="no room for a matrix .'m', 'm'. in step"):
         e.source("step", "w", [])
+
+
+def shown(m, p):
+    command = [sys.executable, "-m", show.__name__, str(m), str(p)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_what_is_written_out_can_be_read():
+    """One series has functions of its own, few states the text itself; labels are those of both."""
+    for m, p, names in (
+        (13, 1, ["update_one", "predict", "predict_changed", "step_back_one"]),
+        (13, 2, ["update", "predict", "step_back"]),
+        (3, 40, ["update", "predict", "step_back"]),
+        (4, 4, [*show.FORWARDS, *show.BACKWARDS]),
+    ):
+        text = show.lines(m, p)
+        assert [x.name for x in ast.walk(ast.parse(text)) if hasattr(x, "decorator_list")] == names
+        assert "# eq-filter-loglik" in text and "# eq-adjoint-r-recursion" in text
+        assert ("40 series are rotated into 3" in text) == (p == 40)
+    assert shown(13, 1).stdout == show.lines(13, 1) + "\n"
+    assert "0 states and 1 series, expected at least one of each" in shown(0, 1).stderr

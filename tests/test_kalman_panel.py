@@ -10,9 +10,9 @@ from numba import njit
 from helpers.checks import complex_step, relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, reference
-from helpers.kalman.fused import layout, one_pass, sweep, tiles
-from helpers.kalman.fused.forward import DONE, Steps
-from helpers.kalman.fused.inputs import (
+from helpers.kalman.compiled import layout, one_pass, sweep, tiles
+from helpers.kalman.compiled.forward import DONE, Steps
+from helpers.kalman.compiled.inputs import (
     Arrays,
     Wanted,
     indices_in,
@@ -20,8 +20,8 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import Saved, Sizes
-from helpers.kalman.fused.tiles import LANES, Mat, Memory
+from helpers.kalman.compiled.layout import Saved, Sizes
+from helpers.kalman.compiled.tiles import LANES, Mat, Memory
 from helpers.kalman.panel import loglike, loglike_and_grad
 from helpers.statespace import NAMES, SYMMETRIC
 

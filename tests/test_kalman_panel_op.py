@@ -224,11 +224,11 @@ def test_what_is_refused_when_the_function_is_called(mode, of):
 @pytest.mark.parametrize("what", ["panel", "integrated"])
 def test_what_xla_calls_is_compiled_before(what, monkeypatch):
     """Within its call nothing is compiled, and nothing said that could not be."""
-    from helpers.kalman.fused import building
+    from helpers.kalman.compiled import building
 
-    entry, seen = building.load("entry"), []
-    known = entry.compile_later
-    monkeypatch.setattr(entry, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
+    door, seen = building.load("door"), []
+    known = door.compile_later
+    monkeypatch.setattr(door, "compile_later", lambda *size: (seen.append(size), known(*size))[1])
     y, model = make("gaps")
     arrays, T = model.asdict(), pt.matrix("T", shape=model.T.shape)
     arrays["T"] = T
@@ -237,7 +237,7 @@ def test_what_xla_calls_is_compiled_before(what, monkeypatch):
     else:
         l = kalman_diffuse_loglike(y, *arrays.values(), A=np.eye(model.m, 1))
     pytensor.function([T], pt.grad(l.sum(), T), mode="JAX")(model.T)
-    assert {(0, entry.ROOTS), (0, entry.WHOLE), (model.m, model.p)} <= set(seen)
+    assert {(0, door.ROOTS), (0, door.WHOLE), (model.m, model.p)} <= set(seen)
 
 
 VAGUE = {

@@ -17,8 +17,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from helpers.kalman import jax as package  # noqa: E402
-from helpers.kalman import jax_parallel, jax_scans  # noqa: E402
-from helpers.kalman.jax import _with_W, loglike  # noqa: E402
+from helpers.kalman.jax import _with_W, loglike, parallel, scans  # noqa: E402  # noqa: E402
 
 ALL = ("y", *NAMES)
 at_once = partial(loglike, method="parallel")
@@ -34,7 +33,7 @@ def fixture_block(monkeypatch):
     """Sets the steps of a block: of short blocks a short series has a tree."""
 
     def set_to(steps):
-        monkeypatch.setattr(jax_parallel, "BLOCK", steps)
+        monkeypatch.setattr(parallel, "BLOCK", steps)
         jax.clear_caches()
 
     yield set_to
@@ -51,7 +50,7 @@ def test_prefixes_of_the_tree_are_those_of_a_loop(count):
     expected = [2.0]
     for slope, shift in zip(*maps, strict=True):
         expected.append(slope * expected[-1] + shift)
-    (found,) = jax_parallel.prefixes(
+    (found,) = parallel.prefixes(
         lambda first, second: (second[0] * first[0], second[0] * first[1] + second[1]),
         lambda f, x: (f[0] * x[0] + f[1],),
         maps,
@@ -180,8 +179,8 @@ def test_an_element_without_a_density_is_refused_and_scans_take_it():
 def test_who_takes_all_steps_at_once(monkeypatch):
     """Elsewhere than on a CPU a long series, and nobody who asks for something else."""
     taken = []
-    monkeypatch.setattr(jax_scans, "loglike", lambda *X: (taken.append("scan") or X[0][:, 0],))
-    monkeypatch.setattr(jax_parallel, "loglike", lambda *X: taken.append("parallel") or X[0][:, 0])
+    monkeypatch.setattr(scans, "loglike", lambda *X: (taken.append("scan") or X[0][:, 0],))
+    monkeypatch.setattr(parallel, "loglike", lambda *X: taken.append("parallel") or X[0][:, 0])
     _, model = make("one of each")
     for backend in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
@@ -201,6 +200,6 @@ def test_who_takes_all_steps_at_once(monkeypatch):
 def test_float32_is_not_multiplied_with_fewer_digits():
     y, model = make("two shocks")
     arrays = [X.astype(jnp.float32) for X in values_of(y, model)]
-    gradient = jax.grad(lambda *X: jax_parallel.loglike(*X)[0].sum(), argnums=range(9))
+    gradient = jax.grad(lambda *X: parallel.loglike(*X)[0].sum(), argnums=range(9))
     text = str(jax.make_jaxpr(gradient)(*_with_W(*arrays)))
     assert text.count("dot_general[") == text.count("(Precision.HIGHEST, Precision.HIGHEST)") > 20

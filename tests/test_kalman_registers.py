@@ -6,8 +6,8 @@ from numba import njit
 
 from helpers.checks import relative_error
 from helpers.kalman import recursions
-from helpers.kalman.fused import text  # noqa: F401 (lets compiled code call the readable text)
-from helpers.kalman.fused.registers import (
+from helpers.kalman.compiled import overloads  # noqa: F401 (of the readable text)
+from helpers.kalman.compiled.registers import (
     Along,
     diagonal,
     filled,
@@ -24,7 +24,7 @@ from helpers.kalman.fused.registers import (
     written,
     zeros,
 )
-from helpers.kalman.fused.tiles import Memory, jitable
+from helpers.kalman.compiled.tiles import Memory, jitable
 from helpers.kalman.tangents import Moving, still
 
 ROOM = 240

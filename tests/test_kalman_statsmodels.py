@@ -21,7 +21,7 @@ from scipy.optimize import minimize_scalar
 
 from benchmarks.statsmodels_fits import Autoregression, random_model
 from helpers.checks import complex_step, relative_error
-from helpers.kalman import StateSpace, diffuse, fused, reference
+from helpers.kalman import StateSpace, compiled, diffuse, reference
 from helpers.kalman import statsmodels as ours
 from helpers.kalman.stationary import Stationary
 from helpers.kalman.statsmodels import updates
@@ -1271,7 +1271,7 @@ def test_a_trial_where_an_array_overflows_turns_an_optimiser_back():
 def test_a_value_alone_takes_no_way_back(monkeypatch):
     mod = sm.tsa.UnobservedComponents(nile(), "llevel")
     expected, failing = mod.loglike([1.4e4, 1.2e3]), np.array([-1.0, -1.0])
-    monkeypatch.setattr(fused, "evaluate", lambda *_, **__: pytest.fail("it ran backwards"))
+    monkeypatch.setattr(compiled, "evaluate", lambda *_, **__: pytest.fail("it ran backwards"))
     assert abs(ours.loglike(mod, [1.4e4, 1.2e3]) - expected) < 1e-9 * abs(expected)
     monkeypatch.undo()
     with pytest.raises(np.linalg.LinAlgError, match="at step 0"):

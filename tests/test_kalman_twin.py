@@ -25,19 +25,19 @@ from kalman_oracle import true_gradient
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import hessian, recursions, reference, square_root
-from helpers.kalman.fused import (
+from helpers.kalman.compiled import (
     backward,
+    directions,
     forward,
     layout,
-    moves,
     one_pass,
     pull,
     push,
     tiles,
 )
-from helpers.kalman.fused.entry import sizes_of_kept
-from helpers.kalman.fused.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
-from helpers.kalman.fused.inputs import (
+from helpers.kalman.compiled.door import sizes_of_kept
+from helpers.kalman.compiled.forward import DONE, NOT_POSITIVE_DEFINITE, VAGUE, Steps
+from helpers.kalman.compiled.inputs import (
     Arrays,
     NonZeros,
     Observed,
@@ -50,17 +50,17 @@ from helpers.kalman.fused.inputs import (
     room_for_indices,
     varies,
 )
-from helpers.kalman.fused.layout import LAYOUT, Saved, Sizes
-from helpers.kalman.fused.registers import Along, moving
-from helpers.kalman.fused.small import (
+from helpers.kalman.compiled.layout import LAYOUT, Saved, Sizes
+from helpers.kalman.compiled.registers import Along, moving
+from helpers.kalman.compiled.small import (
     InTime,
     Kept,
     Like,
     small_pass,
 )
-from helpers.kalman.fused.small import change as small_change
-from helpers.kalman.fused.steps import filter_steps
-from helpers.kalman.fused.tiles import LANES, Mat, Memory
+from helpers.kalman.compiled.small import change as small_change
+from helpers.kalman.compiled.steps import filter_steps
+from helpers.kalman.compiled.tiles import LANES, Mat, Memory
 from helpers.kalman.square_root import fill_shares, is_past
 from helpers.statespace import STATIC, StateSpace
 
@@ -745,27 +745,31 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     """
     arrays, (n, p), m = arrays_of(model), y.shape, model.m
     dots = {x: X.reshape(len(X), *hessian.laid_out(x, X.shape[1:])) for x, X in dot.items()}
-    dots = moves.Directions(*(dots[x] for x in hessian.DIMENSIONS))
-    bars = moves.Directions(*(np.zeros(X.shape) for X in dots))
+    dots = directions.Directions(*(dots[x] for x in hessian.DIMENSIONS))
+    bars = directions.Directions(*(np.zeros(X.shape) for X in dots))
     if groups is FEW:
         return run_small_tangents(y, arrays, dots, bars, weights[0], tol)
-    groups = [moves.Group(i, n, k, moves.block_of(dots.T[i : i + n])) for i, n, k in groups]
-    T_wanted = moves.Block(0, m, 0, m) if everywhere else moves.block_of(dots.T)
+    groups = [
+        directions.Group(i, n, k, directions.block_of(dots.T[i : i + n])) for i, n, k in groups
+    ]
+    T_wanted = directions.Block(0, m, 0, m) if everywhere else directions.block_of(dots.T)
     plan, shape = np.zeros(layout.HEADER, np.int64), Sizes(n, p, m)
-    headers = np.zeros((len(groups), moves.MOVED_HEADER), np.int64)
-    near, _ = moves.lay_out_all(shape, groups, True, plan, headers, 0)
-    _, end = moves.lay_out_all(shape, groups, True, plan, headers, near)
+    headers = np.zeros((len(groups), directions.TANGENT_HEADER), np.int64)
+    near, _ = directions.lay_out_all(shape, groups, True, plan, headers, 0)
+    _, end = directions.lay_out_all(shape, groups, True, plan, headers, near)
 
     def mats(header, fields):
         return [Mat(int(header[2 * i]), int(header[2 * i + 1]), 1) for i in range(fields)]
 
     space = mats(plan, len(LAYOUT))
-    x = [moves.Moved(*mats(header, len(moves.MOVED))) for header in headers]
+    x = [
+        directions.TangentSpace(*mats(header, len(directions.TANGENT_LAYOUT))) for header in headers
+    ]
     w = Memory(end, [*space, *(mat for moved in x for mat in moved)], shape)
     w.space, x = layout.Space(*space), [SimpleNamespace(space=moved) for moved in x]
     one_pass.clean(w)
     for header in headers:
-        w.data[header[0] : header[2 * moves.FIRST_OF_STEPS]] = 0.0
+        w.data[header[0] : header[2 * directions.FIRST_OF_STEPS]] = 0.0
     found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
     slopes, out = np.empty((len(dots.y), n)), Arrays(*arrays[:-1], np.zeros_like(arrays.W))

@@ -12,14 +12,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
 
-from helpers.kalman import fused
+from helpers.kalman import compiled
 
-FIRST = "entry"  # which all others import
+FIRST = "door"  # which all others import
 # What takes longest comes first, so that both processes end together.
 THEN = (
-    "tangents", "panel", "whole", "small 4", "own", "integrated", "small 3", "collapsed", "roots",
-    "outputs", "xla", "small 2", "small 1", "rotated_tangents", "xla_integrated", "xla_panel",
-    "xla_tangents",
+    "tangents", "panel", "whole", "small 4", "per_series", "integrated", "small 3", "collapsed",
+    "roots", "outputs", "xla", "small 2", "small 1", "rotated_tangents", "xla_integrated",
+    "xla_panel", "xla_tangents",
 )  # fmt: skip
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.
@@ -38,9 +38,9 @@ def read(modules) -> None:
 def compiles(what: str) -> None:
     gc.set_threshold(100_000)  # a compiler's objects stay
     start, (name, *states) = time.perf_counter(), what.split()
-    module = import_module(f"helpers.kalman.fused.{name}")
+    module = import_module(f"helpers.kalman.compiled.{name}")
     if states:  # the passes in registers: machine code of its own for each size
-        for p in range(1, fused._entry().LARGEST + 1):
+        for p in range(1, compiled._door().LARGEST + 1):
             module.compiled(int(*states), p)
             module.compiled_tangents(int(*states), p)
     print(f"  {what}: {time.perf_counter() - start:.0f} s", flush=True)

@@ -49,7 +49,7 @@ FAULTS = {
     ),
     "tangents: N after a stretch of steady state forgotten": (
         "pull.py",
-        "    add_power(w, x, steps, s.X2, d.turned, dN, k)\n",
+        "    add_power(w, x, steps, s.X2, d.work, dN, k)\n",
         "",
     ),
     "tangents: the gains of a stretch without an end only at its first step": (
@@ -68,22 +68,22 @@ FAULTS = {
         "",
     ),
     "tangents: a symmetric product not mirrored, alone": (
-        "moves.py",
+        "directions.py",
         "        symmetrize(w, out, size)\n",
         "",
     ),
     "tangents: a symmetric product not mirrored, side by side": (
-        "moves.py",
+        "directions.py",
         "axpy(w, out.at + j * out.ld + i * k, 1.0, out.at + i * out.ld + j * k, zero, k)",
         "pass",
     ),
     "tangents: T's last moving row left out": (
-        "moves.py",
+        "directions.py",
         "min(top, i), max(bottom, i + 1)",
         "min(top, i), max(bottom, i, 1)",
     ),
     "tangents: the wanted columns of T's gradient begin within a vector": (
-        "moves.py",
+        "directions.py",
         "left // LANES * LANES, right)",
         "left, right)",
     ),
@@ -462,8 +462,8 @@ FAULTS = {
     ),
     "a change in units of the later variance alone": (
         "forward.py",
-        "x = max(entry(w, P, i, i), entry(w, P_next, i, i))",
-        "x = entry(w, P_next, i, i)",
+        "x = max(element(w, P, i, i), element(w, P_next, i, i))",
+        "x = element(w, P_next, i, i)",
     ),
     "few states: a change in units of the later variances alone": (
         "small.py",
@@ -594,7 +594,7 @@ def plant(name: str) -> tuple[bool, float, str]:
                 f"{folder}/{part}",
                 ignore=shutil.ignore_patterns("__pycache__", "data"),
             )
-        path = Path(folder, "src/helpers/kalman/fused", file)
+        path = Path(folder, "src/helpers/kalman/compiled", file)
         text = path.read_text()
         if text.count(there) != 1:
             raise ValueError(f"{name}: {there!r} stands {text.count(there)} times in {file}")

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
-from helpers.kalman.fused.tiles import LANES, Mat, padded, product
+from helpers.kalman.compiled.tiles import LANES, Mat, padded, product
 
 SIZES = (4, 8, 16, 24, 32, 48, 64)
 

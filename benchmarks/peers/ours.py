@@ -1,6 +1,6 @@
 """The compiled pass of the package, called without PyTensor, and what it does by count.
 
-`helpers.kalman.fused.entry` is imported where it is used: the first import compiles the pass.
+`helpers.kalman.compiled.door` is imported where it is used: the first import compiles the pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import frexp
 import numpy as np
 
 from helpers.kalman import StateSpace
-from helpers.kalman.fused.tiles import LANES
+from helpers.kalman.compiled.tiles import LANES
 from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import NAMES, STATIC
 
@@ -34,14 +34,14 @@ def contender(
     y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = NAMES, *,
     tol: float = TOLERANCE,
 ) -> Callable:  # fmt: skip
-    from helpers.kalman.fused import entry
+    from helpers.kalman.compiled import door
 
     arrays, ones, wanted = pass_arrays(model), np.ones(len(y)), flags(requested)
     y, R, Q = np.ascontiguousarray(y), model.R, model.Q
 
     def call():
-        l, out, _, _ = entry.loglike_and_grad(y, *arrays, ones, *wanted, tol)
-        named = entry.Arrays(*out)._asdict()
+        l, out, _, _ = door.loglike_and_grad(y, *arrays, ones, *wanted, tol)
+        named = door.Arrays(*out)._asdict()
         found = {x: X if x in STATIC else X[0] for x, X in named.items()}
         if wanted[3]:
             WR = found["W"] @ R  # noqa: N806
@@ -54,18 +54,18 @@ def contender(
 def value_alone(
     y: np.ndarray, model: StateSpace, requested: tuple[str, ...] = (), *, tol: float = TOLERANCE
 ) -> Callable:
-    from helpers.kalman.fused import entry
+    from helpers.kalman.compiled import door
 
     arrays, y = pass_arrays(model), np.ascontiguousarray(y)
-    return lambda: (entry.loglike(y, *arrays, tol).sum(), {})
+    return lambda: (door.loglike(y, *arrays, tol).sum(), {})
 
 
 def steady_step(y: np.ndarray, model: StateSpace) -> int:
     """The step from which on the covariance counts as steady; n if it never does."""
-    from helpers.kalman.fused import entry
+    from helpers.kalman.compiled import door
 
     y, ones = np.ascontiguousarray(y), np.ones(len(y))
-    report = entry.loglike_and_grad(y, *pass_arrays(model), ones, *flags(NAMES), TOLERANCE)[3]
+    report = door.loglike_and_grad(y, *pass_arrays(model), ones, *flags(NAMES), TOLERANCE)[3]
     return report[2]
 
 
@@ -77,7 +77,7 @@ def counts(
     Counted product by product from the source, for a static model without gaps: a symmetric product
     costs half, and a product with a T or Z that is followed by its non-zeros costs these.
     """
-    from helpers.kalman.fused.inputs import SPARSE_BELOW
+    from helpers.kalman.compiled.inputs import SPARSE_BELOW
 
     n, m, p = len(y), model.m, model.p
     any_matrix, T_too, Z_too, W_too = flags(requested)

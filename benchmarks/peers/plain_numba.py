@@ -13,8 +13,8 @@ import numpy as np
 from numba import njit
 
 from helpers.kalman import StateSpace
-from helpers.kalman.fused import inputs  # noqa: F401 (registers what `run` calls)
-from helpers.kalman.fused.steps import gaps, run
+from helpers.kalman.compiled import inputs  # noqa: F401 (registers what `run` calls)
+from helpers.kalman.compiled.steps import gaps, run
 from helpers.kalman.recursions import pull_smooth
 from helpers.kalman.reference import FilterOutputs
 from helpers.statespace import NAMES, STATIC

@@ -11,14 +11,14 @@ from urllib.request import urlopen
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from helpers.kalman import fused
+from helpers.kalman import compiled
 from tools import browser, compile_kernels, notebooks, pdf, plant
 
 LOADED = """
 import sys
-from helpers.kalman import fused
-assert 0 < fused.warmup(progress=False, everything={})
-here = "helpers.kalman.fused."
+from helpers.kalman import compiled
+assert 0 < compiled.warmup(progress=False, everything={})
+here = "helpers.kalman.compiled."
 print(*(name.removeprefix(here) for name in sys.modules if name.startswith(here)))
 """
 
@@ -37,18 +37,18 @@ def passes():
 def test_warmup_loads_what_it_says():
     """All that `make test` compiles beforehand, or only what a fit needs."""
     every = {name.split()[0] for name in passes()}
-    assert every == {"entry", "roots", "outputs", "small", *fused.building.PURPOSE}
+    assert every == {"door", "roots", "outputs", "small", *compiled.building.PURPOSE}
     assert every <= loaded(True)
-    assert {"entry", "outputs", "roots"} <= (some := loaded(False))
-    assert not {"tangents", "integrated", "panel", "own"} & some
+    assert {"door", "outputs", "roots"} <= (some := loaded(False))
+    assert not {"tangents", "integrated", "panel", "per_series"} & some
 
 
 def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
-    folder = fused.__path__[0]
+    folder = compiled.__path__[0]
     assert len(passes()) == len({*passes()})
     assert all((Path(folder) / f"{name.split()[0]}.py").exists() for name in passes())
     sizes = {int(name.split()[1]) for name in passes() if name.startswith("small")}
-    assert sizes == {*range(1, fused._entry().LARGEST + 1)}
+    assert sizes == {*range(1, compiled._door().LARGEST + 1)}
     assert all(map(find_spec, compile_kernels.READ))
     monkeypatch.setattr(compile_kernels, "READ", ("json",))
     monkeypatch.setattr(compile_kernels, "THEN", ("roots", "small 1"))
@@ -62,7 +62,7 @@ def test_kernels_that_are_compiled_beforehand(capsys, monkeypatch):
 def test_every_fault_can_be_planted():
     """The text that it replaces stands in the sources, once."""
     for name, (file, there, planted) in plant.FAULTS.items():
-        text = Path(plant.ROOT, "src/helpers/kalman/fused", file).read_text(encoding="utf-8")
+        text = Path(plant.ROOT, "src/helpers/kalman/compiled", file).read_text(encoding="utf-8")
         assert text.count(there) == 1 and there != planted, name
 
 

@@ -65,7 +65,7 @@ def loglike(y, model: StateSpace, method: str = "fused", tol: float = TOLERANCE)
     """
     if _takes_reference(y, model, method, tol):
         return reference.loglike(y, model)
-    return _fused().loglike(y, model, tol)
+    return _passes().loglike(y, model, tol)
 
 
 def loglike_and_grad(
@@ -107,7 +107,7 @@ def loglike_and_grad(
     """
     if _takes_reference(y, model, method, tol):
         return reference.loglike_and_grad(y, model)
-    return _fused().loglike_and_grad(y, model, tol)
+    return _passes().loglike_and_grad(y, model, tol)
 
 
 def _takes_reference(y, model: StateSpace, method: str, tol, *others) -> bool:
@@ -119,8 +119,8 @@ def _takes_reference(y, model: StateSpace, method: str, tol, *others) -> bool:
     return method == "reference" or any(map(np.iscomplexobj, (model.a0, y, *others)))
 
 
-def _fused():
-    return _imported("helpers.kalman.fused", "numba", "")
+def _passes():
+    return _imported("helpers.kalman.compiled", "numba", "")
 
 
 # Where pip finds the package under its own name: it is in no index.
@@ -163,7 +163,7 @@ def _imported(module: str, needs: str, extra: str):
 _LATER = {
     "kalman_loglike": ("helpers.kalman.ops.likelihood", "pytensor", ""),
     "register_filter": ("helpers.kalman.pymc", "pymc pymc-extras", "[pymc]"),
-    "warmup": ("helpers.kalman.fused", "numba", ""),
+    "warmup": ("helpers.kalman.compiled", "numba", ""),
 }
 
 

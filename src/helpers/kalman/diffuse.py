@@ -50,7 +50,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman import _passes, _takes_reference, reference
 from helpers.kalman import hessian as hessians
 from helpers.kalman.recursions import LEAST, LOG_2PI, TOLERANCE, at_step, symmetric, update_columns
 from helpers.statespace import (
@@ -317,20 +317,20 @@ class _Columns:
         if self._loop(method, tol):
             return self._gathered(*_by_loop(self, True))
         _, value, delta, root, S, *bars, out, _ = self._compiled(True, tol)
-        gradients = _fused().gradients_of(self.model, out)
+        gradients = _passes().gradients_of(self.model, out)
         return self._gathered(self._value(value, S), delta, root, *bars, gradients)
 
     def _compiled(self, backwards: bool, tol: float):
-        fused = _fused()
+        compiled = _passes()
         starts, P0 = self.starts()
         if self._in_the_start_alone:  # of the others that is zero
             y, c = (self.y - self.model.d)[np.newaxis], self.model.in_time["c"][np.newaxis]
         else:
             y, c = self.series()
-        _, _, _, _, _, T, Z, H, W = fused.arrays_of(self.y, self.model)
+        _, _, _, _, _, T, Z, H, W = compiled.arrays_of(self.y, self.model)
         precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
         arrays = (np.asarray(M, float) for M in (y, starts, c, P0, T, Z, H, W, precision))
-        found = fused.building.load("integrated").integrated(
+        found = compiled.building.load("integrated").integrated(
             *arrays, backwards, *[backwards] * 4, float(tol)
         )
         if found[-1][0] < len(self.y):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers.kalman import smoothing
-from helpers.kalman.fused.building import load
+from helpers.kalman.compiled.building import load
 from helpers.kalman.recursions import at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
     check_square,
@@ -21,7 +21,7 @@ from helpers.kalman.smoothing import (
     path,
     pull_path,
     series_of,
-    settle,
+    shift_to_mode,
     times,
 )
 from helpers.kalman.square_root import root
@@ -62,7 +62,7 @@ def draws(y, start, shocks, noise, P0, T, Z, H, W, A, tol):
     S = information_of(r, A)
     if not well or not is_identified(S):
         return np.full(shocks.shape, np.nan)
-    delta = settle(r, e, np.zeros((J, m)), S, A)
+    delta = shift_to_mode(r, e, np.zeros((J, m)), S, A)
     first = start + begun(delta, np.ascontiguousarray(r[0, :J]), A, P0)
     return path(first, T, shocks + times(r[1:, :J], W))
 
@@ -81,7 +81,7 @@ def pull_draws(y, start, shocks, noise, P0, T, Z, H, W, A, g, tol):
     both[J:] = rho[0]
     delta = np.full((2 * J, A.shape[1]), np.nan)
     if well and is_identified(S):
-        delta[:] = settle(r, e, both, S, A)
+        delta[:] = shift_to_mode(r, e, both, S, A)
     else:
         r[:], e[:] = np.nan, np.nan
     q, ex = r[:, J : 2 * J] + rho, np.ascontiguousarray(e[:, J : 2 * J])
@@ -183,14 +183,14 @@ PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
     "marginals": marginals,
 }  # fmt: skip
-TEXT = [check_square, path, pull_path, times, series_of, information_of, settle]
+TEXT = [check_square, path, pull_path, times, series_of, information_of, shift_to_mode]
 TEXT += [begun, add_products, columns, is_identified, pull_root, without_pivots]
 
 
 def digest() -> str:
     """A digest of the lines that are compiled here, and of those that they call."""
     files = [Path(__file__), Path(smoothing.__file__)]
-    text = b"".join(file.read_bytes() for file in files) + load("entry").DIGEST.encode()
+    text = b"".join(file.read_bytes() for file in files) + load("door").DIGEST.encode()
     return sha256(text).hexdigest()[:16]
 
 
@@ -205,8 +205,8 @@ def compiled() -> dict:
 def _newly_compiled() -> dict:
     from numba.extending import overload
 
-    from helpers.kalman.fused import text  # noqa: F401 (compiles square_root's text)
-    from helpers.kalman.fused.tiles import PART, jitable
+    from helpers.kalman.compiled import overloads  # noqa: F401 (compiles square_root's text)
+    from helpers.kalman.compiled.tiles import PART, jitable
     from helpers.kalman.on_disk import njit
 
     code, options = load("panel").linked_loglike_and_grad, {"error_model": "numpy", "nogil": True}

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.kalman import _fused, _takes_reference, recursions, reference
+from helpers.kalman import _passes, _takes_reference, recursions, reference
 from helpers.kalman.reference import _symmetric as symmetric
 from helpers.kalman.tangents import Moving
 from helpers.statespace import DIMENSIONS, NAMES, STATIC, Gradients, StateSpace, check_weights
@@ -185,8 +185,8 @@ def _along(y, model: StateSpace, o, dot: dict, weights):
 
 def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
     """What `_moved` returns, compiled; several directions at once."""
-    fused, k = _fused(), len(next(iter(given.values())))
-    arrays = [np.asarray(X, float) for X in fused.arrays_of(y, model)]
+    passes, k = _passes(), len(next(iter(given.values())))
+    arrays = [np.asarray(X, float) for X in passes.arrays_of(y, model)]
     names = given if along_alone else NAMES
     shapes = {x: (k, *laid_out(x, X.shape)) for x, X in zip(DIMENSIONS, arrays, strict=True)}
     moves = (
@@ -196,7 +196,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
         np.ascontiguousarray(moves[x], float).reshape(shape) if x in moves else np.zeros(shape)
         for x, shape in shapes.items()
     ]
-    compiled = fused.building.load("tangents").hessian_vector
+    compiled = passes.building.load("tangents").hessian_vector
     try:
         W_bar, slopes, bars = compiled(
             *arrays, np.asarray(weights, float), *dots, "T" in names, "Z" in names, not along_alone,
@@ -208,7 +208,7 @@ def _compiled(y, model: StateSpace, given, weights, tol, along_alone: bool):
             "about n m (m + 3 p) doubles"
         ) from None
     if np.isnan(slopes[0, 0]):  # as all are then
-        fused.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
+        passes.loglike_and_grad(y, model, tol=0.0)  # raises, and names the step
         # The tangents' covariances always come from Joseph's form, those of the pass need not.
         raise np.linalg.LinAlgError(
             "F is positive definite for the gradient, but not for the Hessian, whose covariances "

@@ -49,7 +49,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman import _passes, _takes_reference, reference
 from helpers.kalman.recursions import TOLERANCE
 from helpers.statespace import (
     NAMES,
@@ -326,15 +326,15 @@ def _by_loop(given: _Given, gradient: bool):
 
 
 def _shared(given: _Given, tol, gradient: bool, threads=None):
-    """:mod:`helpers.kalman.fused.panel`: series with a0, c and d of their own at most.
+    """:mod:`helpers.kalman.compiled.panel`: series with a0, c and d of their own at most.
 
     Returns what `_own` does, gradients of what is shared as sums.
     """
     X = given.in_time()
     y = np.asarray(given.y - X["d"] if X["d"].any() else given.y, float)
     arrays = X["a0"], X["P0"][0], X["c"], *(X[x][0] for x in "TZHW")
-    fused, weights = _fused(), np.ones((len(y), 1))
-    l, dY, a0_bar, c_bar, out, report = fused.building.load("panel").loglike_and_grad(
+    compiled, weights = _passes(), np.ones((len(y), 1))
+    l, dY, a0_bar, c_bar, out, report = compiled.building.load("panel").loglike_and_grad(
         y, *arrays, weights, *[gradient] * 5, float(tol)
     )
     failed = np.full(len(y), -1)
@@ -342,22 +342,22 @@ def _shared(given: _Given, tol, gradient: bool, threads=None):
         failed[report[1]] = report[0]
     if not gradient or failed.max() >= 0:
         return l.sum(axis=1), failed, None, None
-    bars = fused.gradients_in_time(X["R"][0], X["Q"][0], out, (*STATIC, *NAMES)).asdict()
+    bars = compiled.gradients_in_time(X["R"][0], X["Q"][0], out, (*STATIC, *NAMES)).asdict()
     bars = {x: G[np.newaxis] for x, G in bars.items()} | {"a0": a0_bar, "c": c_bar, "d": -dY}
     return l.sum(axis=1), failed, dY, given.without_time(bars)
 
 
 def _own(given: _Given, tol, gradient: bool, threads=None):
-    """:mod:`helpers.kalman.fused.own`: series that share nothing, spread over threads.
+    """:mod:`helpers.kalman.compiled.per_series`: series that share nothing, spread over threads.
 
     Returns l (J,), NaN for series that failed, and the step where they did (J,), -1 for the others,
     dY and the gradients by name.
     """
     from numba import config
 
-    from helpers.kalman.fused.inputs import Arrays
+    from helpers.kalman.compiled.inputs import Arrays
 
-    code, y, J = _fused().building.load("own"), given.y, len(given.y)
+    code, y, J = _passes().building.load("per_series"), given.y, len(given.y)
     X = given.in_time()
     R, Q = X.pop("R"), X.pop("Q")
     for name in ("P0", "H", "W"):
@@ -372,7 +372,7 @@ def _own(given: _Given, tol, gradient: bool, threads=None):
     _in_pieces(threads or config.NUMBA_NUM_THREADS, J, lambda *cut: code.passes(*cut, *fixed))
     if not gradient:
         return l, failed, None, None
-    bars = _fused().gradients_in_time(R, Q, out, (*STATIC, *NAMES))
+    bars = _passes().gradients_in_time(R, Q, out, (*STATIC, *NAMES))
     return l, failed, dY, given.without_time(bars.asdict())
 
 

@@ -2,10 +2,10 @@ r"""The Kalman filter's step and its pullback, once: what every engine of this p
 
 The lines below hold operators (``@ .T + *``) and four named functions, ``cholesky``, ``solve``,
 ``inverse_factor`` and ``rows``. NumPy runs them as they stand (:mod:`helpers.kalman.reference`),
-PyTensor and JAX inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax_scans`,
+PyTensor and JAX inside their scans (:mod:`helpers.kalman.scan`, :mod:`helpers.kalman.jax.scans`,
 which register the functions for their own arrays), and Numba compiles them for few states
-(:mod:`helpers.kalman.fused.small`). For more, :mod:`helpers.kalman.fused.step` writes them out as
-calls of tiles: change a sign here, and every engine changes.
+(:mod:`helpers.kalman.compiled.small`). For more, :mod:`helpers.kalman.compiled.step` writes them
+out as calls of tiles: change a sign here, and every engine changes.
 
 Everything is in *factors*: with C the Cholesky factor of the innovation covariance F,
 

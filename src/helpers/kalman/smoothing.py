@@ -63,7 +63,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from helpers.kalman import _fused, _takes_reference, reference
+from helpers.kalman import _passes, _takes_reference, reference
 from helpers.kalman.diffuse import (
     _checked,
     _in_words,
@@ -306,7 +306,7 @@ def information_of(r, A):
     return symmetric(-(np.ascontiguousarray(r[0, r.shape[1] - q :]) @ A))  # def-draws-delta
 
 
-def settle(r, e, rho_0, S, A):
+def shift_to_mode(r, e, rho_0, S, A):
     """Move r (n + 1, J + q, m) and e (n, J + q, p), in place, to where delta is most likely.
 
     Returns delta (J, q). Beside what they say themselves, rho_0 (J, m) speaks for it.
@@ -404,7 +404,7 @@ class _Smoother:
         start, shocks = start + self.model.a0, shocks + self.c[:, None]
         r, e = self.columns(*series_of(self.y - self.d, noise, start, shocks, self.A))
         J = len(start)
-        delta = settle(r, e, np.zeros_like(start), self.information(r), self.A)
+        delta = shift_to_mode(r, e, np.zeros_like(start), self.information(r), self.A)
         start = start + delta @ self.A.T + r[0, :J] @ symmetric(self.model.P0)
         return path(start, self.T, shocks + times(r[1:, :J], self.W)).swapaxes(0, 1)
 
@@ -426,7 +426,7 @@ class _Smoother:
             dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))
         else:
             given = Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
-            load = _fused().building.load
+            load = _passes().building.load
             _, dY, r_0, r, _, report = load("panel").loglike_and_grad(
                 *(np.asarray(X, float) for X in given), *ONLY_VECTORS, float(self.tol)
             )
@@ -443,7 +443,7 @@ class _Smoother:
         # A series that never surprises has r = 0: the gradient of each step's W is -N / 2.
         W = np.broadcast_to(self.W, (n, m, m))
         given = without_mean(self.model, P0=self.P0, R=np.eye(m), Q=_symmetric(W))
-        engine = reference if self.loop else _fused()
+        engine = reference if self.loop else _passes()
         N = -2 * engine.loglike_and_grad(nothing, given)[2].Q
         if self.loop:
             P_filt = reference.kalman_filter(nothing, given).out.P_filt

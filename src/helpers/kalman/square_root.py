@@ -100,7 +100,7 @@ def fill_shares(P0, T, W, shares):
         shares[i] = 0.0 if known or is_past(i, P0, T, W) else LOST
 
 
-class Turn(NamedTuple):
+class Reflections(NamedTuple):
     """An orthogonal q as k reflections: of rows j and top[j] exchanged, then of h[j]."""
 
     h: np.ndarray  # (k, rows)
@@ -123,8 +123,8 @@ class RootStep(NamedTuple):
     Kf: np.ndarray
     G: np.ndarray
     Bf_t: np.ndarray
-    update: Turn
-    narrow: Turn
+    update: Reflections
+    narrow: Reflections
 
 
 def reflect(X, k):
@@ -154,7 +154,7 @@ def reflect(X, k):
             reflect_rows(X, h[j], j)
             for i in range(j + 1, rows):
                 X[i, c] = 0.0
-    return Turn(h, top), order
+    return Reflections(h, top), order
 
 
 def lengths(X, j, k):
@@ -192,7 +192,7 @@ def exchange(X, i, j):
         X[i, c], X[j, c] = X[j, c], X[i, c]
 
 
-def turn(q, X):
+def apply_reflections(q, X):
     """q X, in place."""
     for j in range(len(q.top) - 1, -1, -1):
         reflect_rows(X, q.h[j], j)
@@ -360,7 +360,7 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
         X[: len(H_root), :p] = H_root
         X[p:, :p] = B_t @ np.ascontiguousarray(Z_t.T)
         place(X, p, p, B_t)
-        turned, order = reflect(X, p)
+        reflections, order = reflect(X, p)
         C = np.zeros((p, p), y.dtype)  # lower triangular: rows in the order of the pivots
         logdet = 0.0
         for j in range(p):
@@ -381,12 +381,12 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
         # E' J', by the rows of E'.
         owed_t = owed_t - (owed_t @ np.ascontiguousarray(S.T)) @ G
         owed_t = times_transposed(owed_t, T_listed)
-        narrowed = Turn(np.zeros((0, 0), y.dtype), np.arange(0))
+        narrowed = Reflections(np.zeros((0, 0), y.dtype), np.arange(0))
         if len(B_t) > WIDEST * m:
             narrowed, _ = reflect(B_t, m)
             B_t = B_t[:m].copy()
         kept = np.ascontiguousarray(Bf_t[:, columns])
-        steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, G, kept, turned, narrowed))
+        steps.append(RootStep(a_filt, w, u, C_inv, S, Kf, G, kept, reflections, narrowed))
         a = at_step(T, t) @ a_filt + at_step(c, t)
         size = lengths(B_t, 0, m)
         if not is_owed(owed_t, size, most):
@@ -419,7 +419,7 @@ def carry(r, Pi, B_t, columns):
     return Carried(r, Pi, B_t @ r, BPiB, BPi[:, :width].copy())
 
 
-def turn_both(q, X):
+def apply_on_both_sides(q, X):
     """q X q' for a symmetric X, in place."""
     k = len(X)
     for j in range(len(q.top) - 1, -1, -1):
@@ -452,8 +452,8 @@ def pull_step(step, after, g, T_t, columns):
         rows = narrow.h.shape[1]
         wide = np.zeros((rows, rows + width + 1), dtype)
         wide[:m, :m], wide[:m, rows : rows + width], wide[:m, rows + width] = BPiB, BPi, Br
-        BPiB = turn_both(narrow, wide[:, :rows].copy())
-        wide = turn(narrow, wide[:, rows:].copy())
+        BPiB = apply_on_both_sides(narrow, wide[:, :rows].copy())
+        wide = apply_reflections(narrow, wide[:, rows:].copy())
         BPi, Br = wide[:, :width].copy(), wide[:, width].copy()
     # From here on seen from Bf: T Bf are the first columns of the predicted root.
     Bs, BPtB = Br[:k], BPiB[:k, :k]
@@ -480,7 +480,7 @@ def pull_step(step, after, g, T_t, columns):
         place(one, p, 0, times_J(step.G, S, BPt) + outer(Bs, z) / 2)
     one[:p, width] = g * w
     one[p:, width] = Bs
-    both, one = turn_both(step.update, both), turn(step.update, one)
+    both, one = apply_on_both_sides(step.update, both), apply_reflections(step.update, one)
     before = Carried(r, Pi, one[p:, width].copy(), both[p:, p:].copy(), one[p:, :width].copy())
     return e, T_bar, Z_bar, H_bar, before
 
@@ -495,14 +495,14 @@ def pull_step_columns(step, r, Br, a_filt, w, T):
     if len(step.narrow.top):
         wide = np.zeros((step.narrow.h.shape[1], r.shape[1]), r.dtype)
         wide[: len(Br)] = Br
-        Br = turn(step.narrow, wide)
+        Br = apply_reflections(step.narrow, wide)
     Bs = Br[: len(step.Bf_t)].copy()
     # P_filt s comes from its root, so that pull_columns has none to add.
     smoothed = a_filt + np.ascontiguousarray(step.Bf_t.T) @ Bs
     e, smoothed, r_before = pull_columns(
         r, T, w, step.C_inv, step.S, step.Kf, step.G, np.zeros((m, m), T.dtype), -smoothed
     )
-    return e, smoothed, r_before, turn(step.update, np.concatenate((w, Bs)))[p:].copy()
+    return e, smoothed, r_before, apply_reflections(step.update, np.concatenate((w, Bs)))[p:].copy()
 
 
 def at_the_start(carried, P0):

@@ -18,7 +18,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import Apply, Op, Variable
 from pytensor.graph.replace import graph_replace
 
-from helpers.kalman.fused.building import load
+from helpers.kalman.compiled.building import load
 from helpers.kalman.numba_backend import (
     compile_numba_function_src,
     numba_njit,
@@ -44,8 +44,8 @@ class Declared(Op):
     ``unconnected``
         Pairs of an input and an output that does not depend on it.
     ``code``, ``found``, ``results``
-        What is called, ``"module.function"`` of :mod:`helpers.kalman.fused`; the names of what it
-        returns, as in an assignment; and an expression for each output that is not one of them.
+        What is called, ``"module.function"`` of :mod:`helpers.kalman.compiled`; the names of what
+        it returns, as in an assignment; and an expression for each output that is not one of them.
     ``prepare``, ``arguments``
         Lines before the call, and its arguments, if they are not the inputs and the tolerance.
     ``pull``, ``push``
@@ -165,16 +165,16 @@ class Declared(Op):
 
     def numba_function(self, node):
         """The function for Numba, and a key under which it is kept on disk."""
-        entry, name = load("entry"), type(self).__name__
+        door, name = load("door"), type(self).__name__
         source = self.source(node.outputs[0].dtype, linked=bool(self.code))
         known = {"np": np, "code": self.called(True)}
-        known |= {"doubles": entry.doubles, "contiguous": entry.contiguous}
+        known |= {"doubles": door.doubles, "contiguous": door.contiguous}
         key = sha256(f"{source} {self.digest()}".encode()).hexdigest()
         return numba_njit(compile_numba_function_src(source, name, global_env=known)), key
 
     def digest(self) -> str:
         """What the machine code that is called was made of."""
-        return load("entry").DIGEST
+        return load("door").DIGEST
 
     def perform(self, node, inputs, output_storage):
         self.check({x: np.shape(X) for x, X in zip(self.inputs, inputs, strict=True)})

@@ -16,7 +16,8 @@ from jax import ShapeDtypeStruct, custom_vjp, pure_callback, vjp
 from pytensor.graph import FunctionGraph
 from pytensor.link.jax.dispatch import jax_funcify
 
-from helpers.kalman import jax, jax_calls, jax_parallel, jax_scans
+from helpers.kalman import jax
+from helpers.kalman.jax import calls, parallel, scans
 from helpers.kalman.ops import likelihood
 from helpers.kalman.ops.declared import Declared, in_python
 from helpers.kalman.ops.diffuse import KalmanIntegrated, KalmanIntegratedGrad
@@ -83,14 +84,14 @@ def _(op: likelihood.KalmanLoglike, X):
 
 @run.register
 def _(op: likelihood.KalmanFilter, X):
-    return tuple(jax_scans.outputs(*X.values()))
+    return tuple(scans.outputs(*X.values()))
 
 
 def gradient_of(names, tol, inputs, l_bar):
     """l, and by name its gradients, by the engine of this device."""
     if jax._is_compiled(None, inputs):
-        return jax_calls.gradient(names, tol, tuple(inputs), l_bar, None)
-    engine = jax_parallel if jax._at_once(None, inputs) else jax_scans
+        return calls.gradient(names, tol, tuple(inputs), l_bar, None)
+    engine = parallel if jax._at_once(None, inputs) else scans
     return engine.gradient(names, tuple(inputs), l_bar)
 
 
@@ -103,9 +104,9 @@ def derivatives(op) -> tuple[str, ...]:
 def _(op: likelihood.KalmanLoglikeGrad, X):
     *inputs, l_bar = X.values()
     if jax._is_compiled(None, inputs):
-        l, found = jax_calls.gradient(derivatives(op), op.tol, tuple(inputs), l_bar, None)
+        l, found = calls.gradient(derivatives(op), op.tol, tuple(inputs), l_bar, None)
     else:
-        engine = jax_parallel if jax._at_once(None, inputs) else jax_scans
+        engine = parallel if jax._at_once(None, inputs) else scans
         l, found = engine.gradient(derivatives(op), tuple(inputs), l_bar)
     return found | {"l": l}
 
@@ -114,8 +115,8 @@ def _(op: likelihood.KalmanLoglikeGrad, X):
 def _(op: likelihood.KalmanLoglikeTangent, X):
     model, l_bar = tuple(X[x] for x in INPUTS), X["l_bar"]
     dots = {x: X[f"{x}_dot"] if op.many else X[f"{x}_dot"][None] for x in op.along}
-    engine = jax_calls if jax._is_compiled("fused", model) else jax_scans
-    tol = (op.tol,) if engine is jax_calls else ()
+    engine = calls if jax._is_compiled("fused", model) else scans
+    tol = (op.tol,) if engine is calls else ()
     l, found = engine.tangents(derivatives(op), *tol, model, l_bar, dots)
     found |= {"l": l}
     return found if op.many else {x: V[0] for x, V in found.items()}
@@ -124,15 +125,15 @@ def _(op: likelihood.KalmanLoglikeTangent, X):
 @run.register
 def _(op: likelihood.KalmanFilterGrad, X):
     inputs = [X[x] for x in INPUTS]
-    out = jax_scans.filter_scan(inputs, ("l", "a_pred", "P_pred"))
+    out = scans.filter_scan(inputs, ("l", "a_pred", "P_pred"))
     bars = {x: X[f"{x}_bar"] for x in op.given}
-    return jax_scans.reverse_scan(inputs, out["a_pred"], out["P_pred"], bars)
+    return scans.reverse_scan(inputs, out["a_pred"], out["P_pred"], bars)
 
 
 @run.register
 def _(op: KalmanPanel, X):
     compiled = jax._is_compiled("fused", X.values())
-    return (jax_calls.panel(op.tol) if compiled else jax_scans.panel)(*X.values())
+    return (calls.panel(op.tol) if compiled else scans.panel)(*X.values())
 
 
 @run.register
@@ -140,9 +141,9 @@ def _(op: KalmanPanelGrad, X):
     *inputs, l_bar = X.values()
     if jax._is_compiled("fused", inputs):
         names = derivatives(op)
-        l, found = jax_calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
+        l, found = calls.panel_gradient(names, op.tol, tuple(inputs), l_bar, None)
     else:
-        l, found = jax_calls.panel_by_scans(tuple(PANEL), inputs, l_bar, None)
+        l, found = calls.panel_by_scans(tuple(PANEL), inputs, l_bar, None)
     return found | {"l": l}
 
 

@@ -207,7 +207,7 @@ class KalmanLoglike(OfModel):
 
     __props__ = ("varying", "tol")
     gives = {"l": "n"}
-    code, found = "entry.loglike", "l"
+    code, found = "door.loglike", "l"
 
     def pull(self, X, bars):
         G = KalmanLoglikeGrad(self.varying, INPUTS, self.tol)
@@ -223,7 +223,7 @@ class KalmanLoglikeGrad(OfModel):
 
     __props__ = ("varying", "requested", "tol")
     unconnected = frozenset({("l_bar", "l")})
-    weights, code, found = {"l_bar": "n"}, "entry.loglike_and_grad", f"l, {BARS}, y_bar, _"
+    weights, code, found = {"l_bar": "n"}, "door.loglike_and_grad", f"l, {BARS}, y_bar, _"
 
     def arguments(self):
         return [*self.inputs, *map(str, asked(self.requested)), repr(self.tol)]

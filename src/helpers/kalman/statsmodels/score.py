@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 
-from helpers.kalman import diffuse, fused
+from helpers.kalman import compiled, diffuse
 from helpers.kalman.statsmodels import updates
 from helpers.kalman.statsmodels.arrays import (
     _arrays,
@@ -187,19 +187,19 @@ def _pass(y, arrays: dict, weights: np.ndarray, columns, value_only: bool):
     R, Q = time["R"], time["Q"]
     given = [y, *given, R @ Q @ R.mT]
     if value_only:
-        value = float(weights @ fused.values(given))
+        value = float(weights @ compiled.values(given))
         if np.isfinite(value):
             return value, None
         columns = np.empty(0, np.int64)  # what is wrong, the pass of the gradient tells
     try:
-        l, _, out = fused.evaluate(given, weights, columns=columns)
+        l, _, out = compiled.evaluate(given, weights, columns=columns)
     except np.linalg.LinAlgError:
         _refuse_not_finite(arrays)
         raise
     value = float(weights @ l)
     if not np.isfinite(value):
         _refuse_not_finite(arrays)
-    return value, fused.gradients_in_time(R, Q, out, kept)
+    return value, compiled.gradients_in_time(R, Q, out, kept)
 
 
 class _Point:

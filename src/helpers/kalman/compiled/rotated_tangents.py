@@ -1,0 +1,89 @@
+"""Hessian-vector products of many series that see few states: rotated, then along all directions.
+
+By a rotation that does not move: among the columns of H^-1/2 Z stand those of H^-1/2 that belong to
+the series of which some direction moves anything. What is left of y then sees nothing that moves.
+This module is imported, and its code compiled, when such a model is met.
+"""
+
+import numpy as np
+
+from helpers.kalman.compiled.collapse import expand, rotate, rotated_model
+from helpers.kalman.compiled.directions import Directions
+from helpers.kalman.compiled.door import NOT_ROTATED, address_in, compiled_part
+from helpers.kalman.compiled.forward import DONE
+from helpers.kalman.compiled.inputs import Wanted
+from helpers.kalman.compiled.tangents import ROTATED, as_model, linked_along_all
+from helpers.kalman.compiled.tiles import jitable
+
+
+@compiled_part
+def along_rotated(
+    y, o, patterns, model, l_bar, dots, bars, slopes, W_sum, series, T_wanted, want_Z, diagonal,
+    backwards, tol, memory, gains,
+):  # fmt: skip
+    """`tangents.along_all` for directions that move few `series`; NOT_ROTATED if H is too ill."""
+    (n, p), m, k, nothing = y.shape, len(model.a0), len(slopes), np.zeros(len(y))
+    columns = np.zeros((len(model.Z), p, m + len(series)))
+    columns[:, :, :m] = model.Z
+    for j in range(len(series)):
+        columns[:, series[j], m + j] = 1.0
+    x, _, good = rotate(y, o, model.d, columns, model.H, nothing, patterns, True)
+    if not good:
+        return np.int64(NOT_ROTATED), memory, gains
+    Y, rotated = rotated_model(x, patterns, model, want_Z)
+    _, size, _ = rotated.H.shape
+    steps = len(rotated.H)
+    y_dot, d_dot = np.zeros((k, n, size, 1)), np.zeros((k, 1, size, 1))
+    Z_dot, H_dot = np.zeros((k, steps, size, m)), np.zeros((k, steps, size, size))
+    for i in range(len(patterns.start) - 1):
+        for place in range(patterns.start[i], patterns.start[i + 1]):
+            t = patterns.order[place]
+            rotate_moves(x.B[i], dots, t, series, y_dot[:, t], Z_dot, H_dot)
+    inner = Directions(
+        y_dot, dots.a0, dots.P0, dots.c, d_dot, dots.T, Z_dot, H_dot, dots.W
+    )  # fmt: skip
+    Y_bar, d_bar = np.zeros(y_dot.shape), np.zeros(d_dot.shape)
+    Z_bar, H_bar = np.zeros(Z_dot.shape), np.zeros(H_dot.shape)
+    found = Directions(
+        Y_bar, bars.a0, bars.P0, bars.c, d_bar, bars.T, Z_bar, H_bar, bars.W
+    )  # fmt: skip
+    status, memory, gains = linked_along_all(
+        (Y, rotated, l_bar, inner, found, slopes, W_sum, T_wanted, want_Z, backwards, tol, memory,
+         gains)
+    )  # fmt: skip
+    if status == DONE and backwards:
+        wanted = Wanted(True, True, want_Z, True, np.empty(0, np.int64))
+        for q in range(k):
+            h = np.ascontiguousarray(Z_bar[q, :, size - 1]) if want_Z else np.zeros((n, m))
+            expand(
+                x, patterns, nothing, wanted, h, bars.y[q, :, :, 0], Y_bar[q, :, :, 0],
+                as_model(found, q), as_model(bars, q), diagonal,
+            )  # fmt: skip
+    return status, memory, gains
+
+
+@jitable
+def rotate_moves(B, dots, t, series, y_dot, Z_dot, H_dot):
+    """What directions that move these `series` alone move, rotated by B (rows, p), at step t."""
+    of_d = t if dots.d.shape[1] > 1 else 0
+    of_Z, of_H = t if dots.Z.shape[1] > 1 else 0, t if dots.H.shape[1] > 1 else 0
+    for q in range(len(y_dot)):
+        for s in series:
+            dx = dots.y[q, t, s, 0] - dots.d[q, of_d, s, 0]
+            for j in range(len(B)):
+                y_dot[q, j, 0] += B[j, s] * dx
+        if t >= Z_dot.shape[1]:  # all steps have the same
+            continue
+        for s in series:
+            for j in range(len(B)):
+                for l in range(Z_dot.shape[3]):
+                    Z_dot[q, t, j, l] += B[j, s] * dots.Z[q, of_Z, s, l]
+            for l in series:
+                dH = 0.5 * (dots.H[q, of_H, s, l] + dots.H[q, of_H, l, s])
+                if dH != 0.0:
+                    for i in range(len(B)):
+                        for j in range(len(B)):
+                            H_dot[q, t, i, j] += B[i, s] * dH * B[j, l]
+
+
+ADDRESS = address_in(along_rotated, ROTATED)
