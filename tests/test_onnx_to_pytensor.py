@@ -293,7 +293,9 @@ def test_a_reduction_of_an_open_axis_is_the_runtimes(operator, kind, axis):
     model = parsed(f"g ({kind}[N, 3] X) => ({kind}[1] Y) {{ Y = {operator}<axes = [{axis}]>(X) }}")
     model.opset_import[0].version = 11 if operator == "ReduceSum" else 13
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    for rows in (0, 2):
+    # Not of nothing: onnxruntime before 1.32 forgets keepdims for an axis counted from the end, and
+    # PyTensor before 3.3.8 has no integer for the logarithm of zero.
+    for rows in (2,) if axis < 0 or ("Log" in operator and kind == "int32") else (0, 2):
         X = np.arange(3 * rows).reshape(rows, 3) + 1
         feed = {"X": X.astype("float32" if kind == "float" else kind)}
         (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)

@@ -944,7 +944,7 @@ def dimensions(at: Point) -> None:
             late = "is accepted when the graph is built and fails when it runs"
             with _told(f"{given} {late} ({{}})" + f": {hint}" * of.is_op, of.severity):
                 values = compiled(*graph)(*arrays)
-            with _told(f"{given}: {{}}: {hint}", of=Found):
+            with _told(f"{given}: {{}}: {hint}", of.inherited, Found):
                 as_declared(graph[1], values)
 
 
