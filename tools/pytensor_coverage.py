@@ -70,7 +70,7 @@ KNOW = {
     "as_list_or_tuple": "returns a list, a tuple or a single variable, as asked for",
     "grad_not_implemented": "for Ops: a null gradient, *not written yet*; it raises when used",
     "grad_undefined": "for Ops: a null gradient, *does not exist*; it raises when used",
-    "DisconnectedType": "type of a missing path. No two are equal: ask with `isinstance`",
+    "DisconnectedType": "type of a missing path. No two are equal: test with `isinstance`",
     "DisconnectedType.filter": "refuses every value",
     "DisconnectedType.filter_variable": "refuses every variable",
     "DisconnectedType.value_eq": "refuses every comparison, but PyTensor calls `values_eq`",

@@ -24,12 +24,19 @@ CUT_OFF = """() => {
         .map((node) => node.textContent.split("\\n").sort((a, b) => b.length - a.length)[0]);
 }"""
 
+# Displayed formulas that are wider than the screen.
+SCROLLS = """() => [...document.querySelectorAll("div.math mjx-container")]
+    .filter((node) => node.scrollWidth > node.clientWidth + 1)
+    .map((node) => node.textContent)"""
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(open_page, name):
     """On a desktop, then on a phone."""
     page = open_page(name)
     troubles = [f"1400 px: {trouble}" for trouble in page.evaluate(INSPECT)]
+    page.set_viewport_size({"width": 390, "height": 844})
+    troubles += [f"390 px: a display scrolls: {text}" for text in page.evaluate(SCROLLS)]
     page.set_viewport_size({"width": 375, "height": 800})
     troubles += [f"375 px: {trouble}" for trouble in page.evaluate(INSPECT)]
     page.set_viewport_size({"width": 1400, "height": 900})
