@@ -51,7 +51,10 @@ REFUSALS = {
         'Y = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(Z, k)',
         "auto_pad=SAME_LOWER with stride 2 needs a static image size; declare",
     ),
-    ("Conv", "group"): ("Y = Conv<group = 3>(Z, w)", "groups need a static number of channels"),
+    ("Conv", "group"): (
+        "Y = Conv<group = 3>(Z, w)",
+        "groups need a static number of channels: declare it",
+    ),
     ("Conv", "kernel_shape"): ("Y = Conv(X, G)", "shape of its kernel is unknown"),
     ("ConvTranspose", "auto_pad"): (
         'Y = ConvTranspose<strides = [2, 2], auto_pad = "SAME_UPPER">(Z, k)',

@@ -175,7 +175,7 @@ def _image_gradient(g, node, dy, x, weight, w: Windows, group: int):
         return scatter_windows(g, node, dy, weight, x, w, group)
     # The reference evaluator gets other groups of a transposed convolution wrong: one by one.
     if not isinstance(filters, int):
-        raise node.refuse("groups need a static number of filters")
+        raise node.refuse("groups need a static number of filters: declare it")
     sizes = [filters // group] * group
     split = (g.op("Split", t, sizes, outputs=group, axis=a) for t, a in ((dy, 1), (weight, 0)))
     parts = zip(*split, strict=True)
@@ -213,7 +213,7 @@ def _group_images(g, node, x, group, spatial):
     """(N, group * c, ...) to (c, group * N, ...)."""
     channels = x.shape[1]
     if not isinstance(channels, int):
-        raise node.refuse("groups need a static number of channels")
+        raise node.refuse("groups need a static number of channels: declare it")
     dims = g.dims_of(x, spatial)
     c = channels // group
     apart = g.reshape(x, g.joined(-1, group, c, dims))

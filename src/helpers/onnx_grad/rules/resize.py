@@ -53,7 +53,10 @@ def interpolations(attr, refuse, shape, scales, sizes):
         if policy == "stretch" and (given == 1 if by_scale else same_dim(given, n)):
             continue
         if not isinstance(n, int) or given is None or isinstance(given, str):
-            raise refuse(f"the length of axis {axis}, which is resized, is not static")
+            raise refuse(
+                f"the length of axis {axis}, which is resized, is not static: declare the size of "
+                "the image in the model's inputs, or export the model without dynamic axes there"
+            )
         m = resized_length(n, given) if by_scale else given
         found.append((axis, n, m, given if by_scale else m / n))
     if policy != "stretch" and not by_scale:
