@@ -309,7 +309,7 @@ def information_of(r, A):
 def shift_to_mode(r, e, rho_0, S, A):
     """Move r (n + 1, J + q, m) and e (n, J + q, p), in place, to where delta is most likely.
 
-    Returns delta (J, q). Beside what they say themselves, rho_0 (J, m) speaks for it.
+    Returns delta (J, q). rho_0 (J, m) is added to the score of delta.
     """
     J, q = len(rho_0), A.shape[1]
     if q == 0:

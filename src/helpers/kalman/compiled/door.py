@@ -209,9 +209,9 @@ call_collapsed = called_at("the pass of rotated series", types.int64, PASS)
 # Passes by their addresses, 0 for those that were not needed yet: at (m, p) those in registers, at
 # (m, TANGENTS + p) those of their tangents; at (0, WHOLE) the one for any size, at (0, ROOTS) the
 # one with its first steps in roots, at (0, COLLAPSE) the one that rotates series into fewer, at
-# (0, TURNED) the tangents of such. At (1, 0): whether the compilation of one of those in row 0 has
-# failed.
+# (0, TURNED) the tangents of such. At FAILED: whether the compilation of one of those in row 0 has.
 ROOTS, COLLAPSE, TURNED, WHOLE, TANGENTS = 0, 1, 2, 3, LARGEST
+FAILED = 1, 0
 MODULES = {ROOTS: "roots", COLLAPSE: "collapsed", TURNED: "rotated_tangents", WHOLE: "whole"}
 _KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, TANGENTS + LARGEST + 1), np.int64)
@@ -239,7 +239,7 @@ def _compiled_or_zero(m, p):
         return _addresses[m, p]
     except BaseException:  # an interrupt as well
         traceback.print_exc()
-        _addresses[1, 0] |= m == 0
+        _addresses[FAILED] |= m == 0
         return 0
 
 
@@ -287,7 +287,7 @@ def run_whole(arguments):
 @jitable
 def is_not_compiled():
     """Whether a pass in row 0 was asked for and could not be compiled."""
-    return _kept_address(1, 0) != 0
+    return _kept_address(FAILED[0], FAILED[1]) != 0
 
 
 @intrinsic
@@ -371,7 +371,7 @@ def run_small(address, y, model, out, l, l_bar, y_bar, asked, tol, report, more)
          same_until),
         more, mean + 8 * n * of_mean, gain + 8 * n * of_gain,
     )  # fmt: skip
-    memory[0], gains[0] = 0.0, 0.0  # their addresses were good until here
+    memory[0], gains[0] = 0.0, 0.0  # Numba frees an array after its last use
     return status
 
 

@@ -41,7 +41,7 @@ FIRST_LOOK, LOOK_LATER = 4, 8
 TELLING = 0.01  # a change below which the next one tells a rate
 ROUNDING = 16 * np.finfo(np.float64).eps  # of the change from one step to the next
 # What tangents may miss in their steady state, in units of what a covariance may miss in its own.
-# They settle like t rho^t where that settles like rho^t.
+# Tangents converge as t rho^t where a covariance converges as rho^t.
 LATER = 100.0
 
 

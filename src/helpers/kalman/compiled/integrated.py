@@ -66,14 +66,14 @@ from helpers.kalman.recursions import factor_if_identified
 from helpers.kalman.square_root import root as root_of
 
 UNIDENTIFIED, LATE, LOST = 4, 5, 6  # beside the ways in which a pass ends
-# The columns end where what is not known of delta adds less than WIDE times what else is not known
-# of any state: the pass that goes on from there would lose the digits of an uncertain start.
+# The columns are handed over once the variance due to delta is below WIDE times the rest, for every
+# state: a pass that began with more would lose digits of P.
 WIDE = 1e3
-# And where no number's variance, given those before it, is less known than this share of what its
-# column alone would tell: what comes later moves delta by what is left of its digits.
+# And where no pivot of S is below this share of its diagonal: what comes later moves delta by what
+# is left of its digits.
 TELLING = 1e-6
 # And where what comes later leaves this share of delta's variance in every direction: the variance
-# given all is what is left in a difference, and would lose more digits than that.
+# given all is a difference, and would lose more digits than that.
 LEFT = 1e-5
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 
@@ -240,7 +240,7 @@ def columns_for_the_rest(w, x, mixture, mean, root, B, r, N):
 
 
 @jitable
-def through(
+def run_columns(
     k, series, starts, model, out, wanted, backwards, precision, S, mean, root, value, starts_bar,
     tol, report,
 ):  # fmt: skip
@@ -373,7 +373,7 @@ def through(
         out.P0[:] += rg @ r_t / 2
         add_matrices(out_here, 1.0, covariances)
     report[1] = k
-    memory[0], room.indices[0] = 0.0, 0  # their addresses were good until here
+    memory[0], room.indices[0] = 0.0, 0  # Numba frees an array after its last use
     return DONE
 
 
@@ -382,7 +382,7 @@ def through_enough(
     series, starts, model, out, wanted, backwards, precision, S, delta, root, value, starts_bar,
     tol, report,
 ):  # fmt: skip
-    """`through` as many steps as it takes; returns how it ended.
+    """`run_columns` as many steps as it takes; returns how it ended.
 
     There are as many series as starts, or one where the columns of y and c are zeros.
     """
@@ -396,7 +396,7 @@ def through_enough(
     while status == LATE or status == UNIDENTIFIED or status == LOST:
         if 2 * k > n:
             k = n
-        status = np.int64(through(
+        status = np.int64(run_columns(
             k, series, starts, model, out, wanted, backwards, precision, S, delta, root, value,
             starts_bar, tol, report,
         ))  # fmt: skip

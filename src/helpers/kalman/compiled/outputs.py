@@ -55,7 +55,7 @@ def filter_outputs(y, a0, P0, c, d, T, Z, H, W):
     clean(room.w)
     observed, pattern = look(y, model, room.entries, indices_in(room.indices, n, p, m))
     filter_steps(room.w, y, observed, model, varies(model), pattern, out)
-    memory[0], room.indices[0] = 0.0, 0  # their addresses were good until here
+    memory[0], room.indices[0] = 0.0, 0  # Numba frees an array after its last use
     return out.a_filt, out.a_pred, out.y_hat, out.P_filt, out.P_pred, out.F, out.l
 
 

@@ -165,7 +165,7 @@ def one_group(series, n, a0, model, out, a0_bar, backwards, wanted, tol, report)
             listed_pattern(places.pattern), gains, l[k:], wanted, backwards, series, a,
             model_later(out, k),
         )  # fmt: skip
-    memory[0], room.indices[0] = 0.0, 0  # their addresses were good until here
+    memory[0], room.indices[0] = 0.0, 0  # Numba frees an array after its last use
     if not backwards:
         return DONE
     if rest == 0:

@@ -1,7 +1,7 @@
 """The tangents of the filter, compiled: after each step of a forward pass, those of what it did.
 
 The formulas are those of :mod:`helpers.kalman.tangents`, in factors where F^-1 would lose digits.
-Where P and its tangents have settled, only those of the means are left to do.
+Where P and its tangents are in their steady state, only those of the means are left to do.
 """
 
 import numpy as np

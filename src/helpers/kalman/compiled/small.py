@@ -258,7 +258,7 @@ def filter_small(like, y, same_until, model, varying, shares, tol, back, l, kept
 def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of, out):
     """Backwards: write y_bar and the gradients of a0 and P0, add the others to `out`.
 
-    In a steady stretch N settles too, and is then left as it is.
+    In a steady stretch N becomes steady too, and is then left as it is.
     """
     I_m, I_p = like.I_m, like.I_p
     n, p = len(gain_of), len(I_p)
@@ -268,7 +268,7 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
     C_inv, Z, Kf = I_p, like.Z, transposed(like.Z)
     of_T, of_Z, D, N_before = no_m, like.Z, no_p, no_m
     c_sum, d_sum, T_sum, Z_sum, H_sum, W_sum = no_x, no_z, no_m, like.Z, no_p, no_m
-    gain, settled, since, before, looked = n, False, n, (0.0, 0.0, 0.0), n
+    gain, steady, since, before, looked = n, False, n, (0.0, 0.0, 0.0), n
     moves = vectors_vary(model)
     for t in range(n - 1, -1, -1):
         if t == n - 1 or varying:
@@ -276,17 +276,17 @@ def smooth_small(like, model, varying, wanted, tol, weight, y_bar, kept, gain_of
         if gain_of[t] != gain:
             gain = gain_of[t]
             C_inv, Z, Kf, TP = gains_at(like, kept, gain)
-            settled, since, before, looked = False, t, (0.0, 0.0, before[2]), t
+            steady, since, before, looked = False, t, (0.0, 0.0, before[2]), t
         u, a_filt = means_at(like, kept, t)
         e, a_smooth, r_before = recursions.smooth_mean(r, T, Z, u, Kf, a_filt, TP)
         write(-weight * e, y_bar, t * p)
         c_sum, d_sum = c_sum + r, d_sum + e
         if wanted.matrices:
-            if not settled:
+            if not steady:
                 of_T, of_Z, D, N_before = recursions.smooth_covariance(N, T, Z, C_inv, Kf, TP)
                 if tol > 0.0 and is_time_to_look(looked - t, since - t):
                     now = change(N, N_before, before[2], float(n))
-                    settled = both_steady(now, before, looked - t, tol)
+                    steady = both_steady(now, before, looked - t, tol)
                     before, looked = now, t
             T_bar, Z_bar, H_bar, W_bar = recursions.smooth_gradient(
                 r, N, e, a_smooth, of_T, of_Z, D

@@ -167,7 +167,7 @@ def tangent_pass(
             w, x, groups, model, dots, observed, pattern, l_bar, found.steady_from, varying, equal,
             Z_moves, T_wanted, want_Z, out, bars,
         )  # fmt: skip
-    memory[0], gains[0], headers[0, 0] = 0.0, 0.0, 0  # their addresses were good until here
+    memory[0], gains[0], headers[0, 0] = 0.0, 0.0, 0  # Numba frees an array after its last use
     return status, memory, gains
 
 

@@ -155,7 +155,7 @@ def gradient(frame, dtype):
     want_T, want_Z, want_W = out.T.size > 0, out.Z.size > 0, out.W.size > 0
     want = want_T or want_Z or want_W or out.P0.size > 0 or out.H.size > 0
     are_known = frame[ARGUMENTS] > KNOWN
-    first = KNOWN if are_known else 0  # else any of as many axes, for the compiler
+    first = KNOWN if are_known else 0  # else any of that rank: the branch needs a type
     y_known = matrices(frame, ARGUMENTS, first, count, dtype)
     known = models(frame, ARGUMENTS, first + 1, count, dtype)
     for k in range(count):

@@ -83,7 +83,7 @@ def gradient(names, tol, inputs, l_bar, ready):
 @partial(gradient.defjvp, symbolic_zeros=True)
 def _(names, tol, primals, dots):
     inputs, l_bar, ready = primals
-    # What is ready is a function of the inputs, whose tangents are all here already.
+    # `ready` is a function of the inputs; their tangents already cover it.
     moves = zip(OPERANDS, (*dots[0], dots[1]), strict=True)
     moves = {x: dX[jnp.newaxis] for x, dX in moves if not isinstance(dX, SymbolicZero)}
     slopes, *found = _moved.bind(

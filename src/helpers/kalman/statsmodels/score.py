@@ -26,8 +26,8 @@ from helpers.statespace import SHAPES, STATIC, Gradients, StateSpace
 
 SCALED = ("P0", "H", "Q")  # by a scale that is concentrated out
 
-# A variance of an exact diffuse state given the data, in its own units, relative to the least such
-# variance, that means there is nothing to see of it: sin(pi) in a full set of harmonics makes 1e32.
+# An exact diffuse state counts as unobserved where its variance given the data, in its own units,
+# is this many times the least such variance: the rounding of sin(pi) in harmonics gives 1e32.
 UNSEEN = 1e20
 
 # One that the data tell exactly, as a random walk without noise does its level, has a variance of
