@@ -185,7 +185,7 @@ FAULTS = {
     ),
     "few states: N left as it is, though gains change": (
         "small.py",
-        "            settled, since, before, looked = False, t, (0.0, 0.0, before[2]), t\n",
+        "            steady, since, before, looked = False, t, (0.0, 0.0, before[2]), t\n",
         "",
     ),
     "few states: the gain of every step kept at the place of the first": (
