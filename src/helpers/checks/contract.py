@@ -1481,8 +1481,9 @@ def alike(at: Point, f) -> str | None:
     errors = [_brief(x) if isinstance(x, Exception) else "" for x in (found, by_python)]
     if all(errors):
         return "refused, as in Python"
-    ensure(not any(errors), "; in Python, ".join(error or "an answer" for error in errors))
-    return agree(at, found, by_python, "Python")
+    says = "; in Python, ".join(error or "an answer" for error in errors)
+    ensure(not any(errors), says, at.of.inherited)
+    return agree(at, found, by_python, "Python", severity=at.of.inherited)
 
 
 def empty_alike(at: Point, f) -> str | None:
