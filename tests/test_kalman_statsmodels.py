@@ -669,6 +669,17 @@ def test_a_ridge_that_bends_is_no_way_up():
         _inverse(almost, ["x", "y"], "information")
 
 
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_a_line_of_maxima_is_told_wherever_a_method_ends_beside_it(seed):
+    """What is left of the score makes a curvature along a line that bends."""
+    y, e = np.zeros(200), np.random.default_rng(seed).standard_normal((2, 201))
+    for t in range(1, 200):
+        y[t] = 0.6 * y[t - 1] + e[0, t] + 0.4 * e[0, t - 1]
+    mod = sarimax.SARIMAX(y + 0.3 * e[1, :200], order=(1, 0, 1), measurement_error=True)
+    with pytest.warns(ConvergenceWarning, match="has its maximum all along a line"):
+        ours.fit(mod, disp=False, cov_type="none")
+
+
 def test_no_maximum():
     with pytest.raises(ValueError, match=r"curves upwards along \+1 x -1 y$"):
         _inverse(np.array([[1.0, 2.0], [2.0, 1.0]]), ["x", "y"], "information")

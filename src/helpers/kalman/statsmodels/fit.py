@@ -60,6 +60,9 @@ CLIMBS = "bfgs", "lbfgs", "newton"
 # By so little, a share of what it is, the optimiser moves a parameter that is on an edge.
 EDGE = 1e-3
 
+# Steps across a ridge, until it is known whether the likelihood curves along it.
+ACROSS = 3
+
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
 
@@ -428,12 +431,25 @@ def _on_an_edge(mod: MLEModel, found, start) -> bool:
     return bool(found.flat_from(start).any())
 
 
-def _in_own_params(mod: MLEModel, found, of):
+def _in_own_params(mod: MLEModel, x: np.ndarray, of):
     """What `of` says of the curvature in the model's own free parameters; None on an edge."""
-    params = mod.handle_params(found.x, transformed=False)
+    params = mod.handle_params(x, transformed=False)
     params = params[mod._free_params_index] if mod._has_fixed_params else params
     with suppress(np.linalg.LinAlgError, _NoLikelihoodError):
         return of(hessian(mod, params), params)
+
+
+def _line(mod: MLEModel, found):
+    """The combination of parameters along which there are other maxima, if there is one."""
+    for _ in range(ACROSS):
+        x = found.on_the_ridge()
+        if x is None:
+            break
+        slope, curvature = mod.score(x, transformed=False), -_hessian(mod, x)
+        found = found._replace(x=x, slope=slope, curvature=curvature)
+        if flat_combination(curvature, x) is not None:
+            return _in_own_params(mod, x, flat_combination)
+    return None
 
 
 def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
@@ -443,7 +459,7 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
         # What has no effect at an end: to the optimiser, and as parameters of the model.
         blind = found.flat_from(start[moves])
         if blind.any() and len(blind) == len(mod.param_names):
-            own = _in_own_params(mod, found, flat)
+            own = _in_own_params(mod, found.x, flat)
             blind = blind if own is None else blind & own
         blind = names[blind]
         if found.converged and blind.size:
@@ -454,11 +470,7 @@ def _told(mod: MLEModel, ends: list, results, refusal) -> Iterator[tuple]:
                 "lead there",
                 ConvergenceWarning,
             )
-        elif (
-            found.converged and moves.all()
-            and flat_combination(found.curvature, found.x) is not None
-            and (line := _in_own_params(mod, found, flat_combination)) is not None
-        ):  # fmt: skip
+        elif found.converged and moves.all() and (line := _line(mod, found)) is not None:
             j = int(np.abs(line).argmax())
             yield (
                 f"the log-likelihood {found.value:.6g} has its maximum all along a line: the "
