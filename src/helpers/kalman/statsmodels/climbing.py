@@ -34,10 +34,6 @@ SINGULAR = 1e-11
 # is still more than this share of what it was before them: it would go on for hundreds.
 SLOW, SAME, SHARE = 10, 0.01, 0.25
 
-# One that may come out as zero after a step more: where a ridge bends, what is left of the slope
-# across it makes a curvature along it.
-NEARLY = 1e-4
-
 # A number beyond this is none: its square would overflow, and with it a length.
 LARGEST = 1e100
 
@@ -52,13 +48,13 @@ class Climb(namedtuple("Climb", "x value slope curvature units steps evaluations
         """Of which parameters the quadratic says nothing between here and x."""
         return flat(self.curvature, np.maximum(np.abs(x), np.abs(self.x)))
 
-    def on_the_ridge(self) -> np.ndarray | None:
-        """Where a step more across it leads, if the likelihood hardly curves in some direction."""
+    def on_the_ridge(self, nearly: float) -> np.ndarray | None:
+        """Where a step more across it leads, if an eigenvalue is nearly zero."""
         quadratic = _eigen(self.curvature, self.slope, self.units)
-        if quadratic is None or not np.abs(quadratic[1]).min(initial=1) < NEARLY:
+        if quadratic is None or not np.abs(quadratic[1]).min(initial=1) < nearly:
             return None
         directions, curved, along = quadratic
-        step = np.divide(along, curved, out=np.zeros_like(along), where=np.abs(curved) > NEARLY)
+        step = np.divide(along, curved, out=np.zeros_like(along), where=np.abs(curved) > nearly)
         return self.x + directions @ step / self.units
 
     def leads_here(self, x: np.ndarray, trial: Callable) -> bool:

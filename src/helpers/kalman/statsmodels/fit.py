@@ -60,8 +60,9 @@ CLIMBS = "bfgs", "lbfgs", "newton"
 # By so little, a share of what it is, the optimiser moves a parameter that is on an edge.
 EDGE = 1e-3
 
-# Steps across a ridge, until it is known whether the likelihood curves along it.
-ACROSS = 3
+# Steps across a ridge, until it is known whether the likelihood curves along it: each where an
+# eigenvalue is less than this, which at first is that of the last step but one.
+ACROSS = 1e-2, 1e-4, 1e-4
 
 # Arguments by which an optimiser of ours is put in the place of one of statsmodels'.
 OURS = ("extra_fit_funcs", "cov_params_func")
@@ -441,8 +442,8 @@ def _in_own_params(mod: MLEModel, x: np.ndarray, of):
 
 def _line(mod: MLEModel, found):
     """The combination of parameters along which there are other maxima, if there is one."""
-    for _ in range(ACROSS):
-        x = found.on_the_ridge()
+    for nearly in ACROSS:
+        x = found.on_the_ridge(nearly)
         if x is None:
             break
         slope, curvature = mod.score(x, transformed=False), -_hessian(mod, x)
