@@ -38,6 +38,7 @@ def axe():
 def test_no_serious_violation(open_page, axe, name, scheme):
     page = open_page(name, color_scheme=scheme)
     page.evaluate(axe)
+    page.wait_for_timeout(500)  # the dark theme's colours come in over a sixth of a second
     found = page.evaluate(RULES)
     page.set_viewport_size({"width": 390, "height": 800})
     page.wait_for_timeout(500)  # the theme looks for what scrolls some time after a change
