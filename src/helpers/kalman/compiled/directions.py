@@ -88,7 +88,7 @@ TANGENT_LAYOUT = {
     "F_inv": ("steps p", "k p"),
     "TP": ("steps m kept", "k m"),
 }
-TangentSpace = NamedTuple("Moved", [(name, Mat) for name in TANGENT_LAYOUT])  # noqa: UP014
+TangentSpace = NamedTuple("TangentSpace", [(name, Mat) for name in TANGENT_LAYOUT])  # noqa: UP014
 TANGENT_HEADER = 2 * len(TANGENT_LAYOUT)
 FIRST_OF_STEPS, GAINS_FROM = list(TANGENT_LAYOUT).index("a"), list(TANGENT_LAYOUT).index("Kf")
 
