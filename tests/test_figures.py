@@ -217,6 +217,16 @@ def test_an_svg_is_the_same_in_every_run(monkeypatch):
     assert one == two and "<svg" in one and "dc:date" not in one
 
 
+def test_words_are_darker_than_lines(monkeypatch):
+    """Vermillion letters on white had a contrast of 3.9."""
+    code = (
+        """print(shown(lambda ax: ax.plot([1, 2], "C1") and ax.text(1, 1, "x", color="C1"))[1])"""
+    )
+    drawing = run_in_ipython(monkeypatch, code).lower()
+    assert "stroke: #d55e00" in drawing and 'style="fill: #bf5400"' in drawing
+    assert "fill: #d55e00" not in drawing
+
+
 def test_drafts_are_drawn_as_they_come(monkeypatch):
     code = """
 from matplotlib_inline.config import InlineBackend

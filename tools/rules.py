@@ -21,6 +21,8 @@ MACHINE = {
     "LANES", "WIDEST", "cpu_count", "cwd", "environ", "getcwd", "getpid", "gettempdir", "lay_out",
     "machine", "monotonic", "perf_counter", "platform", "process_time", "thread_time",
 }  # fmt: skip
+# Letters on white are read at this contrast (WCAG 2, level AA).
+CONTRAST = 4.5
 LABEL = re.compile(r"(eq|def|fig)(-[A-Za-z0-9]+){2,}")
 PREFIXES = {"equation": ("eq", "def"), "figure": ("fig",)}
 
@@ -57,11 +59,21 @@ def _code_cell(cell: nbformat.NotebookNode) -> Iterator[str]:
     drawings = [output.get("data", {}).get("image/svg+xml", "") for output in cell.outputs]
     if any("<dc:date>" in drawing for drawing in drawings):
         yield "shows an SVG that holds its date; call helpers.figures.use_style()"
+    inks = {ink for drawing in drawings for ink in re.findall(r'<g style="fill: (#\w{6})', drawing)}
+    yield from (f"writes words in {ink}, too pale to read" for ink in sorted(inks) if _pale(ink))
     if kinds & {"image/png", "image/svg+xml"}:
         mystnb = cell.metadata.get("mystnb", {})
         for block, field in (("image", "alt"), ("figure", "caption"), ("figure", "name")):
             if not mystnb.get(block, {}).get(field, "").strip():
                 yield f"shows a figure without mystnb: {block}: {field}"
+
+
+def _pale(ink: str) -> bool:
+    """Whether letters of a colour are too pale on white; white itself is for dark cells."""
+    rgb = [int(ink[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
+    light = sum(x * weight for x, weight in zip(rgb, (0.2126, 0.7152, 0.0722), strict=True))
+    return light < 1 and 1.05 / (light + 0.05) < CONTRAST
 
 
 def _of_the_machine(nb: nbformat.NotebookNode) -> Iterator[str]:

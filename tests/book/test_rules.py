@@ -92,6 +92,10 @@ def test_what_of_the_machine_may_be_shown():
             [code(outputs=[picture("image/svg+xml", "<dc:date>2026</dc:date>")], mystnb=FIGURE)],
             "its date",
         ),
+        (
+            [code(outputs=[picture("image/svg+xml", '<g style="fill: #d55e00"')], mystnb=FIGURE)],
+            "words in #d55e00, too pale",
+        ),
         ([code("print(tiles.LANES)")], "cell 1 prints LANES"),
         ([code("start = perf_counter()"), code("start", 2)], "cell 2 prints start"),
         ([code("def rows():\n    return LANES"), code("print(f'{rows()}')", 2)], "prints rows"),
