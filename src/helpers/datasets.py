@@ -1,4 +1,4 @@
-r"""Real series that ship with statsmodels, and made ones with known truth. Nothing is downloaded.
+r"""Real series that come with statsmodels, and simulated ones with known truth; no downloads.
 
 A model is a dict of its nine arrays, in the order ``a0, P0, c, d, T, Z, R, H, Q``:
 
@@ -185,7 +185,7 @@ def random_model(
     singular_P0: bool = False,
     singular_Q: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Draw a model whose gradients are hard to get right by luck: full, unsymmetric, well scaled.
+    """Draw a model whose gradients are hard to get right by luck: full, asymmetric, well scaled.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def random_model(
     radius : float
         Spectral radius of T, of every T_t if it varies.
     time_varying : names out of c, d, T, Z, R, H, Q
-        These get a leading axis of length `n`, each step drawn anew.
+        These get a leading axis of length `n`, and each step is drawn anew.
     n : int
         Number of steps, needed if anything varies.
     H_zero : bool
@@ -288,7 +288,7 @@ def simulate(
     Raises
     ------
     ValueError
-        If shapes do not fit together, or P0, H or Q is no covariance matrix.
+        If shapes do not fit together, or P0, H or Q is not a covariance matrix.
     """
     rng = np.random.default_rng(rng)
     if not isinstance(n, int | np.integer) or n < 1:
@@ -325,9 +325,9 @@ def structural_example(
 
     The level starts at 10 and rises by about 0.1 a step; the slope is a random walk, and a
     first-order autoregression (coefficient 0.95) rides on top. The standard deviations of the two
-    shocks and of the measurement error are 0.01. m = 3 (level, slope, autoregression), p = 1,
-    r = 2. The model's P0 is the identity, which is what a filter assumes; the data start exactly at
-    a0, since a slope drawn from N(0.1, 1) would drown the rest.
+    shocks and of the measurement error are 0.01. m = 3 (level, slope, autoregression), p = 1, r =
+    2. The model's P0 is the identity, which is what a filter assumes; the data start exactly at a0,
+    since a slope drawn from N(0.1, 1) would swamp the rest.
 
     Returns
     -------

@@ -53,14 +53,13 @@ LARGEST_SVG = 400_000
 def use_style() -> None:
     """Set matplotlib to the book's style, and how a notebook shows its figures.
 
-    Lines and points are shown as SVG, the same in every run. Images, heat maps and what would be
-    a large SVG are shown as PNG: draw thousands of points or lines with ``rasterized=True``. The
-    background is white and opaque whatever the theme of the page.
-    A plain ``ax.plot`` takes colours and dashes of `STYLES` in turn; markers are for those who ask
-    (``**STYLES[0]``).
+    Lines and points are shown as SVG, the same in every run. Images, heat maps and what would be a
+    large SVG are shown as PNG: draw thousands of points or lines with ``rasterized=True``. The
+    background is white and opaque whatever the theme of the page. A plain ``ax.plot`` takes the
+    colours and dashes of `STYLES` in turn; ``**STYLES[0]`` adds the marker.
 
     If the environment variable ``DRAFT_FIGURES`` is set, a figure is drawn once, as PNG, and not
-    three times to fit its text in: for runs whose figures nobody looks at.
+    three times to fit its text in, for runs whose figures are not looked at.
     """
     draft = bool(os.environ.get("DRAFT_FIGURES"))
     mpl.rcParams.update(

@@ -74,7 +74,7 @@ class StateSpace:
     Raises
     ------
     ValueError
-        If an argument is no array of numbers, is masked, or has an entry that is not finite; if
+        If an argument is not an array of numbers, is masked, or has an entry that is not finite; if
         shapes do not fit each other, a covariance is not symmetric, or time axes differ in length.
 
     Examples
@@ -202,10 +202,10 @@ def check_data(y, model: StateSpace) -> np.ndarray:
     Raises
     ------
     TypeError
-        If ``model`` is no StateSpace.
+        If ``model`` is not a StateSpace.
     ValueError
-        If ``y`` is no array of numbers or is masked; has another shape or length than the model's;
-        is empty, or holds an infinity.
+        If ``y`` is not an array of numbers, is masked or empty, does not have the model's shape or
+        length, or holds an infinity.
     """
     check_model(model)
     y = _as_numbers("y", y, "; NaN marks a gap")
@@ -223,7 +223,7 @@ def check_data(y, model: StateSpace) -> np.ndarray:
 
 
 def check_model(model) -> None:
-    """TypeError if it is none."""
+    """TypeError if this is not a StateSpace."""
     if not isinstance(model, StateSpace):
         kind = type(model).__name__
         hint = ": StateSpace(**model)" if isinstance(model, dict) else ""
@@ -251,7 +251,7 @@ def _as_numbers(name: str, X, hint: str = "") -> np.ndarray:
 
 
 def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
-    """The weights of n steps, ones where none are given; ValueError if they are unfit."""
+    """The weights of n steps, ones if None; ValueError if they do not fit."""
     if weights is None:
         return np.ones(n)
     weights = _as_numbers("weights", weights)
@@ -264,7 +264,7 @@ def check_weights(weights, n: int, real: bool = False) -> np.ndarray:
 
 
 def check_tolerance(tol) -> float:
-    """What a covariance in its steady state may miss, as a number; ValueError if it is none."""
+    """The tolerance of the steady state, a float; ValueError if it is negative or no number."""
     if not isinstance(tol, (float, Real)) or not 0 <= tol < np.inf:
         raise ValueError(f"tol is {tol!r}, expected a finite number that is not negative")
     return float(tol)

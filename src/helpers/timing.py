@@ -215,8 +215,8 @@ def machine() -> dict:
     Returns
     -------
     dict
-        processor, cores, memory_gib, os, python, packages (name -> version, those installed),
-        blas, blas_threads. What cannot be found out is None.
+        processor, cores, memory_gib, os, python, packages (name -> version, those installed), blas,
+        blas_threads. What cannot be determined is None.
     """
     import numpy as np  # loads the BLAS that is asked about
     from threadpoolctl import threadpool_info
@@ -288,7 +288,7 @@ def write_record(record: dict, path: str | os.PathLike) -> None:
 
 
 def progress(iterable: Iterable, description: str = "") -> Iterator:
-    """Yield from `iterable`, under a progress bar if it takes long and someone is watching.
+    """Yield from `iterable`, with a progress bar on a terminal if it takes long.
 
     The bar goes to an interactive terminal only, appears after two seconds and leaves no trace:
     notebooks, files and pipes get nothing.

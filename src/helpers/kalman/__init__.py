@@ -80,10 +80,11 @@ def loglike_and_grad(
     model : StateSpace
     method : "fused" or "reference"
         The compiled pass over the whole series, in float64, or the readable loop in NumPy, in the
-        precision of the arrays. Complex arrays, those of a complex step, take the loop in any case.
+        precision of the arrays. Complex arrays, as in a complex step, always take the loop.
     tol : float
-        What a covariance that the compiled pass takes to be in its steady state may miss, by
-        estimate, relative to its own size; 0 for no steady state. The loop never looks for one.
+        In the compiled pass the covariance counts as steady when its estimated distance from its
+        limit, relative to its own size, is at most this; 0 switches the steady state off. The loop
+        runs every step in full.
 
     Returns
     -------
@@ -97,13 +98,13 @@ def loglike_and_grad(
     Raises
     ------
     ValueError
-        If ``y`` does not fit the model, or ``method`` or ``tol`` is none of those.
+        If ``y`` does not fit the model, or ``method`` or ``tol`` is not one of the above.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
         If memory runs out.
     ImportError
-        If the compiled pass is asked for where Numba is missing.
+        If the compiled pass is requested and Numba is missing.
     """
     if _takes_reference(y, model, method, tol):
         return reference.loglike_and_grad(y, model)

@@ -1,6 +1,6 @@
-r"""The start that nobody has to guess: unknown numbers integrated out of the likelihood, exactly.
+r"""Exact diffuse starts and regressions: unknown numbers are integrated out of the likelihood.
 
-Some of a model's numbers :math:`\delta` (q,) enter its means linearly: a first state of which
+Some of a model's numbers :math:`\delta` (q,) enter its means linearly: a first state about which
 nothing is known, the coefficients of regressors in the observations or in the state,
 
 .. math::
@@ -9,8 +9,8 @@ nothing is known, the coefficients of regressors in the observations or in the s
    y_t &\text{ gets } X_t \delta, \quad \alpha_{t+1} \text{ gets } B_t \delta .
 
 For each :math:`\delta` the model is an ordinary one, and its log-likelihood is quadratic in
-:math:`\delta`: so :math:`\delta` can be integrated out, under a flat or a normal prior with
-precision :math:`\Lambda`, and nothing is ever large.  What :math:`\delta` adds goes through the
+:math:`\delta`: so :math:`\delta` can be integrated out, under a flat prior or a normal one with
+precision :math:`\Lambda`, and no large number occurs. What :math:`\delta` adds goes through the
 covariance recursion of the series as columns, series with y = 0 that start from :math:`A`:
 
 .. math::
@@ -33,8 +33,8 @@ As the log-likelihood is quadratic, that is the sum of those of the series at :m
 and of q columns, each one standard deviation of :math:`\delta` long: a panel of q + 1 series
 (:mod:`helpers.kalman.panel`) whose covariances count once.
 
-No P0 is asked for on the directions of a flat start: any :math:`P_0 + A M A^\top` gives the same
-likelihood.  The variances there are put at the size of the model's others, so that F is never
+On the directions of a flat start no P0 is needed: any :math:`P_0 + A M A^\top` gives the same
+likelihood. The variances there are set to the size of the model's others, so that F is never
 singular.
 
 De Jong 1991 (The diffuse Kalman filter, Annals of Statistics 19, 1073-1083); Durbin and Koopman

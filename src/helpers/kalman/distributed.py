@@ -1,12 +1,12 @@
 r"""Many series over the workers of a Dask cluster: as :mod:`helpers.kalman.panel`, piece by piece.
 
 The log-likelihoods of series are independent and gradients of shared arrays are sums, so the
-workers need nothing of each other. A :class:`Panel` hands out pieces of the series once; each call
-sends the model, and adds up what comes back. If a worker dies, another one repeats its work: pieces
-are tasks, which the scheduler can run again, and not data left with a worker.
+workers need not communicate. A :class:`Panel` hands out pieces of the series once; each call sends
+the model, and adds up what comes back. If a worker dies, another one repeats its work: pieces are
+tasks, which the scheduler can run again, and not data left with a worker.
 
-Series with the same gaps come into the same pieces, as far as that goes: each piece pays for the
-covariances of the patterns in it. For example::
+Series with the same gaps are put into the same pieces where possible, because each piece computes
+the covariances of the patterns in it. For example::
 
     from distributed import Client
     from helpers.kalman.distributed import Panel
@@ -104,8 +104,8 @@ class Panel:
     ) -> Fits:
         """As :func:`helpers.kalman.panel_fit.fit`, which takes the remaining arguments.
 
-        A piece that no worker can finish is reported series by series in `Fits.message`; only where
-        all pieces end with an error it is raised.
+        A piece that no worker can finish is reported series by series in `Fits.message`; an error
+        is raised only if all pieces end in one.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class Panel:
             As there.
         progress : function, optional
             Called with the number of series that are done and that of all, after each piece. If
-            None a line on stderr says so, where that is a terminal.
+            None, a line on stderr says so when stderr is a terminal.
         """
         J, how = len(self._Y), {"threads": 1} | how | {"pure": False}
         start, tasks = _checked_start(start, J), {}

@@ -1,9 +1,9 @@
 r"""Second derivatives of the log-likelihood in closed form: the Hessian times any directions.
 
-The gradient comes from the filter and a recursion backwards.  When the model moves along a
-direction V, every quantity in both moves too, by its tangent; and the tangent of the gradient is
-:math:`\nabla^2 \mathcal L \, V`, for y and all nine arrays at once.  One more pass forwards and one
-backwards give it, whatever the number of parameters: no step size, no autodiff.
+The gradient comes from the filter and a recursion backwards. When the model moves along a direction
+V, every quantity in both recursions moves by its tangent, and the tangent of the gradient is
+:math:`\nabla^2 \mathcal L \, V`, for y and all nine arrays at once. It takes one more pass forwards
+and one backwards, whatever the number of parameters, without a step size and without autodiff.
 
 >>> import numpy as np
 >>> from helpers.kalman import StateSpace
@@ -51,25 +51,25 @@ def hessian_vector(
     weights : array (n,), optional
         Weights of the steps in the log-likelihood; ones if None.
     tol : float
-        What a covariance in its steady state may miss, as in
-        :func:`helpers.kalman.loglike_and_grad`, and a hundredth of what its tangents may; 0 for no
-        steady state. The reference has none.
+        Tolerance of the steady state, as in :func:`helpers.kalman.loglike_and_grad`; that of the
+        tangents is a hundred times as large. 0 switches the steady state off; the reference has
+        none.
 
     Returns
     -------
     slopes : array (k, n)
         The derivative of each step's log-likelihood along each direction.
     dy : array (k, n, p)
-        What the gradient of y moves by; zero in the gaps.
+        The derivative of the gradient of y; zero in the gaps.
     gradients : Gradients
-        What the other gradients move by, each of shape (k, ...).
+        The derivatives of the other gradients, each of shape (k, ...).
 
     Raises
     ------
     ValueError
         If there is no direction, or one has an unknown name or a wrong shape or is not finite;
-        ``weights`` has a wrong shape, ``tol`` is no number or negative, or ``y`` does not fit the
-        model.
+        ``weights`` has a wrong shape, ``tol`` is negative or not a number, or ``y`` does not fit
+        the model.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
@@ -129,8 +129,8 @@ def hessian(
     Returns
     -------
     array (k, k)
-        Symmetric.  Where the model's arrays are functions of parameters, this is the Hessian in the
-        parameters less what the arrays' own second derivatives add.
+        Symmetric. Where the model's arrays are functions of parameters, this is the Hessian with
+        respect to the parameters, without the terms of the arrays' own second derivatives.
 
     Raises
     ------

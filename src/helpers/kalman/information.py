@@ -1,4 +1,4 @@
-r"""How much the data say about k directions of a model: expected information and outer product.
+r"""Information about k directions of a model: expected information and outer product.
 
 The expected information is the covariance of the score, and the mean of minus the Hessian, where
 the data come from the model itself.  Of a Gaussian vector with mean :math:`\mu` and covariance
@@ -10,7 +10,7 @@ the data come from the model itself.  Of a Gaussian vector with mean :math:`\mu`
    &\quad + \tfrac12 \operatorname{tr}(\Sigma^{-1} \dot\Sigma_i \Sigma^{-1} \dot\Sigma_j) ,
 
 and here it comes from the filter: an (m, m + 1) recursion forwards for each direction, and the
-smoother's N backwards.  No data enter but for where they are missing.
+smoother's N backwards. Of the data only the gaps matter.
 
 >>> import numpy as np
 >>> from helpers.kalman import StateSpace
@@ -51,7 +51,7 @@ def expected_information(
     model : StateSpace
     directions : dict of arrays (k, ...)
         As in :func:`helpers.kalman.hessian.hessian_vector`; those of ``"y"`` are regressors, which
-        count as shifts of the mean by as much to the other side.
+        count as equal shifts of the mean in the opposite direction.
     weights : array (n,), optional
         Weights of the steps in the log-likelihood; ones if None.  The result is then the mean of
         minus the Hessian of the weighted sum.

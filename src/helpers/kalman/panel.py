@@ -1,8 +1,8 @@
 r"""Many series at once: one covariance recursion for all that share a model and their gaps.
 
 P, F, the gain and, on the way back, N and D depend on the model and on *where* y is missing, not on
-y. So series with one model and the same gaps share them, and what is left for each series is a
-column: with :math:`a, r` (m, J) and :math:`v, u, e` (p, J)
+y. So series with one model and the same gaps share them, and for each series only a column remains
+to be computed: with :math:`a, r` (m, J) and :math:`v, u, e` (p, J)
 
 .. math::
 
@@ -23,10 +23,10 @@ of the covariances, for instance
    \bar T &= \sum_t \Bigl(\sum_j r_j \hat\alpha_j^\top - J N T P_{t|t}\Bigr) .
 
 The second part is the gradient of a series that never surprises, y = 0 with a0 = c = d = 0: then r
-and e are zero. So it comes from the pass that every single series takes.
+and e are zero. So the pass for a single series computes it.
 
-Series of different lengths: the gaps after the end are gaps like others, and r and N are zero
-there. Series with gaps of their own are a group each.
+Series of different lengths have gaps after their ends, where r and N are zero. Each pattern of gaps
+is a group of its own.
 
 The smoother's recursions: de Jong 1988, doi:10.1093/biomet/75.3.594; Koopman and Shephard 1992,
 doi:10.1093/biomet/79.4.823.
@@ -109,8 +109,9 @@ def loglike_and_grad(
         Number of threads for series with models of their own; as many as Numba may use
         (NUMBA_NUM_THREADS) if None.
     **own : arrays (J, ...) or (J, n, ...)
-        Any of a0, P0, c, d, T, Z, R, H, Q: the series' own, in the place of the model's. Own a0, c
-        and d leave the covariances shared; with any other the series share nothing but time.
+        Any of a0, P0, c, d, T, Z, R, H, Q: the series' own, in place of the model's. With their own
+        a0, c or d the series still share the covariances; with any other array they share nothing
+        but time.
 
     Returns
     -------
@@ -125,15 +126,15 @@ def loglike_and_grad(
     ------
     ValueError
         If Y, the model and own arrays do not fit each other, a series has no observation, or
-        ``method``, ``tol`` or ``threads`` is none of those: the message names the series.
+        ``method``, ``tol`` or ``threads`` is invalid: the message names the series.
     TypeError
         If ``own`` names none of the nine arrays.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError
-        If Y and its gradient take more than the memory of the machine, or memory runs out.
+        If Y and its gradient need more memory than the machine has, or memory runs out.
     ImportError
-        If the compiled pass is asked for where Numba is missing.
+        If the compiled pass is requested and Numba is missing.
     """
     return _evaluate(Y, model, method, tol, threads, own, gradient=True)
 

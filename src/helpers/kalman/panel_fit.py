@@ -1,7 +1,7 @@
 r"""Maximum likelihood for many series, each with parameters of its own, all at once.
 
 One optimiser climbs in the rows of arrays: parameters (J, k), values (J,), slopes (J, k). A round
-evaluates one trial point of every series that has not arrived, in one call
+evaluates one trial point of every series that has not converged, in one call
 (:mod:`helpers.kalman.panel`), and a series whose trial is no better tries a shorter step in the
 next round. The steps are those of BFGS (Nocedal and Wright 2006, Numerical Optimization, 2nd ed.,
 equations 6.17 and 6.20, doi:10.1007/978-0-387-40065-5), with minus the log-likelihood for f:
@@ -12,9 +12,9 @@ equations 6.17 and 6.20, doi:10.1007/978-0-387-40065-5), with minus the log-like
    B_{+} &= (I - \rho s y^\top) B (I - \rho y s^\top) \\
    &\quad + \rho s s^\top , \quad \rho = 1 / y^\top s .
 
-What a full step may still gain, :math:`g^\top B g / 2`, says that a climb is over. But B knows of
-no direction in which the climb never went: before it is believed, the curvature is measured, by
-differences of slopes, and where a Newton step would gain more the climb goes on with it. Where the
+What a full step may still gain, :math:`g^\top B g / 2`, decides when a climb is over. But B says
+nothing about directions in which the climb never went. So the curvature is first measured by
+differences of slopes, and where a Newton step would gain more, the climb goes on with it. Where the
 likelihood curves the other way, at a saddle or a minimum, whose slope may be zero, it leaves along
 that axis.
 

@@ -50,10 +50,10 @@ SUPPORTED = "0.15"
 class ClosedFormFilter(StandardFilter):
     """`StandardFilter` as one Op over the whole series, with the gradient in closed form.
 
-    Takes what StandardFilter takes: missing data (NaN or the fill value), time-varying matrices,
-    no measurement error, and returns the same outputs. The jitter enters as there, F and the
-    filtered covariance of every step, but for one term of its own size: StandardFilter takes the
-    jitter out of H in Joseph's form, which lowers the filtered covariance by jitter * Kf Kf'.
+    Takes what StandardFilter takes: missing data (NaN or the fill value), time-varying matrices, no
+    measurement error, and returns the same outputs. The jitter enters as there, F and the filtered
+    covariance of every step, except for one term of its own size: StandardFilter takes the jitter
+    out of H in Joseph's form, which lowers the filtered covariance by jitter * Kf Kf'.
     """
 
     def build_graph(self, data, a0, P0, c, d, T, Z, R, H, Q):
@@ -247,13 +247,13 @@ def register_filter(name: str = "closed_form") -> None:
     -----
     The log-likelihood of a step at which nothing is observed is zero, here as in pymc-extras. In
     ``pm.compute_log_likelihood`` it is a term like the others, and a comparison that counts the
-    terms, such as ``az.loo``, is to leave it out: ``log_likelihood.isel(time=seen)``, where seen is
-    ``~np.isnan(y).all(axis=1)``.
+    terms, such as ``az.loo``, should leave it out: ``log_likelihood.isel(time=seen)``, where seen
+    is ``~np.isnan(y).all(axis=1)``.
 
-    A sampler calls a model often enough to pay for compiling it. An optimiser does not: with
-    ``find_MAP(..., compile_kwargs={"mode": Mode("py", "fast_run")})``, where ``Mode`` is from
+    A sampler calls a model often enough to make compiling it worthwhile. An optimiser does not:
+    with ``find_MAP(..., compile_kwargs={"mode": Mode("py", "fast_run")})``, where ``Mode`` is from
     ``pytensor.compile.mode``, Python runs all Ops but the filter, which is compiled in any mode,
-    and the answer is there in seconds.
+    and the result takes seconds.
 
     Examples
     --------
@@ -368,11 +368,11 @@ def _diffuse_matrices(built, names):
 def diffuse_start(built, names=None) -> tuple[str, ...]:
     """Leave the first state to the data: no priors for it, and no P0.
 
-    To be called within the PyMC model, in the place of those priors and before
+    Call it within the PyMC model, in place of those priors and before
     ``built.build_statespace_graph(data)``. The numbers of the initial state (``initial_level`` and
-    the like) are integrated out under a flat prior, exactly; so a sampler has the model's
-    parameters to itself. :func:`draw_initial` draws the numbers afterwards; until then they are NaN
-    in the posterior, and what reads the state refuses to run.
+    the like) are integrated out under a flat prior, exactly; so the sampler only sees the model's
+    parameters. :func:`draw_initial` draws the numbers afterwards; until then they are NaN in the
+    posterior, and functions that use the state raise an error.
 
     ``pm.sample_posterior_predictive`` draws each observation given those before it, and
     ``pm.compute_log_likelihood`` gives the logarithms of these densities. In the diffuse steps, the
@@ -407,7 +407,7 @@ def diffuse_start(built, names=None) -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        If a name is none of those, one of them has a prior already, or the initial state is not
+        If a name is not one of these, one of them has a prior already, or the initial state is not
         linear in them.
     TypeError
         If there is no model context.
@@ -503,7 +503,7 @@ def draw_initial(built, idata, random_seed=None):
     Returns
     -------
     DataTree
-        A copy, with draws in the place of the NaNs that stood for the numbers.
+        A copy, with draws in place of the NaNs.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-r"""What the states were: smoothed means and covariances, and draws of whole paths.
+r"""Estimates of past states: smoothed means and covariances, and draws of whole paths.
 
 Given all observations, the states are jointly normal. Everything here comes from the smoother's
 :math:`r` (:mod:`helpers.kalman.panel` computes it for many columns at once): with
@@ -101,7 +101,7 @@ class Forecast(namedtuple("Forecast", "mean covariance states y")):
 
 
 def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = TOLERANCE):
-    """Smoothed means: what the states were, on average, given all observations.
+    """Smoothed means: the expected states given all observations.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def means(y, model: StateSpace, A=None, method: str = "fused", *, tol: float = T
     ------
     ValueError
         If y or A does not fit the model, the data say nothing about a direction of delta, or
-        ``method`` or ``tol`` is none of those.
+        ``method`` or ``tol`` is invalid.
     numpy.linalg.LinAlgError
         If F is not positive definite at some step, which the message names.
     MemoryError, ImportError
@@ -167,10 +167,10 @@ def draw(
     count : int
         Number of draws.
     rng : int or numpy.random.Generator, optional
-        Where the random numbers come from; draw j is the same for every count greater than j.
+        Source of the random numbers; draw j is the same for every count greater than j.
     normals : array (J, k), optional
-        Standard normal numbers to take instead, J for ``count``; k is
-        :func:`normals_of_a_draw`. A draw is linear in them, plus the smoothed means.
+        Standard normal numbers to use instead, for J draws; k is :func:`normals_of_a_draw`. A draw
+        is linear in them, plus the smoothed means.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def draw(
     Raises
     ------
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
-        As :func:`means`; and if count or normals is none of those, or P0, Q or H is no covariance.
+        As :func:`means`; also if count or normals is invalid, or P0, Q or H is not a covariance.
     """
     smoother = _Smoother(y, model, A, method, tol)
     chunks = [smoother.corrected(xi) for xi in smoother.normals(count, rng, normals)]
@@ -208,7 +208,7 @@ def forecast(
     Raises
     ------
     ValueError, numpy.linalg.LinAlgError, MemoryError, ImportError
-        As :func:`draw`; and if ahead is no positive number.
+        As :func:`draw`; also if ahead is not positive.
     """
     # As the caller gave it: the steps of a model that varies are those of the forecast too.
     y = check_data(y, replace(model, **{x: getattr(model, x)[0] for x in model.time_varying}))

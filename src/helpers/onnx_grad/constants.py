@@ -1,7 +1,7 @@
 """Which initializers are weights, and which are constants of the model.
 
-A file says nothing of that: an exporter stores the weights, an exponent, an epsilon, the bounds of
-a Clip and the running statistics of a batch normalisation alike.  How they are used tells.
+A file does not say: an exporter stores the weights, an exponent, an epsilon, the bounds of a Clip
+and the running statistics of a batch normalisation alike. How they are used decides.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ ON_SCORES = {"Add", "Sub", "Tanh", "Where", *SCALED}
 
 
 def constants_by_use(model: ModelProto, folder: str | Path | None = None) -> dict[str, str]:
-    """The real initializers that are no weights, and why.
+    """The real initializers that are not weights, and why.
 
     They are those that no gradient should step along,
 

@@ -46,8 +46,8 @@ def onnx_derivative(
     Parameters
     ----------
     onx : ModelProto
-        Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by
-        and the outputs; an If whose condition is a constant is no obstacle.
+        Opset 13 to 26, without control flow (If, Loop, Scan) between what is differentiated by and
+        the outputs; an If whose condition is a constant is allowed.
     weights : list of str, optional
         Initializers to differentiate with respect to; a Constant node may be named too, by its
         output.  None for all real ones that are used as weights: not exponents,

@@ -49,7 +49,7 @@ def random_feed(
     Raises
     ------
     ValueError
-        If an input is no dense tensor, has no shape or no type that NumPy has numbers of, or a
+        If an input is not a dense tensor, has no shape or a type that NumPy does not have, or a
         size is negative.
 
     Notes

@@ -57,7 +57,7 @@ def file_derivative(
     path : path
         The model; its weights may be beside it, as external data, and of any size.
     out : path
-        Where the gradient goes.  The file is there whole or not at all.
+        Where the gradient goes. The file is written completely or not at all.
     weights, inputs, options, loss, label, verbose
         As of :func:`~helpers.onnx_grad.derivative.onnx_derivative`.
 
@@ -134,7 +134,7 @@ def _path(path) -> Path:
 
 
 def save_model(model: ModelProto, path: str | Path) -> None:
-    """Write a model, whole or not at all; above two gigabytes with its weights in ``<path>.data``.
+    """Write a model completely or not at all; above 2 GB its weights go to ``<path>.data``.
 
     The files are made and checked in a folder beside the place where they go, and then moved.
 
@@ -189,7 +189,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
     Raises
     ------
     ValueError
-        If a name is no initializer, or an array has another shape or type.
+        If a name is not an initializer, or an array has another shape or type.
     """
     copy = deepcopy(storage.checked_model(model))
     storage.as_initializers(copy, storage.constant_nodes(copy).intersection(weights))

@@ -1,4 +1,4 @@
-"""What comes before: is this a model that can be differentiated, and in which form?"""
+"""Preparation: whether a model can be differentiated, and in which form."""
 
 from copy import deepcopy
 

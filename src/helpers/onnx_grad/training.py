@@ -1,4 +1,4 @@
-r"""Training with a runtime that only executes: a loss, and one step of an optimiser, as a graph.
+r"""Training with a runtime that only executes graphs: a loss and an optimiser's step as graphs.
 
 >>> import numpy as np
 >>> import onnxruntime
@@ -280,8 +280,8 @@ def add_step(gradient: ModelProto, step: Step, weights: list[str]) -> ModelProto
     TypeError
         If ``gradient`` is not a model, or ``step`` no such function.
     ValueError
-        If a weight is no input with a gradient, a name is taken, or a result of ``step`` has not
-        the type and shape of its weight.
+        If a weight is not an input with a gradient, a name is taken, or a result of ``step``
+        does not have the type and shape of its weight.
     """
     made = deepcopy(checked_model(gradient))
     graph, infos = made.graph, tensor_infos(made)

@@ -2,7 +2,7 @@
 
 The rulebook depends on the sites alone. It is made outside of any graph, once for each set of
 sites, and then serves values, ground states and weights of every kind. Whether a layer is strided,
-padded, dilated, submanifold or transposed is said here and nowhere else.
+padded, dilated, submanifold or transposed is stated here and nowhere else.
 """
 
 import math

@@ -2,14 +2,15 @@ r"""The Kalman filter in JAX: a plain function whose gradient is the closed form
 
 :func:`loglike` is what a JAX model uses (NumPyro, BlackJAX, Optax): ``jax.grad``, ``jax.jit`` and
 ``jax.vmap`` work as they do everywhere, and the backward pass is the reverse recursion of the
-chapter "All ten gradients" instead of JAX's own derivative of a scan.  Forward mode over the
-function itself (``jax.jvp``, ``jax.jacfwd``) is what a ``jax.custom_vjp`` cannot give: JAX says so.
+chapter "All ten gradients" instead of JAX's own derivative of a scan. Forward mode over the
+function itself (``jax.jvp``, ``jax.jacfwd``) is not available for a ``jax.custom_vjp``; JAX raises
+an error that says so.
 
 There are three engines. On a CPU a program of JAX calls the compiled pass of
 :mod:`helpers.kalman.compiled`, without a way back to Python (:mod:`helpers.kalman.jax.calls`), and
 for second derivatives that of the tangents. Everywhere else a long series is cut into blocks that
 go side by side (:mod:`helpers.kalman.jax.parallel`), and short ones go through two scans
-(:mod:`helpers.kalman.jax.scans`). Third derivatives, ``jax.shard_map`` and ``jax.export`` want the
+(:mod:`helpers.kalman.jax.scans`). Third derivatives, ``jax.shard_map`` and ``jax.export`` need the
 scans on a CPU too. PyTensor's JAX mode runs the same functions (:mod:`helpers.kalman.ops.in_jax`),
 and its second derivatives the compiled tangents (``helpers.kalman.compiled.tangents``).
 """
@@ -57,8 +58,8 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
         elsewhere "parallel" from 200 steps on, and "scan" for shorter series. "fused" is the
         compiled pass too, and "scan" where there is no CPU.
     tol : float
-        For the compiled pass: what a covariance that is taken to be in its steady state may miss,
-        by estimate, relative to its own size; 0 for no steady state.
+        In the compiled pass the covariance counts as steady when its estimated distance from its
+        limit, relative to its own size, is at most this; 0 switches the steady state off.
 
     Returns
     -------
@@ -83,9 +84,9 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
     Notes
     -----
     The compiled pass is :func:`helpers.kalman.loglike_and_grad`, square-root start and steady state
-    included; it computes in float64 whatever the type of the arrays.  Where JAX differentiates the
-    function, value and gradient come from one call, and gradients that nobody asks for are left
-    out.  Second derivatives, as of ``jax.hessian``, come from the compiled pass too, third ones
+    included; it computes in float64 whatever the type of the arrays. Where JAX differentiates the
+    function, value and gradient come from one call, and gradients that are not requested are not
+    computed. Second derivatives, as of ``jax.hessian``, come from the compiled pass too, third ones
     from the scans.
 
     ``jax.vmap`` makes the compiled pass a loop over models, or over series, with a copy of all
@@ -100,17 +101,17 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
     JAX's own derivative of the filter.
 
     All steps at once (Särkkä and García-Fernández 2021, doi:10.1109/TAC.2020.2976316, with the way
-    back of the chapter "All steps at once") take about twice the work of the scans and, for a
-    thousand steps, some fifty steps one after the other instead of two thousand: for a GPU.  On a
-    CPU they lose to the compiled pass, by far.  Second derivatives are JAX's own, of both passes.
-    In float64 values and gradients have the digits of the scans or one fewer, with one exception:
-    where a start P0 = kappa I meets states that the data hardly tell apart, gradients lose up to
-    eps kappa^2 / 50 of their size, 3e-6 for kappa = 1e6.  In float32 the gradients of 400 steps
-    kept three to five digits by the scans and two to five here, with kappa = 1e4 one to four, and
-    with 1e6 or more none by either in most models.
+    back of the chapter "All steps at once") do about twice the work of the scans, but for a
+    thousand steps in some fifty rounds instead of two thousand: they are meant for a GPU. On a CPU
+    they are far slower than the compiled pass. For second derivatives JAX differentiates both
+    passes. In float64 values and gradients have the digits of the scans or one fewer, with one
+    exception: where a start P0 = kappa I meets states that the data hardly tell apart, gradients
+    lose up to eps kappa^2 / 50 of their size, 3e-6 for kappa = 1e6. In float32 the gradients of 400
+    steps kept three to five digits by the scans and two to five here, with kappa = 1e4 one to four,
+    and with 1e6 or more none by either in most models.
 
-    JAX computes in float32, whatever it is given, unless it is told otherwise before:
-    ``jax.config.update("jax_enable_x64", True)``.  A likelihood wants float64.
+    By default JAX computes in float32, whatever the type of the arrays. A likelihood needs float64,
+    so call ``jax.config.update("jax_enable_x64", True)`` first.
 
     Examples
     --------
@@ -156,8 +157,7 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=T
     Parameters
     ----------
     y : array (q + 1, n, p)
-        The series with d taken off, and for each number what it adds to d, with the opposite sign
-        and the same gaps.
+        The series minus d, and for each number minus what it adds to d, with the same gaps.
     starts, c : array (q + 1, m), (q + 1, n or 1, m)
         a0 and c, and what each number adds to them. Where that is nothing, to c and to d, y and c
         may have the series alone, (1, n, p) and (1, n or 1, m), which takes less time.
@@ -184,11 +184,11 @@ def integrated(y, starts, c, P0, T, Z, H, W, precision, *, method="fused", tol=T
 
     Notes
     -----
-    :mod:`helpers.kalman.ops.diffuse` makes these arrays of a model and its columns.  The gradient
-    of the value comes with it from the compiled pass.  By scans, and where a gradient of mean or
+    :mod:`helpers.kalman.ops.diffuse` makes these arrays of a model and its columns. The gradient of
+    the value comes with it from the compiled pass. By scans, and where a gradient of mean or
     covariance or a second one is asked for, the filter is differentiated in closed form and the
-    algebra by JAX; and every column goes through the covariances for itself, which the compiled
-    pass spares.
+    algebra by JAX; and each column computes the covariances anew, where the compiled pass computes
+    them once.
     """
     inputs = tuple(map(jnp.asarray, (y, starts, c, P0, T, Z, H, W, precision)))
     dtype = jnp.result_type(jnp.float32, *inputs)

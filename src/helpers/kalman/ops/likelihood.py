@@ -1,18 +1,17 @@
 r"""The Kalman filter over a whole series as one Op, with its gradient in closed form.
 
-:func:`kalman_loglike` is what a model uses: the log-likelihood of each step.  Its pullback is one
-Op more, `KalmanLoglikeGrad`, which filters and then runs the disturbance smoother backwards
-where all steps weigh the same, and the reverse recursion where they do not.  When PyTensor
-compiles a function, two rewrites leave of it what the function uses: gradients that nobody reads
-are not computed, and the log-likelihood comes with the gradient instead of from a filter of its
-own.  :func:`kalman_filter_outputs` gives all seven outputs of the filter, with a pullback as well.
+:func:`kalman_loglike` is what a model uses: the log-likelihood of each step. Its pullback is one Op
+more, `KalmanLoglikeGrad`, which filters and then runs the disturbance smoother backwards where all
+steps weigh the same, and the reverse recursion where they do not. When PyTensor compiles a
+function, two rewrites leave of it what the function uses: gradients that are not used are not
+computed, and the log-likelihood comes with the gradient, without a second run of the filter.
+:func:`kalman_filter_outputs` gives all seven outputs of the filter, with a pullback too.
 
-The Ops take W = R Q R' in the place of R and Q, whose gradients are PyTensor's business.  They run
+The Ops take W = R Q R' in place of R and Q; PyTensor derives the gradients of these two. They run
 in Numba, in C and Python modes (which call the same compiled code), and in JAX mode, which calls it
-on a CPU and is pure JAX elsewhere.
-Second derivatives of the log-likelihood are in closed form too (`KalmanLoglikeTangent`, the lines
-of :mod:`helpers.kalman.tangents`); those of the filter's other outputs fall back to the scan of
-:mod:`helpers.kalman.scan`.
+on a CPU and is pure JAX elsewhere. Second derivatives of the log-likelihood are in closed form too
+(`KalmanLoglikeTangent`, the lines of :mod:`helpers.kalman.tangents`); those of the filter's other
+outputs fall back to the scan of :mod:`helpers.kalman.scan`.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
         leading time axis of length n.  Only the symmetric parts of P0, H and Q count.
     tol : float
-        What a covariance that is taken to be in its steady state may miss, by estimate, relative to
-        its own size; 0 for no steady state.
+        The covariance counts as steady when its estimated distance from its limit, relative to its
+        own size, is at most this; 0 switches the steady state off.
 
     Returns
     -------
@@ -83,14 +82,13 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
     -----
     The pullback is the closed form of the chapters "All ten gradients" and "The adjoint is the
     smoother" (de Jong 1988, doi:10.1093/biomet/75.3.594; Koopman and Shephard 1992,
-    doi:10.1093/biomet/79.4.823; Parellier, Barrau and Bonnabel 2023,
-    doi:10.1109/TAC.2023.3297879).  Where P0 is vague, the first steps are taken in square-root
-    coordinates, so that no digit is lost to it (not in JAX mode on other devices than a CPU, which
-    has no steady state either).
+    doi:10.1093/biomet/79.4.823; Parellier, Barrau and Bonnabel 2023, doi:10.1109/TAC.2023.3297879).
+    Where P0 is vague, the first steps are taken in square-root coordinates, so that no digits are
+    lost to it (not in JAX mode on other devices than a CPU, which has no steady state either).
 
     Memory grows linearly with n: a gradient keeps p m + p^2 + 2 m + 3 p numbers of each step, and
-    where those of T or Z are asked for m^2 + 2 m more, with m and p rounded up to whole vectors of
-    the processor, multiples of four or eight; the value alone keeps m + 2 p.
+    m^2 + 2 m more if those of T or Z are requested, with m and p rounded up to whole vectors of the
+    processor, multiples of four or eight; the value alone keeps m + 2 p.
 
     Examples
     --------

@@ -1,12 +1,12 @@
 r"""Many series that share a model as one Op, whose gradients are summed over the series inside it.
 
-:func:`kalman_loglike_panel` is the log-likelihood of each step of each series.  Where PyTensor
+:func:`kalman_loglike_panel` is the log-likelihood of each step of each series. Where PyTensor
 vectorizes :func:`helpers.kalman.ops.likelihood.kalman_loglike` over a batch of series, and of a0, c
-or d perhaps, the same Op comes out: P, F, the gains and N do not see the data, so one pass of the
-covariances is enough for all series with the same gaps (:mod:`helpers.kalman.panel`).  A batch of
-any other array shares nothing, and stays a loop over the Op of one series.
+or d perhaps, the same Op comes out: P, F, the gains and N do not depend on the data, so one pass of
+the covariances is enough for all series with the same gaps (:mod:`helpers.kalman.panel`). A batch
+of any other array shares nothing, and stays a loop over the Op of one series.
 
-The Op's inputs are y with d taken off, and everything but P0 with all axes that it may have.
+The Op's inputs are y minus d, and every array except P0 with all axes that it may have.
 """
 
 from __future__ import annotations

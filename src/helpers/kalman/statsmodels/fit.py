@@ -251,8 +251,9 @@ def fit(mod: MLEModel, start_params=None, method: str = "lbfgs", **kwargs):
     Warns
     -----
     statsmodels.tools.sm_exceptions.ConvergenceWarning
-        If the end is no maximum: the message names the parameter with which the likelihood rises.
-        If it does not depend on a parameter there, or on a combination of some.
+        If the end is not a maximum; the message names the parameter with which the likelihood
+        rises. Also if the likelihood does not depend on a parameter there, or on a combination of
+        parameters.
     RuntimeWarning
         If ``results.llf``, which statsmodels' filter finds, is not what was maximised.
     """

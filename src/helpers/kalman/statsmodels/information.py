@@ -91,8 +91,8 @@ def information(mod: MLEModel, params, kind: str = "observed") -> np.ndarray:
     Raises
     ------
     ValueError
-        If ``kind`` is none of these; if it is not "observed" and the start is exact diffuse; if G
-        is singular for "sandwich".  Or as :func:`loglike`.
+        If ``kind`` is not one of these; if it is not "observed" and the start is exact diffuse; if
+        G is singular for "sandwich". Or as :func:`loglike`.
     numpy.linalg.LinAlgError
         As :func:`loglike`.
     """

@@ -50,7 +50,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
     params : array (k,)
         The free parameters.
     transformed : bool
-        Whether they are those of the model, or those that its optimiser sees.
+        Whether they are the model's parameters (True) or those of its optimiser.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def loglike(mod: MLEModel, params, *, transformed: bool = True) -> float:
     ValueError
         If the number of parameters is wrong, or one of them is not a number; if they lie outside
         the stationary region of a model that starts from its stationary distribution; if the model
-        is none in state space, is a `RecursiveLS`, which has no parameters, or has no initial
+        is not a state space model, is a `RecursiveLS`, which has no parameters, or has no initial
         distribution, filtered timing, a log-likelihood of its own, or an exact diffuse start
         together with a burn-in, or of a state that the data do not reach at these parameters, or
         changes its data with them.

@@ -2,10 +2,10 @@
 
 A rule is a function ``rule(g, node, dy, ...)`` of the :class:`~helpers.onnx_grad.builder.Graph`
 that it emits into, the :class:`~helpers.onnx_grad.tensor.Node` that it differentiates, and one
-cotangent for each output of the node (None where nothing depends on that output).  It returns the
+cotangent for each output of the node (None where nothing depends on that output). It returns the
 gradient with respect to each input: a tensor for the only one, or a tuple with one entry for each,
-None where there is no gradient.  A gradient that nothing asks for is removed later, so a rule need
-not ask.
+None where there is no gradient. A gradient that is not requested is removed later, so a rule may
+always emit it.
 """
 
 import functools
