@@ -473,6 +473,28 @@ PLANTED = {
             (pt.switch(pt.eq(shapes[0][0], 0), 1, shapes[0][0]),), (pt.constant(3),), ()]},
         {"empty": "infer_shape gives output 0 the shape (1,), it has (0,), where x (0,)"},
     ),
+    "an input that is handed back where its numbers are 0 or 1": (
+        {"perform": perform(lambda s, i, o: np.array_equal(i[0] ** 2, i[0])
+                            and o[0].__setitem__(0, i[0]))},
+        {"elsewhere": "output 0 is a view of x: copy it, or declare view_map, with real inputs a"},
+    ),
+    "a gradient that is wrong for negative numbers": (
+        {"pullback": pull(lambda i, c, x, w, no: [x * pt.switch(i[1] < 0, 3, 1), w, no])},
+        {"elsewhere": "pullback: for x is 3 times the true one (central differences), with all "},
+    ),
+    "a gradient that is wrong for large numbers": (
+        {"pullback": pull(lambda i, c, x, w, no: [x * pt.switch(i[0] > 40, 3, 1), w, no])},
+        {"elsewhere": "pullback: for x is 3 times the true one"},
+    ),
+    "a gradient that is NaN for small numbers": (
+        {"pullback": pull(lambda i, c, x, w, no: [
+            x * pt.switch(pt.abs(i[0]) < 0.01, np.nan, 1), w, no])},
+        {"elsewhere": "pullback: for x is NaN where it should not be"},
+    ),
+    "a pushforward that is wrong for negative numbers": (
+        {"pushforward": push(lambda i, d, y, s: [y * pt.switch(i[0] < 0, 3, 1), s])},
+        {"elsewhere": "pushforward: the pushforward is"},
+    ),
     "a signature that is not the Op's": (
         {"gufunc_signature": "(n),(),(n)->(n),(),()"},
         {"batched": "a batch"},
@@ -509,13 +531,92 @@ def only_where(condition):
 
 @pytest.mark.parametrize(
     "condition, case",
-    [(lambda x: x < 0, (-x, w, labels)), (lambda x: pt.eq(x.size, 3), (x[:3], w, labels[:3]))],
-    ids=["of negative numbers", "of three entries"],
+    [
+        (lambda x: x < -200, (-200 * x, w, labels)),
+        (lambda x: pt.eq(x.size, 3), (x[:3], w, labels[:3])),
+    ],
+    ids=["of numbers far away", "of three entries"],
 )
 def test_a_derivative_that_is_wrong_in_a_case_alone_is_seen(condition, case):
     found = faults(planted(pullback=only_where(condition)), cases={"there": case})
-    assert "pullback: for x is 3 times the true one" in found["case: there"]
+    assert "pullback: for x is" in found["case: there"]
     assert set(found) == {"case: there"}
+
+
+def test_a_value_that_is_not_the_truth_elsewhere():
+    op = planted(perform=perform(lambda s, i, o: o[0].__setitem__(0, np.abs(o[0][0]))))
+    assert (
+        "output 0 has the wrong sign (the truth), with all" in faults(op, truth=truth)["elsewhere"]
+    )
+
+    def nowhere_else(x, w, labels):  # where the truth says nothing, nor does the attack
+        y, s, m = truth(x, w, labels)
+        return [y if np.all(x > 0.1) and 0.1 < w < 2 and np.all(x < 3) else np.nan * y, s, m]
+
+    assert "elsewhere" not in faults(op, truth=nowhere_else)
+
+
+def test_bounds_and_knots_stay_in_order():
+    """Beyond its domain an Op may answer with anything."""
+
+    def slopes(x, low, high, knots):
+        inside = pt.lt(low, x) & pt.lt(x, high)
+        return pt.switch(inside & pt.all(pt.diff(knots) > 0), 1.0, 0.0)
+
+    def only_for(x, low, high, knots):
+        if knots.ndim != 1:
+            raise TypeError("expected a vector")
+        whole = pt.clip(x, low, high) + 0 * knots.sum()
+        return OpFromGraph(
+            [x, low, high, knots], [whole],
+            pullback=lambda i, o, c: [
+                slopes(*i) * c[0], (pt.le(i[0], i[1]) * c[0]).sum(),
+                (pt.ge(i[0], i[2]) * c[0]).sum(), pt.zeros_like(i[3])],
+        )(x, low, high, knots)  # fmt: skip
+
+    given = [rng.uniform(-2, 2, 5), np.array(-0.5), np.array(0.7), np.arange(1.0, 4.0)]
+    assert faults(only_for, given) == {}
+
+
+class Stretched(Op):
+    """x y, as NumPy broadcasts them, with gradients that are summed, or not."""
+
+    __props__ = ("sums",)
+
+    def __init__(self, sums):
+        self.sums = sums
+
+    def make_node(self, x, y):
+        x, y = (pt.as_tensor(z).astype("float64") for z in (x, y))
+        return Apply(self, [x, y], [(x * y).type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0] * inputs[1])
+
+    def pullback(self, inputs, outputs, cotangents):
+        x, y = inputs
+        terms = [y * cotangents[0], x * cotangents[0]]
+        return list(map(self.to, terms, inputs)) if self.sums else terms
+
+    def to(self, term, z):
+        ones = tuple(k for k, n in enumerate(z.type.shape) if n == 1)
+        return term.sum(tuple(range(term.ndim - z.ndim))).sum(ones, keepdims=True)
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_gradient_of_what_is_broadcast(sums):
+    found = faults(Stretched(sums), rng.uniform(1, 2, (2, 3, 4)))
+    assert "broadcast" not in found if sums else "expected (1, 4), where" in found["broadcast"]
+
+
+def test_what_numpy_broadcasts_unasked_is_a_note():
+    def make_node(self, x, y):
+        return Apply(self, [pt.as_tensor(x), pt.as_tensor(y)], [pt.matrix()])
+
+    op = type("Unasked", (Stretched,), {"make_node": make_node})(False)
+    report = attack(op, *rng.uniform(1, 2, (2, 3, 4)), raises=False, backends=())
+    told = {a.name: a for a in report.attacks}["broadcast"]
+    assert told.status == "note" and "expected (1, 4), where x has shape (1, 4)" in told.says
 
 
 def test_memory_that_is_shared_in_a_case_alone_is_seen():
@@ -1038,7 +1139,7 @@ def double_in_numba(op, node, **kwargs):
 
 def test_numba_agrees_and_a_wrong_kernel_is_found():
     report = attack(Double(True), x, backends=("numba",))
-    assert [a.status for a in report.attacks if a.name.startswith("Numba")] == ["ok"] * 7, report
+    assert [a.status for a in report.attacks if a.name.startswith("Numba")] == ["ok"] * 8, report
     found = faults(Double(False), (x,), backends=("numba",))
     assert found["Numba"] == "Numba overwrites an input"
     assert "truncates" in found["integers for floats"]
@@ -1084,6 +1185,11 @@ def aliased_in_numba(op, node, **kwargs):
         @numba_basic.numba_njit
         def alias(x):
             return x, x.copy()
+    elif op.how == "the input where it is whole":
+
+        @numba_basic.numba_njit
+        def alias(x):
+            return x if x.size and x[0] == np.rint(x[0]) else x.copy(), x.copy()
     else:
 
         @numba_basic.numba_njit
@@ -1095,11 +1201,17 @@ def aliased_in_numba(op, node, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "how, says", [("the input", "a view of"), ("one array twice", "share memory")]
+    "how, says",
+    [
+        ("the input", "a view of"),
+        ("one array twice", "share memory"),
+        ("the input where it is whole", "a view of"),
+    ],
 )
 def test_memory_that_a_compiled_kernel_shares_is_seen(how, says):
     found = faults(Aliased(how), (x,), backends=("numba",))
-    assert set(found) == {"Numba: repeated call", "Numba: not contiguous"}
+    names = ["Numba: repeated call", "Numba: not contiguous"] * ("whole" not in how)
+    assert set(found) == {"Numba: elsewhere", *names}
     assert all(says in x for x in found.values())
 
 

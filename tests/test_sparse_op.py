@@ -193,6 +193,11 @@ def test_a_rulebook_of_other_sites_is_refused_or_harmless(all_ops):
     with pytest.raises(ValueError, match="one row for each input site"):
         all_ops(*(x for arrays in given for x in arrays))
     given[0][0] = first
+    for o, arrays in zip(OPS, given, strict=True):
+        k = next((k for k, x in enumerate(o.inputs) if x == "a n"), None)
+        if k is not None:
+            with pytest.raises(ValueError, match="one row for each input site"):
+                o.kernel(*arrays[:k], arrays[k][1:], *arrays[k + 1 :])
     for arrays in given:
         arrays[-2:] = [np.full_like(arrays[-2], 10**6), np.full_like(arrays[-1], -5)]
     assert all(np.isfinite(y).all() for y in all_ops(*(x for arrays in given for x in arrays)))

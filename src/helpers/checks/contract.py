@@ -24,7 +24,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,7 @@ JUMP = 1e-5  # of the values: more is no rounding
 TREMBLE = 1e7  # the same of what inputs do that move by rounding, in units of that
 MANY = 200  # entries of an array, of which each is moved alone
 OUTSIDE = 8  # entries on each side of an input that must not matter
+ELSEWHERE = (-1.0, 1e-3, 10.0, 100.0)  # times the example
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def attack(
       central differences) and against each other, their linearity, disconnected tangents and
       cotangents, inputs and cotangents that are computed from other inputs, integer inputs, the
       second order;
+    - the values, memory and derivatives where inputs have another sign or size, and where one of
+      them is broadcast;
     - the shapes without the values (``infer_shape``), PyTensor's rewrites, and batches of all
       inputs and of each one, made by ``vectorize_graph``, against a loop, inputs that are
       constants, and one variable for two inputs;
@@ -151,7 +154,8 @@ def attack(
         compared with complex steps.
     cases : dict of name -> inputs, optional
         Further inputs of the same types (sizes may differ), for values, shapes, derivatives and
-        backends.  Where there is no answer, `truth` should return NaN.
+        backends.  Where there is no answer, `truth` should return NaN, as it should beyond the Op's
+        domain: other signs and sizes are tried, too.
     refused : dict of name -> inputs, optional
         Inputs that must raise an error in every backend, such as labels out of range.
     backends : sequence of ``"numba"``, ``"jax"``, ``"c"``
@@ -270,7 +274,8 @@ def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
     }
     found = [_attempt(name, check, at) for name, check in checks.items()]
     found += _derivatives(at)
-    checks = {"constants": constants, "rewritten": rewritten, "batched": batched}
+    checks = {"elsewhere": elsewhere, "broadcast": broadcast}
+    checks |= {"constants": constants, "rewritten": rewritten, "batched": batched}
     checks |= {"one variable twice": same_twice} if _alike(at.arrays) else {}
     found += [_attempt(name, check, at) for name, check in checks.items()]
     found += [_attempt(f"case: {name}", _case, at, case) for name, case in cases.items()]
@@ -359,6 +364,7 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
     found += [_attempt(f"{name}: {x}", refuses, at, case, mode, f) for x, case in refused.items()]
     checks = {"repeated call": repeated, "empty": empty_alike, "memory": memory}
     checks |= {"not contiguous": strided, "float32": single, "integers": integers}
+    checks |= {"elsewhere": elsewhere}
     for what, check in checks.items():
         how = mode if check in (single, integers) else f
         found.append(_attempt(f"{name}: {what}", check, at, how))
@@ -807,6 +813,95 @@ def strided(at: Point, f: Callable | None = None) -> None:
         agree(at, found, at.values, "contiguous", "output {} of views with strides")
 
 
+def elsewhere(at: Point, f: Callable | None = None) -> None:
+    """Inputs of another sign or size are answered as the example is.
+
+    Where they, or the truth, have no answer, nothing is said.  At zeros, ones and whole numbers,
+    where an answer may be an input, no derivative is looked at.
+    """
+    of = at.of
+    for who, there in _others(at):
+        if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+            continue
+        trues = there.values if f or not of.truth else _outcome(of.truth, *there.arrays)
+        if isinstance(trues, Exception) or not all(map(_is_finite, _many(trues))):
+            continue
+        says = f"{{}}, with {who}; if there is no answer there, let there be an error, or NaN"
+        with _told(says, of.inherited, Found):
+            found = [np.asarray(y) for y in (f or of.run)(*there.arrays)]
+            apart(of.labels, there.arrays, found)
+            against = "Python" if f else "the truth"
+            agree(there, found, _many(trues), against, rtol=_coarse(there))
+            if not f and " all " not in who:
+                differentiated(there)
+
+
+def _others(at: Point):
+    """The real inputs, all and each alone, times numbers; and all of simple numbers.
+
+    Bounds stay in order, and so does what increases, such as knots.
+    """
+    every, xs = at.of.moving, at.arrays
+    pairs = [(i, k) for i, k in permutations(every, 2) if _outcome(_below, xs[i], xs[k]) is True]
+
+    def times(scale, x):
+        rises = scale < 0 and x.ndim == 1 and x.size > 2 and (np.diff(x) > 0).all()
+        return (scale * (x[::-1] if rises else x)).astype(x.dtype)
+
+    for scale in ELSEWHERE if every else ():
+        for which in (every, *([k] for k in every if len(every) > 1)):
+            moved = [times(scale, x) if k in which else x for k, x in enumerate(xs)]
+            if all(_below(moved[i], moved[k]) for i, k in pairs):
+                who = at.of.labels[which[0]] if len(which) == 1 else "all real inputs"
+                yield f"{who} times {scale:g}", Point(at.of, moved)
+    for who, simple in (("0", np.zeros_like), ("1", np.ones_like), ("whole", np.rint)):
+        yield f"real inputs all {who}", Point(at.of, at.nearby(simple))
+
+
+def _below(x, y) -> bool:
+    return bool(np.all(x < y))
+
+
+def broadcast(at: Point) -> None:
+    """An input of length 1 along an axis, or without it, is refused, or has a gradient as long.
+
+    Where it has not, it is a fault if the Op knows what it broadcasts, as the shapes tell that it
+    infers, or declares.  Else it is one for such inputs alone.
+    """
+    of, says, known = at.of, [], []
+    for k, x in enumerate(at.arrays):
+        shorter = [np.take(x, [0], axis) for axis, n in enumerate(x.shape) if n > 1]
+        shorter += [x[(slice(0, 1),) * x.ndim]] * (len(shorter) > 1)
+        for short in [*shorter, *([x[0]] if x.ndim and len(x) else [])]:
+            arrays = at.but(k, short)
+            shapes = [(None,) * z.ndim for z in arrays]
+            shapes[k] = tuple(1 if n == 1 else None for n in short.shape)
+            graph = _outcome(built, of.op, of.labels, arrays, shapes)
+            if isinstance(graph, Exception):
+                continue
+            there = Point(Graph(of.op, of.labels, *graph, None, of.rtol, of.seed), arrays)
+            if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+                continue
+            known.append(_knows(there))
+            if isinstance(found := _outcome(differentiated, there), Found):
+                says.append(f"{found.says}, where {of.labels[k]} has shape {short.shape}")
+    ensure(known, "refused", "ok")
+    ensure(
+        not says, f"{''.join(says[:1])}: refuse it, or sum", of.inherited if all(known) else "note"
+    )
+
+
+def _knows(at: Point) -> bool:
+    """Whether the shapes of the outputs are inferred, or declared, as they are."""
+    right = [y.shape for y in at.values]
+    lengths = [x.shape for x in at.arrays]
+    declared = _outcome(built, at.of.op, at.of.labels, at.arrays, lengths)
+    inferred = _outcome(at.of.shapes, *at.arrays) if hasattr(at.of.op, "infer_shape") else []
+    return (isinstance(declared, tuple) and [y.type.shape for y in declared[1]] == right) or (
+        isinstance(inferred, list) and [tuple(map(int, n)) for n in inferred] == right
+    )
+
+
 def constants(at: Point) -> None:
     """An input that is a constant is answered as any other, and so are the gradients."""
     of = at.of
@@ -1106,6 +1201,57 @@ def pull_alone(at: Point) -> None:
         for n, k in enumerate(of.free):
             says = re.sub(rf"^(.*?)output {n}\b", rf"\1the gradient for {of.labels[k]}", says)
         raise Found(says, graph.inherited) from None
+
+
+def differentiated(at: Point) -> None:
+    """Pullback and pushforward are right, as far as one direction tells; where it does not, they
+    are looked at entry by entry."""
+    of, rng = at.of, np.random.default_rng(at.of.seed + 3)
+    if not of.free or not of.smooth or isinstance(of.no_pull, NotImplementedError):
+        return
+    v = {}
+    for k in of.moving:  # as each entry is large
+        x = at.arrays[k]
+        size = np.where(np.isfinite(x), np.where(x == 0, 1, np.abs(x)), 0)
+        v[k] = (size * rng.standard_normal(x.shape)).astype(x.dtype)
+        v[k] = symmetrize(v[k]) if _is_symmetric(x) else v[k]
+
+    def cost(t):
+        moved = {k: (at.arrays[k] + t * d).astype(d.dtype) for k, d in v.items() if k in of.free}
+        return float(at.total(of.run(*(moved.get(k, x) for k, x in enumerate(at.arrays)))))
+
+    steps = SINGLE_STEPS if at.is_single else None
+    sweep = _outcome(lambda: step_sweep(cost, 0.0, 1.0, steps=steps))
+    if isinstance(sweep, Exception) or at.has_shapes and _lost(at):
+        return  # there are no differences, or nothing but rounding
+    slack = 10 * sweep.uncertainty + 1e-9 * abs(cost(0.0))
+    terms = [at.pulled[k] * v[k] for k in of.free] if at.has_shapes else [np.array(np.nan)]
+    checks = [] if _is_sum(float(sweep.value), terms, _coarse(at), slack) else [pullback]
+    if not (checks or of.nulls or isinstance(of.push, Exception)):
+        pushed = _outcome(of.push, *at.arrays, *v.values())
+        along = np.nan if isinstance(pushed, Exception) else float(_along(at.y_bars, pushed))
+        checks = [] if _is_sum(along, terms, _coarse(at), slack) else [pushforward]
+    for check in checks:
+        found = _outcome(check, at)
+        if isinstance(found, Found) and found.status == "FAULT":
+            raise Found(f"{check.__name__}: {found.says}")
+
+
+def _lost(at: Point) -> bool:
+    """Whether the last bits of the inputs move a value, or a gradient, by what differences see."""
+    rng = np.random.default_rng(0)
+
+    def moved(x):
+        return (x * (1 + at.eps * rng.integers(-4, 5, x.shape))).astype(x.dtype)
+
+    known, near = [*at.values, *at.pulled.values()], at.nearby(moved)
+    found = [*at.of.run(*near), *at.of.pull(*near, *at.y_bars)]
+    return bool(any(map(_difference, found, known, [_coarse(at) / 100] * len(known))))
+
+
+def _coarse(at: Point) -> float:
+    """What is asked of answers far from the example, which a truth may not have in full."""
+    return SINGLE_DIFFERENCES if at.is_single else DIFFERENCES
 
 
 def pull_linear(at: Point) -> None:

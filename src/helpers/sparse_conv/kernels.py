@@ -320,6 +320,7 @@ def pool_winners(values, ground_state, src, dst):
 @njit
 def take(values, ground_state, winner, dst):
     """P (a_out, n): the winners' values."""
+    _check_inputs(values, dst)
     a = values.shape[0]
     if len(ground_state) != values.shape[1] or winner.shape[1] != values.shape[1]:
         raise ValueError("values, ground_state and winner need the same columns")
