@@ -249,6 +249,21 @@ def test_a_channel_without_variance():
     np.testing.assert_allclose(found, [[[-1e9, 1e9], [0, 0]]], atol=1e-6)
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("kind", ["float", "int64", "uint8"])
+def test_the_order_of_the_largest_is_the_runtimes(kind, largest):
+    """Of many equals, integers that cannot be negated, and NaN."""
+    top = f"V, Y = TopK<axis = 0, largest = {largest}>(X, k)"
+    text = f"g ({kind}[200, 2] X) => (int64[50, 2] Y) <int64[1] k = {{50}}> {{ {top} }}"
+    X = np.random.default_rng(0).integers(0, 4, (200, 2)).astype(kind.replace("float", "float32"))
+    X[7] = np.nan if kind == "float" else np.iinfo(X.dtype).min
+    (expected,) = onnxruntime.InferenceSession(parsed(text).SerializeToString()).run(None, {"X": X})
+    symbols = to_pytensor(parsed(text))
+    for mode in (PLAIN, "NUMBA", "JAX"):  # whose sorts may take any of equals
+        f = pytensor.function([symbols.inputs["X"]], symbols.outputs["Y"], mode=mode)
+        np.testing.assert_array_equal(f(X), expected)
+
+
 @pytest.mark.parametrize("arguments", [2, 3, 5])
 @pytest.mark.parametrize("operator", ["Max", "Min"])
 def test_equal_arguments_keep_their_value(operator, arguments):
@@ -449,6 +464,11 @@ def test_errors_name_operator_domain_and_node():
         )
     with pytest.raises(NotImplementedError, match=r"ReduceSum .*'axes' must be a constant"):
         build("(float[3] X, int64[1] a) => (float[1] Y) { Y = ReduceSum(X, a) }")
+    with pytest.raises(NotImplementedError, match="TopK .* with sorted=0 the order is the runtime"):
+        build(
+            "(float[3] X) => (float[2] V, int64[2] Y) <int64[1] k = {2}>"
+            " { V, Y = TopK<sorted = 0>(X, k) }"
+        )
     with pytest.raises(NotImplementedError, match="how many dimensions the result has"):
         build("(float[3] X, int64[K] s) => (float[3] Y) { Y = Reshape(X, s) }")
 

@@ -109,11 +109,22 @@ def _arg_extremum(node, x):
 
 @translates("TopK")
 def _top_k(node, x, k=None):
+    if not node.attr("sorted", 1):
+        raise node.refuse("with sorted=0 the order is the runtime's own: set it to 1 in the file")
     axis = node.attr("axis") % x.ndim
     k = node.attr("k") if k is None else k.reshape(())
-    largest = node.attr("largest") != 0  # all were before operator set 11
-    order = pt.argsort(-x if largest else x, axis=axis, kind="stable")
-    order = order[(slice(None),) * axis + (slice(None, k),)]
+    first, rest, last, top = ((slice(None),) * axis + (slice(*ends),)
+                              for ends in ((0, 1), (1, None), (None, -1), (None, k)))  # fmt: skip
+    # The runtime's order: NaN is larger than any number, and of equals the first one is the first.
+    # Not each backend has a stable sort, so what is sorted then has no equals.
+    order = pt.argsort(x, axis=axis)
+    values = pt.take_along_axis(x, order, axis=axis)
+    both = pt.isnan(values[rest]) & pt.isnan(values[last])
+    more = pt.neq(values[rest], values[last]) & ~both
+    rank = pt.cumsum(pt.concatenate([order[first] * 0, more], axis=axis), axis=axis)
+    rank = -rank if node.attr("largest") != 0 else rank  # all were before operator set 11
+    places = pt.argsort(rank * x.shape[axis] + order, axis=axis)
+    order = pt.take_along_axis(order, places, axis=axis)[top]
     return pt.take_along_axis(x, order, axis=axis), order
 
 
