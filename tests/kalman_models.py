@@ -57,6 +57,16 @@ def season(period: int) -> StateSpace:
     return StateSpace(**seasonal_arrays(period=period))
 
 
+def of_lower_rank(seed: int, p: int, rank: int) -> tuple[np.ndarray, StateSpace]:
+    """A series with an F of lower rank than p, but for rounding."""
+    rng = np.random.default_rng(seed)
+    m = int(rng.integers(1, rank + 1))
+    Q, B = rng.standard_normal((m, m)), rng.standard_normal((p, rank - m))
+    arrays = dict(a0=np.zeros(m), P0=np.eye(m), c=np.zeros(m), d=np.zeros(p), T=0.9 * np.eye(m))
+    more = dict(Z=rng.standard_normal((p, m)), R=np.eye(m), H=B @ B.T, Q=Q @ Q.T)
+    return rng.standard_normal((4, p)), StateSpace(**arrays, **more)
+
+
 def exponential_smoothing(period: int) -> tuple[np.ndarray, StateSpace]:
     """P0 = W, H = 0, and variances that are the rounding of zeros; with a series."""
     m = period + 2

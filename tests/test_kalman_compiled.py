@@ -22,6 +22,7 @@ from kalman_models import (
     REPEATING,
     exponential_smoothing,
     make,
+    of_lower_rank,
     repeating,
     season,
 )
@@ -465,6 +466,43 @@ def test_bad_input_in_the_users_terms():
             call(y, negative)
     l, out, y_bar, _ = door.loglike_and_grad(y, *over_time(negative), np.ones(15), *ALL, 0.0)
     assert all(np.isnan(X).all() for X in (l, *out, y_bar))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+def test_an_F_that_is_singular_up_to_rounding_is_refused(p):  # noqa: N802
+    """Half of the time no pivot is negative, and rounding alone would be answered."""
+    factored = 0
+    for seed in range(20):
+        y, model = of_lower_rank(seed, p, p - 1)
+        try:
+            np.linalg.cholesky(model.Z @ model.P0 @ model.Z.T + model.H)
+            factored += 1
+        except np.linalg.LinAlgError:
+            pass
+        for call in (loglike, loglike_and_grad):
+            for method in ("fused", "reference"):
+                with pytest.raises(np.linalg.LinAlgError, match=r"step 0 .* from others of its"):
+                    call(y, model, method=method)
+        with pytest.raises(np.linalg.LinAlgError):
+            hessian(y, model, {"H": np.eye(p)[None]})
+        less = replace(model, H=model.H + 1e-11 * np.eye(p))  # what is small is no rounding
+        for method in ("fused", "reference"):
+            assert np.isfinite(loglike(y, less, method=method))
+    assert factored > 0
+
+
+@pytest.mark.parametrize("kappa", [1e7, 1e16, 1e20])
+@pytest.mark.parametrize(("m", "p"), [(2, 3), (3, 6), (6, 7)])
+def test_a_start_so_vague_that_F_is_singular(m, p, kappa):  # noqa: N802
+    """As many series as states have an F that rounds to a singular one; not so in roots."""
+    rng = np.random.default_rng(m)
+    model = replace(StateSpace(**random_model(m, p, m, rng=1)), P0=kappa * np.eye(m))
+    y = rng.standard_normal((10, p))
+    truth = true_gradient(y, model, names := ["T", "Z", "H", "Q"])
+    for method in ("fused", "reference"):
+        _, _, gradients = loglike_and_grad(y, model, method=method)
+        for x in names:
+            assert relative_error(getattr(gradients, x), truth[x]) < 1e-12, (method, x)
 
 
 def test_a_known_start_takes_no_roots():

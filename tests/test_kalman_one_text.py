@@ -4,6 +4,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytensor.tensor as pt
 import pytest
 from jax import disable_jit, vjp
+from kalman_models import of_lower_rank
 from pytensor import function
 from test_kalman_twin import run
 
@@ -112,6 +114,20 @@ def test_a_sign_of_the_text_changes_every_engine_that_runs_it(name, monkeypatch)
         now = engine()
         same = now == was if engine is tiles else np.allclose(now, was, 1e-9, 1e-9)
         assert not same, engine.__name__
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-13])
+def test_scans_answer_nan_where_F_is_singular_up_to_rounding(tiny):  # noqa: N802
+    """As the compiled pass refuses it, and by no more: what is small is no rounding."""
+    for seed in range(10):
+        y, model = of_lower_rank(seed, 3, 2)
+        model = replace(model, H=model.H + tiny * np.eye(3))
+        arrays = [getattr(model, x) for x in scans.INPUTS[1:-1]]
+        W = model.R @ model.Q @ model.R.T
+        by_jax = scans.closed_form(("l",))(*(jnp.asarray(x) for x in (y, *arrays, W)))[0]
+        step = scan.kalman_step(*(pt.as_tensor(x) for x in (y[0], *arrays, W)))
+        for l in (by_jax[0], step[-1].eval()):
+            assert np.isfinite(l) == (tiny > 0)
 
 
 def test_what_is_computed_under_a_condition_is_known_there_alone():

@@ -39,6 +39,10 @@ TOLERANCE = 1e-13
 # Pivot of a scaled S, for each of its rows, of a direction that the data tell of.
 LEAST = 1e-12
 
+# F is singular where the others of its step leave less than so many roundings of a variance: the
+# rounding of such an F leaves at least a fifteenth of that, and no answer would have two digits.
+LEAST_LEFT = 16
+
 
 @singledispatch
 def cholesky(F):
@@ -76,9 +80,27 @@ def solve(C, B):
 @singledispatch
 def inverse_factor(F, o, I_p):
     """C^-1 (p, p) for F = C C' (p, p), zero where o is, and log|F|, of what is observed."""
-    C, logdet = cholesky(F + I_p * (1 - o))
+    F = F + I_p * (1 - o)
+    C, logdet = cholesky(F)
     # The inverse of a triangular factor is as good as solves with it; that of F would not be.
-    return solve(C, I_p) * o, logdet
+    C_inv = solve(C, I_p) * o
+    # 1 / (F_ii F^-1_ii) is the share of a variance that the others leave.
+    inflated = (F * I_p).sum(axis=0) * (C_inv * C_inv).sum(axis=0)
+    return C_inv, unless_singular(logdet, inflated.max())
+
+
+@singledispatch
+def unless_singular(logdet, inflated):
+    """log|F|, unless F is singular up to rounding, where the largest F_ii F^-1_ii is `inflated`.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If it is (NumPy; the other engines answer NaN).
+    """
+    if not inflated.real * LEAST_LEFT * np.finfo(inflated.dtype).eps < 1:
+        raise np.linalg.LinAlgError("Matrix is singular up to rounding")
+    return logdet
 
 
 @singledispatch

@@ -108,7 +108,7 @@ class Filtered(namedtuple("Filtered", "out w u C_inv S Kf G Z observed")):
         return Step(*(X[t] for X in (*first, *last)))
 
 
-def kalman_filter(y, model: StateSpace) -> Filtered:
+def kalman_filter(y, model: StateSpace, first: int = 0) -> Filtered:
     """Run the filter over a series, gaps and time-varying arrays included.
 
     Parameters
@@ -116,6 +116,8 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
     y : array (n, p)
         NaN marks a gap.
     model : StateSpace
+    first : int
+        The number of the first step, for messages.
 
     Returns
     -------
@@ -139,7 +141,7 @@ def kalman_filter(y, model: StateSpace) -> Filtered:
         try:
             steps.append(update_step(y[t], o[t], a, P, d[t], Z[t], H[t], I_p))
         except np.linalg.LinAlgError:
-            raise _not_positive_definite(t) from None
+            raise _not_positive_definite(first + t) from None
         a, P = recursions.predict(steps[t].a_filt, steps[t].P_filt, c[t], T[t], W[t])
     x = Step(*(np.stack(X).astype(dtype, copy=False) for X in zip(*steps, strict=True)))
     out = FilterOutputs(x.a_filt, x.a, x.y_hat, x.P_filt, x.P, x.F, x.l)
@@ -180,7 +182,8 @@ def pull_step(x: Step, T, a_bar, P_bar, bar: FilterOutputs):
 def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
     return np.linalg.LinAlgError(
         f"F = Z P Z' + H is not positive definite at step {t} (counted from 0); "
-        "is a covariance negative, or an observation known exactly in advance (H = P = 0)?"
+        "is a covariance negative, or an observation known exactly, in advance (H = P = 0) or from "
+        "others of its step?"
     )
 
 
@@ -246,13 +249,19 @@ def _filter_in_parts(y, model: StateSpace):
     The steps in roots come with the root that follows them: ([], None) where P0 is not vague. The
     filter is None where they are all the steps there are.
     """
-    filtered = kalman_filter(y, model)
-    if not _loses_digits(filtered, model):
-        return filtered.out.l, ([], None), filtered
-    n, o = len(y), filtered.observed.astype(float)
-    arrays, l = (model.over_time(name, n) for name in "cdTZHW"), filtered.out.l.copy()
+    try:
+        filtered = kalman_filter(y, model)
+    except np.linalg.LinAlgError:  # F of several series is singular, too, where P0 is too vague
+        if model.p == 1 or np.iscomplexobj(model.P0):
+            raise
+    else:
+        if not _loses_digits(filtered, model):
+            return filtered.out.l, ([], None), filtered
+    y = check_data(y, model)
+    n, observed = len(y), ~np.isnan(y)
+    arrays, l = (model.over_time(name, n) for name in "cdTZHW"), np.empty(n)
     steps, a, P, B_t, good = square_root.filter_roots(
-        np.where(filtered.observed, y, 0), o, model.a0, symmetric(model.P0), *arrays, l,
+        np.where(observed, y, 0), observed.astype(float), model.a0, symmetric(model.P0), *arrays, l,
         np.arange(model.m),
     )  # fmt: skip
     k = len(steps)
@@ -261,7 +270,7 @@ def _filter_in_parts(y, model: StateSpace):
     if k == n:
         return l, (steps, B_t), None
     later = {name: X[k:] if name in model.time_varying else X for name, X in model.asdict().items()}
-    filtered = kalman_filter(y[k:], StateSpace(**(later | {"a0": a, "P0": P})))
+    filtered = kalman_filter(y[k:], StateSpace(**(later | {"a0": a, "P0": P})), k)
     l[k:] = filtered.out.l
     return l, (steps, B_t), filtered
 

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
 
-from helpers.kalman.recursions import cholesky, mask, predict, rows, solve, symmetric
+from helpers.kalman.recursions import (
+    LEAST_LEFT,
+    cholesky,
+    mask,
+    predict,
+    rows,
+    solve,
+    symmetric,
+    unless_singular,
+)
 from helpers.kalman.reference import FilterOutputs, pull_step, update_step
 from helpers.kalman.shapes import check_model
 from helpers.statespace import NAMES, SHAPES, STATIC
@@ -192,6 +202,12 @@ def filter_graph_W(y, a0, P0, c, d, T, Z, H, W, step: Callable = kalman_step):  
 def _(F):
     C = pt.linalg.cholesky(F)
     return C, 2 * pt.log(pt.diag(C)).sum()
+
+
+@unless_singular.register(pt.TensorVariable)
+def _(logdet, inflated):
+    most = 1 / (LEAST_LEFT * np.finfo(inflated.dtype).eps)
+    return pt.switch(pt.lt(inflated, most), logdet, np.nan)
 
 
 @solve.register(pt.TensorVariable)

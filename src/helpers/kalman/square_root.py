@@ -135,7 +135,7 @@ def reflect(X, k):
     rows = X.shape[0]
     h, top, order = np.zeros((k, rows), X.dtype), np.arange(k), np.arange(k)
     for j in range(min(k, rows)):
-        largest, sizes = -1.0, lengths(X, j, k)
+        largest, chosen, sizes = -1.0, j, lengths(X, j, k)
         for i in range(j, k):  # the column of those left that is longest below row j
             if sizes[order[i]] > largest:
                 largest, chosen = sizes[order[i]], i
@@ -360,13 +360,14 @@ def filter_roots(y, o, a0, P0, c, d, T, Z, H, W, l, columns):
         X[: len(H_root), :p] = H_root
         X[p:, :p] = B_t @ np.ascontiguousarray(Z_t.T)
         place(X, p, p, B_t)
+        size = lengths(X, 0, p)
         reflections, order = reflect(X, p)
         C = np.zeros((p, p), y.dtype)  # lower triangular: rows in the order of the pivots
         logdet = 0.0
         for j in range(p):
             for i in range(j + 1):
                 C[j, i] = X[i, order[j]]
-            if not abs(C[j, j]) > 0:
+            if not abs(C[j, j]) > p * np.finfo(y.dtype).eps * size[order[j]]:
                 return steps, a, P0, B_t, False
             logdet += 2 * np.log(abs(C[j, j]))
         C_solved, C_inv = solve(C, I_p), np.zeros((p, p), y.dtype)

@@ -164,7 +164,7 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
         needed = t == n - 1 or not pattern.T.sparse
         steps.l[t] = update(w, a, P, v, u, Kf, F_inv, a_filt, pattern.Z, needed)
         if np.isnan(steps.l[t]):
-            return NOT_POSITIVE_DEFINITE, t
+            return (VAGUE if watch and p > 1 else NOT_POSITIVE_DEFINITE), t
         steps.steady_from[t] = -1
         if watch and taken < WATCHED * m:
             for i in range(p):

@@ -31,6 +31,12 @@ def _cholesky(F):
     return factor
 
 
+@overload(recursions.unless_singular, jit_options=PART)
+def _unless_singular(logdet, inflated):
+    most = 1 / (recursions.LEAST_LEFT * np.finfo(float).eps)
+    return lambda logdet, inflated: logdet if inflated < most else np.nan
+
+
 @overload(recursions.solve, jit_options=PART)
 def _solve(C, B):
     if not isinstance(C, types.Array):
@@ -53,9 +59,10 @@ def _rows(X, o):
     return rows
 
 
+KNOWN = "cholesky", "unless_singular", "solve", "rows", "at_step"
 for _module in (recursions, square_root):
     for _name, _function in vars(_module).items():
         local = inspect.isfunction(_function) and _function.__module__ == _module.__name__
-        if local and _name not in ("cholesky", "solve", "rows", "at_step"):
+        if local and _name not in KNOWN:
             of_arrays = _function.dispatch(object) if hasattr(_function, "dispatch") else None
             jitable(_function, of_arrays)

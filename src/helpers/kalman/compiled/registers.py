@@ -436,6 +436,7 @@ def _called(name, x):
 def _(F: Value, o, I_p):  # noqa: N803
     F, rows = F + I_p * (1 - o), range(len(F))
     nan, logdet = F.number(np.nan), 0.0
+    most = _DOUBLE(1 / (recursions.LEAST_LEFT * np.finfo(float).eps))
     C, X = {}, {(i, j): F.number(0.0) for i in rows for j in rows}
     for j in rows:
         x = F[j, j] - _sum(C[j, k] * C[j, k] for k in range(j))
@@ -447,6 +448,14 @@ def _(F: Value, o, I_p):  # noqa: N803
     for j in rows:
         for i in rows[j + 1 :]:
             X[i, j] = -X[i, i] * _sum(C[i, k] * X[k, j] for k in range(j, i))
+    for j in rows if len(rows) > 1 else ():
+        inflated = F[j, j] * _sum(X[i, j] * X[i, j] for i in rows[j:])
+        logdet = (
+            inflated._with(
+                lambda b, x, nan: b.select(b.fcmp_ordered("<", x, most), _DOUBLE(0.0), nan), nan
+            )
+            + logdet
+        )
     made = F
     for (i, j), x in X.items():
         place = _INT(i * len(F) + j)

@@ -217,7 +217,7 @@ def filter_small(like, y, same_until, model, varying, shares, tol, back, l, kept
             if shortfall(P_filt, below, diagonal(still(P))) > 0.0:
                 P_filt = recursions.joseph(P_filt, Z_t, H_t, Kf)
             if np.isnan(still(logdet)):
-                return NOT_POSITIVE_DEFINITE, t, n
+                return (VAGUE if watch and p > 1 else NOT_POSITIVE_DEFINITE), t, n
             gain = t
             if back:
                 write_all((C_inv, Z_t, Kf, T @ P_filt), kept.gain, t * of_gain)

@@ -18,6 +18,8 @@ JOSEPH_BELOW = 1e-3
 # whole; small ones every so many steps, between which they stay symmetric to a few roundings.
 SYMMETRIC_EVERY = 4
 
+MOST_INFLATED = 1 / (recursions.LEAST_LEFT * np.finfo(float).eps)  # F_ii F^-1_ii
+
 # Where a step has room for what it computes on the way.
 SCRATCH = {
     ("m", "m"): ("s.X1", "s.X2", "s.X3"),
@@ -49,6 +51,7 @@ def fill_gaps(w, v, p):
 def invert_factor(w, F, C_inv, o, p):
     """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite.
 
+    Or if it is singular up to rounding, as in :func:`helpers.kalman.recursions.inverse_factor`.
     Where o (a row that begins at a place) is zero, F has a one, and C_inv becomes zero.
     """
     logdet, C = 0.0, C_inv
@@ -75,6 +78,12 @@ def invert_factor(w, F, C_inv, o, p):
             for k in range(j, i):
                 x -= element(w, C, i, k) * element(w, C, k, j)
             put(w, C.at + i * C.ld + j, x / element(w, C, i, i))
+    for j in range(p):
+        x = 0.0
+        for i in range(j, p):
+            x += element(w, C, i, j) ** 2
+        if not x * element(w, F, j, j) < MOST_INFLATED:
+            return np.nan
     return logdet
 
 

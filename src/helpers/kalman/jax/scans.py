@@ -12,7 +12,18 @@ import jax.numpy as jnp
 from jax import lax, vmap
 from jax.scipy.linalg import solve_triangular
 
-from helpers.kalman.recursions import LEAST, cholesky, mask, outer, predict, rows, solve, symmetric
+from helpers.kalman.recursions import (
+    LEAST,
+    LEAST_LEFT,
+    cholesky,
+    mask,
+    outer,
+    predict,
+    rows,
+    solve,
+    symmetric,
+    unless_singular,
+)
 from helpers.kalman.reference import FilterOutputs, pull_step, update_step
 from helpers.statespace import DIMENSIONS
 
@@ -213,6 +224,12 @@ def _cholesky(F):
     return jnp.array(C), 2 * sum(jnp.log(C[j][j]) for j in range(p))
 
 
+def _unless_singular(logdet, inflated):
+    """log|F|, or NaN where F is singular up to rounding."""
+    most = 1 / (LEAST_LEFT * jnp.finfo(inflated.dtype).eps)
+    return jnp.where(inflated < most, logdet, jnp.nan)
+
+
 def _solve(C, B):
     """C^-1 B by forward substitution."""
     p = len(C)
@@ -231,5 +248,6 @@ def _rows(X, o):
 
 for kind in (jax.Array, jax.core.Tracer):  # a tracer is no jax.Array to functools.singledispatch
     cholesky.register(kind, _cholesky)
+    unless_singular.register(kind, _unless_singular)
     solve.register(kind, _solve)
     rows.register(kind, _rows)
