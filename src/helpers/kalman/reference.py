@@ -182,8 +182,7 @@ def pull_step(x: Step, T, a_bar, P_bar, bar: FilterOutputs):
 def _not_positive_definite(t: int) -> np.linalg.LinAlgError:
     return np.linalg.LinAlgError(
         f"F = Z P Z' + H is not positive definite at step {t} (counted from 0); "
-        "is a covariance negative, or an observation known exactly, in advance (H = P = 0) or from "
-        "others of its step?"
+        "is a covariance negative, or an observation known in advance (H = P = 0) or by the others?"
     )
 
 
