@@ -189,6 +189,30 @@ def test_pytensor_compiles_there_too(module, tmp_path):
     assert found.stdout.startswith(str(tmp_path / "kept")) and found.stderr == ""
 
 
+IN_PYTENSOR = """
+import helpers.kalman.numba_backend
+import pytensor
+import pytensor.tensor as pt
+x = pt.dscalar()
+print(pytensor.function([x], pt.tanh(x) + 1, mode="NUMBA")(0.0))
+"""
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_what_pytensor_keeps_may_be_damaged_too(tmp_path, kind):
+    """A process that is killed while it compiles leaves a file that is cut short."""
+    flags = os.environ | {"PYTENSOR_FLAGS": f"base_compiledir={tmp_path}"}
+    for damaged in (False, True, False):
+        for path in tmp_path.rglob(f"*.{kind}") if damaged else ():
+            path.write_bytes(path.read_bytes()[:40])
+        found = subprocess.run(
+            [sys.executable, "-c", IN_PYTENSOR], env=flags, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert found.stdout == "1.0\n"
+        assert ("thrown away and compiled anew" in found.stderr) == damaged
+
+
 def test_what_compiles_says_how_far_it_is_and_what_is_there_says_nothing(
     module, monkeypatch, capfd
 ):

@@ -3,9 +3,9 @@
 PyTensor makes the folder when the backend is imported, and fails where it cannot.
 """
 
-from helpers.kalman.on_disk import writable_for_pytensor
+from helpers.kalman.on_disk import for_pytensor
 
-writable_for_pytensor()
+for_pytensor()
 
 from pytensor.link.numba.cache import compile_numba_function_src  # noqa: E402, F401
 from pytensor.link.numba.dispatch.basic import (  # noqa: E402, F401

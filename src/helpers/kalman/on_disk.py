@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import numba
-from numba.core import sigutils
+from numba.core import caching, sigutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
@@ -25,7 +25,7 @@ from numba.core.targetconfig import TargetConfig
 from numba.extending import register_jitable
 from numba.np import arrayobj
 
-__all__ = ["cfunc", "njit", "watching", "writable_for_pytensor"]
+__all__ = ["cfunc", "for_pytensor", "njit", "watching"]
 
 # Numba's own level of optimisation, 3, makes twice the machine code where there are expressions of
 # arrays, takes twice the time, and wins nothing: what has to be fast is written as instructions.
@@ -184,13 +184,15 @@ def cfunc(signature, **options):
     return decorate
 
 
-def writable_for_pytensor() -> None:
-    """Let PyTensor compile in the temporary folder, where it cannot in its own.
+def for_pytensor() -> None:
+    """Let PyTensor compile in the temporary folder, where it cannot in its own, and compile anew
+    what is damaged there.
 
     To be called before the first function is compiled: PyTensor makes the folder then.
     """
     import pytensor
 
+    caching.IndexDataCacheFile = _File
     setting = type(pytensor.config).base_compiledir
     try:
         path = pytensor.config.base_compiledir
