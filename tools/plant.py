@@ -26,12 +26,14 @@ FOLDER = "src/helpers/kalman"
 # not among them.
 FILES = (
     "recursions", "square_root", "compiled/backward", "compiled/collapse", "compiled/directions",
-    "compiled/forward", "compiled/inputs", "compiled/integrated", "compiled/one_pass",
-    "compiled/pull", "compiled/push", "compiled/small", "compiled/step", "compiled/sweep",
-    "compiled/tiles", "compiled/writing",
+    "compiled/forward", "compiled/inputs", "compiled/one_pass", "compiled/pull", "compiled/push",
+    "compiled/small", "compiled/step", "compiled/sweep", "compiled/tiles", "compiled/writing",
 )  # fmt: skip
 # The tests that look at a file, where they are not those of the twin.
-TESTS = {"collapse": ("test_kalman_collapse.py", "-k", "python or patterns or sizes")}
+TESTS = {
+    "collapse": ("test_kalman_collapse.py", "-k", "python or patterns or sizes"),
+    "sweep": ("test_kalman_panel.py", "-k", "guarded or sums"),
+}
 
 
 class Faults(ast.NodeVisitor):
