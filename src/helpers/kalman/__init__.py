@@ -100,7 +100,8 @@ def loglike_and_grad(
     ValueError
         If ``y`` does not fit the model, or ``method`` or ``tol`` is not one of the above.
     numpy.linalg.LinAlgError
-        If F is not positive definite at some step, which the message names.
+        If F is not positive definite at some step, which the message names, or singular up to
+        rounding: the others leave less than 16 eps of the variance of one of its observations.
     MemoryError
         If memory runs out.
     ImportError
