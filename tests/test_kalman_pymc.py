@@ -690,6 +690,8 @@ def test_each_observation_of_a_diffuse_start_given_those_before_it():
     for t in (7, 20, 39):  # the second is a gap
         moments = one_step_moments(y, at_ones(y), np.eye(5), t)
         assert np.allclose((mean[t, 0], covariance[t, 0, 0]), moments, rtol=1e-6)
+    in_jax = within.compile_fn([terms], inputs=within.value_vars, mode="JAX")
+    np.testing.assert_allclose(in_jax(point)[0], found, rtol=1e-9)  # data of any length: not frozen
     drawn = pm.draw(within["obs"], random_seed=1, mode=UNOPTIMISED)
     assert np.array_equal(np.isnan(drawn[:, 0]), open_steps)
     assert np.abs(drawn[6:] - 1000).max() < 100

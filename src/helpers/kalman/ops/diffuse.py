@@ -171,12 +171,13 @@ def predictions(y, a0, P0, c, d, T, Z, H, W, A):
     def of_the_seen(F):
         return pt.switch(pairs, F, pt.eye(size))
 
-    def step(T, Z, Z_seen, P, F, columns):
-        correction = P @ Z_seen.T @ pt.linalg.solve(F, Z_seen @ columns)
-        return T @ (columns - correction), Z @ columns
-
     Z_seen, F_seen = pt.switch(seen[:, :, None], Z, 0.0), of_the_seen(F)
-    _, E = pytensor.scan(step, [T, Z, Z_seen, out.P_pred, F_seen], [A, None], return_updates=False)
+    L = T - T @ out.P_pred @ Z_seen.mT @ pt.linalg.solve(F_seen, Z_seen, b_ndim=2)
+    # One sequence alone: of several, JAX cannot know that they are equally long.
+    _, columns = pytensor.scan(
+        lambda L, columns: (L @ columns, columns), [L], [A, None], return_updates=False
+    )
+    E = Z @ columns
     E_seen = pt.switch(seen[:, :, None], E, 0.0)
     v = pt.switch(seen, y - y_hat, 0.0)
     told = E_seen.mT @ pt.linalg.solve(
