@@ -29,6 +29,11 @@ SCROLLS = """() => [...document.querySelectorAll("div.math mjx-container")]
     .filter((node) => node.scrollWidth > node.clientWidth + 1)
     .map((node) => node.textContent)"""
 
+# The same of formulas in a line of text; a table scrolls as a whole.
+INLINE = """() => [...document.querySelectorAll("main span.math:not(table *)")]
+    .filter((node) => node.clientWidth && node.scrollWidth > node.clientWidth + 1)
+    .map((node) => node.textContent)"""
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(open_page, name):
@@ -41,6 +46,8 @@ def test_page(open_page, name):
     troubles += [f"375 px: {trouble}" for trouble in page.evaluate(INSPECT)]
     page.set_viewport_size({"width": 1400, "height": 900})
     troubles += [f"code is cut off: {line}" for line in page.evaluate(CUT_OFF)]
+    page.set_viewport_size({"width": 390, "height": 844})
+    troubles += [f"390 px: {text} scrolls; break it in two" for text in page.evaluate(INLINE)]
     troubles += page.troubles
     assert not troubles, "\n".join(troubles)
 
