@@ -72,8 +72,9 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
     ValueError
         If an argument has the wrong number of dimensions, or shapes do not fit each other, or
         method or tol is none of the above: when JAX traces the function.  With "parallel" also
-        where Z W Z' + H, W = R Q R', is singular on what is observed, so that a step has no density
-        given the state before it; inside ``jax.jit`` or ``jax.grad`` such a result is NaN.
+        where Z W Z' + H, W = R Q R', is not positive definite on what is observed, so that a step
+        has no density given the state before it; inside ``jax.jit`` or ``jax.grad`` such a result
+        is NaN.
     TypeError
         If an argument is complex.
     NotImplementedError
@@ -104,11 +105,10 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
     back of the chapter "All steps at once") do about twice the work of the scans, but for a
     thousand steps in some fifty rounds instead of two thousand: they are meant for a GPU. On a CPU
     they are far slower than the compiled pass. For second derivatives JAX differentiates both
-    passes. In float64 values and gradients have the digits of the scans or one fewer, with one
-    exception: where a start P0 = kappa I meets states that the data hardly tell apart, gradients
-    lose up to eps kappa^2 / 50 of their size, 3e-6 for kappa = 1e6. In float32 the gradients of 400
-    steps kept three to five digits by the scans and two to five here, with kappa = 1e4 one to four,
-    and with 1e6 or more none by either in most models.
+    passes. In float64 values and gradients have the digits of the scans, or one or two fewer. In
+    float32 the gradients of 400 steps kept three to five digits by the scans and two to five here,
+    under a vague start of kappa = 1e4 at most four, and with 1e6 or more none by either in most
+    models.
 
     By default JAX computes in float32, whatever the type of the arrays. A likelihood needs float64,
     so call ``jax.config.update("jax_enable_x64", True)`` first.
@@ -235,8 +235,9 @@ def _per_step(method: str | None, tol: float, inputs):
         known = not isinstance(l, jax.core.Tracer)
         if known and jnp.isnan(l).any() and parallel.is_refused(inputs):
             raise ValueError(
-                "Z W Z' + H with W = R Q R' is singular on what is observed: a step has no density "
-                'given the state before it, and cannot go before its turn; take method="scan"'
+                "Z W Z' + H with W = R Q R' is not positive definite on what is observed: a step "
+                "has no density given the state before it, and cannot go before its turn; take "
+                'method="scan"'
             )
         return l
     return scans.loglike(*inputs)[0]

@@ -23,6 +23,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax, vmap
+from jax.scipy.linalg import solve_triangular
 
 from helpers.kalman.jax.scans import INPUTS, Scanned, closed_form, filter_scan, reverse_scan
 from helpers.kalman.jax.scans import gradient as scans_gradient
@@ -30,11 +31,14 @@ from helpers.kalman.recursions import outer, predict, symmetric
 from helpers.statespace import DIMENSIONS
 
 # Counted in products of two m x m matrices, for each step of the series and both ways: the loop 8,
-# blocks 12 and 18 / BLOCK in the tree, a part of these in factorizations. So with 8 the tree is a
-# sixth of the work. Each step in a block takes the time of a step in a scan, though, whatever the
+# blocks 12 and 22 / BLOCK in the tree, a part of these in factorizations. So with 8 the tree is a
+# fifth of the work. Each step in a block takes the time of a step in a scan, though, whatever the
 # number of blocks (25 to 50 microseconds both ways on an H200 for m = 4 to 13, and a block has
 # two of them), and so longer blocks would lose what is saved.
 BLOCK = 8
+
+# What is added to a covariance before its root is taken, in roundings of its variances.
+RIDGE = 10
 
 # A pivot of F that is smaller than so many units in the last place of what F was added up from.
 LOST = 1e4
@@ -223,9 +227,31 @@ def _compose(first, second):
 def _apply(block, start):
     """Mean and covariance after a block from those before it, less c and W."""
     (b, C, Phi, h, U), (a, P) = block, start
-    given = jnp.linalg.solve(jnp.eye(len(a), dtype=P.dtype) + P @ U, P)
+    given = _given(P, U)
     # In (I + P U)^-1 (a + P h), which is the same, a vague P would cancel.
     return Phi @ (a + given @ (h - U @ a)) + b, symmetric(Phi @ given @ Phi.T + C)
+
+
+@jax.custom_jvp
+def _given(P, U):
+    """(I + P U)^-1 P: the covariance P of a start, given observations with information U.
+
+    From a root of P, which may hold vague states beside others that are known: a solution with
+    I + P U rounds all of it at the size of the vague ones. Where rounding leaves P no root, as of
+    states that were observed exactly, nothing is vague.
+    """
+    I_m, kind = jnp.eye(len(P), dtype=P.dtype), jnp.finfo(P.dtype)
+    root = jnp.linalg.cholesky(P + jnp.diag(RIDGE * kind.eps * abs(jnp.diag(P)) + kind.tiny))
+    X = solve_triangular(jnp.linalg.cholesky(I_m + root.T @ U @ root), root.T, lower=True)
+    return jnp.where(jnp.isnan(X).any(), jnp.linalg.solve(I_m + P @ U, P), X.T @ X)
+
+
+@_given.defjvp
+def _given_jvp(at, moves):
+    (_, U), (dP, dU) = at, moves
+    given = _given(*at)
+    rest = jnp.eye(len(U), dtype=U.dtype) - given @ U  # (I + P U)^-1
+    return given, rest @ dP @ rest.T - given @ dU @ given
 
 
 def _map_back(l_bar, y, a_pred, P_pred, *model):
