@@ -324,7 +324,7 @@ def _inside(mod: MLEModel, start, given: dict) -> tuple:
     return full, given | {"includes_fixed": True, "transformed": True}
 
 
-def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, maxiter, disp, **how):
+def _optimise(mod, method, ends, objective, _, start, fargs, given, *, maxiter, disp, **how):
     """A method of statsmodels', and Newton's steps from where it ends, in its optimisers' form."""
     if not start.size:
         return start, {"converged": True, "iterations": 0}
@@ -336,6 +336,9 @@ def _optimise(mod, method, ends, objective, gradient, start, fargs, given, *, ma
             f"the start_params have no likelihood to begin with: {why}. Others may have one, "
             "fit(mod, start_params=...)"
         )
+
+    def gradient(x, *args):  # that of statsmodels before 0.15 has another sign for "newton"
+        return -mod.score(x, *args) / len(mod.endog)
 
     how |= {"hessian": lambda x, *_: -_hessian(mod, x) / len(mod.endog)}
     del how["hess"]
