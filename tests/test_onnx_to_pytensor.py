@@ -12,6 +12,7 @@ from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
 from onnx_cases import load, node_cases, with_constants
 from onnx_checks import run_onnxruntime
+from packaging.version import Version
 
 from helpers.checks import finite_difference, relative_error
 from helpers.onnx_grad import DerivativeOptions, onnx_derivative, random_feed, to_pytensor
@@ -249,6 +250,9 @@ def test_a_channel_without_variance():
     np.testing.assert_allclose(found, [[[-1e9, 1e9], [0, 0]]], atol=1e-6)
 
 
+NAN_IS_LARGEST = Version(onnxruntime.__version__) >= Version("1.32")  # before, it has no place
+
+
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("kind", ["float", "int64", "uint8"])
 def test_the_order_of_the_largest_is_the_runtimes(kind, largest):
@@ -256,7 +260,7 @@ def test_the_order_of_the_largest_is_the_runtimes(kind, largest):
     top = f"V, Y = TopK<axis = 0, largest = {largest}>(X, k)"
     text = f"g ({kind}[200, 2] X) => (int64[50, 2] Y) <int64[1] k = {{50}}> {{ {top} }}"
     X = np.random.default_rng(0).integers(0, 4, (200, 2)).astype(kind.replace("float", "float32"))
-    X[7] = np.nan if kind == "float" else np.iinfo(X.dtype).min
+    X[7] = np.iinfo(X.dtype).min if kind != "float" else np.nan if NAN_IS_LARGEST else np.inf
     (expected,) = onnxruntime.InferenceSession(parsed(text).SerializeToString()).run(None, {"X": X})
     symbols = to_pytensor(parsed(text))
     for mode in (PLAIN, "NUMBA", "JAX"):  # whose sorts may take any of equals
