@@ -13,7 +13,7 @@ FOLDED_TEXT = re.compile(
     r"^(`{3,}|:{3,})\{(?:solution|dropdown)\}.*?^\1[ ]*$", re.MULTILINE | re.DOTALL
 )
 SOLUTION = re.compile(r"(\{solution-start\}|\{solution-end\})")
-MARKUP = re.compile(r"^(?:`{3,}|:{3,}|:\w+:).*$|\((?:eq|def)-[\w-]+\)", re.MULTILINE)
+MARKUP = re.compile(r"^(?:`{3,}|:{3,}|:\w+:).*$|\((?:eq|def)-[\w-]+\)|<!--.*?-->", re.MULTILINE)
 IMPORT = re.compile(r"^(?:from \S+ )?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 SAID = re.compile(r"Reading time: (?:about )?(\d+) minutes")
 

@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,8 @@ MACHINE = {
 }  # fmt: skip
 # Letters on white are read at this contrast (WCAG 2, level AA).
 CONTRAST = 4.5
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+PRINTED = re.compile(rf"({NUMBER.pattern})?\$?<!--printed(?:: (.*?))?-->")
 LABEL = re.compile(r"(eq|def|fig)(-[A-Za-z0-9]+){2,}")
 PREFIXES = {"equation": ("eq", "def"), "figure": ("fig",)}
 
@@ -197,6 +200,38 @@ def _reads(statement: ast.AST) -> set[str]:
     return {node.id for node in read if isinstance(node, ast.Name)} - own
 
 
+def as_printed(name: str, nb: nbformat.NotebookNode) -> list[str]:
+    """A number with ``<!--printed-->`` after it is one that a cell prints, rounded.
+
+    ``<!--printed: words-->``: one in a line with these words. What changes from run to run does not
+    count.
+    """
+    stays = [c for c in nb.cells if "nbval-ignore-output" not in c.metadata.get("tags", [])]
+    text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    complaints = []
+    for mark in PRINTED.finditer(text):
+        lines = [line for line in _printed(stays).splitlines() if (mark[2] or "") in line]
+        if not any(_rounds_to(mark[1], number) for number in NUMBER.findall("\n".join(lines))):
+            complaints.append(f"{name}: no cell prints {mark[0]}")
+    return complaints
+
+
+def _printed(cells: Iterable[nbformat.NotebookNode]) -> str:
+    """What cells say in words, last lines included."""
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "\n".join(
+        out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs
+    )
+
+
+def _rounds_to(said: str | None, number: str) -> bool:
+    """Compared in the digits that are said; "fell by 3" says -3."""
+    if said is None:
+        return False
+    said, number = (abs(Decimal(text.replace(",", ""))) for text in (said, number))
+    return abs(said - number) <= Decimal(5).scaleb(said.as_tuple().exponent - 1)
+
+
 def pair(name: str, from_notebook: str, text: str) -> list[str]:
     """The .md of a pair is what its .ipynb says."""
     if from_notebook == text:
@@ -311,10 +346,8 @@ def pins(lock: str) -> tuple[dict[str, str], list[str]]:
 def ran_with(name: str, nb: nbformat.NotebookNode, lock: str) -> list[str]:
     """The versions that a chapter prints, one a line, are those that requirements.txt pins."""
     versions, _ = pins(lock)
-    printed = "\n".join(
-        str(output.get("text", "")) for cell in nb.cells for output in cell.get("outputs", [])
-    )
-    said = re.findall(r"^([A-Za-z][\w-]*) (\d+(?:\.\d+)+\w*)$", printed, re.MULTILINE)
+    line = r"^([A-Za-z][\w-]*) (\d+(?:\.\d+)+\w*)$"
+    said = re.findall(line, _printed(nb.cells), re.MULTILINE)
     return [
         f"{name}: ran with {package} {version}, where {pinned} is pinned; run make notebooks"
         for package, version in said

@@ -42,6 +42,11 @@ def test_what_is_shown_can_be_pasted(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
+def test_numbers_are_as_printed(name):
+    accept(rules.as_printed(name, book.read_notebook(name)))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_pair(name):
     path = book.ROOT / f"{name}.md"
     fresh = notebooks.to_text(book.read_notebook(name), path)

@@ -476,6 +476,27 @@ def test_ran_with():
     complaint_of(rules.ran_with("k", chapter("a\nnumpy 2.5.4\n"), lock), "ran with numpy 2.5.4")
 
 
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("lower by 3.3<!--printed--> per cent, $c = -1,234$<!--printed-->", True),
+        ("a quarter, 0.25<!--printed: ours-->", True),
+        ("no less than 0.25<!--printed: theirs-->", False),
+        ("lower by 3.2<!--printed-->", False),
+        ("about 7<!--printed-->", False),
+        ("a third<!--printed-->", False),
+    ],
+)
+def test_numbers_are_as_printed(text, known):
+    stays = code(outputs=[new_output("stream", name="stdout", text="ours 0.2465\ntheirs 1\n-3.31")])
+    last = new_output("execute_result", data={"text/plain": "-1234.4"})
+    clock = code(outputs=[new_output("stream", name="stdout", text="7 ms")])
+    clock.metadata["tags"] = ["nbval-ignore-output"]
+    cells = [new_markdown_cell(text), stays, code(outputs=[last]), clock]
+    complaints = rules.as_printed("k", new_notebook(cells=cells))
+    assert (complaints == []) == known
+
+
 def test_names_repository():
     assert rules.repository("repository:\n  url: https://github.com/ann/book") == "ann/book"
     hub, binder = "https://github.com/", "https://mybinder.org/v2/gh/"
