@@ -828,11 +828,14 @@ def elsewhere(at: Point, f: Callable | None = None) -> None:
             continue
         says = f"{{}}, with {who}; if there is no answer there, let there be an error, or NaN"
         with _told(says, of.inherited, Found):
-            found = [np.asarray(y) for y in (f or of.run)(*there.arrays)]
+            with _untouched(of.labels, there.arrays, "{} is overwritten"):
+                found = [np.asarray(y) for y in (f or of.run)(*there.arrays)]
             apart(of.labels, there.arrays, found)
             against = "Python" if f else "the truth"
             agree(there, found, _many(trues), against, rtol=_coarse(there))
             if not f and " all " not in who:
+                with _told("pullback fails: {}"):
+                    _ = of.no_pull or there.pulled
                 differentiated(there)
 
 
@@ -883,6 +886,8 @@ def broadcast(at: Point) -> None:
             if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
                 continue
             known.append(_knows(there))
+            if there.of.no_pull or isinstance(_outcome(getattr, there, "pulled"), Exception):
+                continue
             if isinstance(found := _outcome(differentiated, there), Found):
                 says.append(f"{found.says}, where {of.labels[k]} has shape {short.shape}")
     ensure(known, "refused", "ok")
