@@ -29,10 +29,14 @@ FILES = (
     "compiled/forward", "compiled/inputs", "compiled/one_pass", "compiled/pull", "compiled/push",
     "compiled/small", "compiled/step", "compiled/sweep", "compiled/tiles", "compiled/writing",
 )  # fmt: skip
-# The tests that look at a file, where they are not those of the twin.
+# The tests that look at a function, where they are not those of the twin.
+OF_COLUMNS = "test_kalman_panel.py", "-k", "guarded or sums or reference"
 TESTS = {
-    "collapse": ("test_kalman_collapse.py", "-k", "python or patterns or sizes"),
-    "sweep": ("test_kalman_panel.py", "-k", "guarded or sums"),
+    "collapse.": ("test_kalman_collapse.py", "-k", "python or patterns or sizes"),
+    "recursions.factor_if_identified": ("test_kalman_diffuse.py", "-k", "reference"),
+    "recursions.pull_columns": OF_COLUMNS,
+    "recursions.update_columns": OF_COLUMNS,
+    "sweep.": OF_COLUMNS,
 }
 
 
@@ -98,9 +102,10 @@ def all_faults() -> dict:
     return faults
 
 
-def plant(file: str, begin: int, end: int, planted: str) -> tuple[bool, float, str]:
+def plant(name: str, file: str, begin: int, end: int, planted: str) -> tuple[bool, float, str]:
     """Whether a test fails with this fault in place, the seconds that took, and which one."""
-    tests, *chosen = TESTS.get(Path(file).name, ("test_kalman_twin.py",))
+    of_it = (x for start, x in TESTS.items() if name.startswith(start))
+    tests, *chosen = next(of_it, ("test_kalman_twin.py",))
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for part in ("src", "tests"):
@@ -136,7 +141,7 @@ def main() -> None:
         names = random.Random(0).sample(names, min(most, len(names)))
     unseen = []
     for i, name in enumerate(names):
-        caught, seconds, which = plant(*faults[name])
+        caught, seconds, which = plant(name, *faults[name])
         state = "caught" if caught else "UNSEEN"
         print(f"{i + 1}/{len(names)} {state} {seconds:5.1f} s  {name} | {which}", flush=True)
         if not caught:
