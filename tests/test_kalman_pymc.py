@@ -892,6 +892,6 @@ def test_a_model_is_pickled_after_its_gradient_was_taken(family):
     graph = built._unpack_statespace_with_placeholders()
     inputs = list(explicit_graph_inputs(graph))
     pt.grad(sum(X.sum() for X in graph), inputs, disconnected_inputs="ignore")
-    with pytest.raises(AttributeError, match="pickle local object"):
+    with pytest.raises(AttributeError, match="local object"):
         pickle.dumps(graph)  # PyTensor may have mended it
     assert pickle.loads(pickle.dumps(built)).filter_type == "closed_form"

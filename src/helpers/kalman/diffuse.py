@@ -433,7 +433,7 @@ def _forwards(y, starts, c, model: StateSpace):
     Z = np.where(missing[:, :, np.newaxis], 0, Z)
     y, c, a, w = np.where(missing, 0, y), c.swapaxes(0, 1), starts.T, []
     for t, gain in enumerate(gains):
-        w_t, a_filt = update_columns(y[:, t].T, a, 0, Z[t], *gain)
+        w_t, a_filt = update_columns(y[:, t].T, a, Z[t], *gain)
         w.append(w_t)
         a = T[t] @ a_filt + at_step(c, t).T
     return l.sum(), np.array(w)

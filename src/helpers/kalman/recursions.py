@@ -216,12 +216,12 @@ def update(y, o, a, d, Z, logdet, C_inv, G):
     return y_hat, w, w @ C_inv, a + w @ G, l
 
 
-def update_columns(y, a, d, Z, C_inv, Kf):
-    """:func:`update` for many series that share their gaps: y (p, J), a (m, J), d (p, 1 or J).
+def update_columns(y, a, Z, C_inv, Kf):
+    """:func:`update` for many series that share their gaps, less d: y (p, J), a (m, J).
 
     Returns w (p, J) and a_filt (m, J).
     """
-    v = y - Z @ a - d
+    v = y - Z @ a
     return C_inv @ v, a + Kf @ v
 
 

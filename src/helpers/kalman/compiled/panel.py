@@ -67,7 +67,6 @@ def forward_in_roots(roots, series, observed, model, a, l_of_P):
     p = series.y.shape[2]
     ws, a_filts = np.empty((k, p, J)), np.empty((k, m, J))
     y, c = np.empty((p, J)), np.empty((m, J))
-    nought = np.zeros((p, 1))
     for t in range(k):
         Z = at_step(model.Z, t).copy()
         for i in range(p):
@@ -79,7 +78,7 @@ def forward_in_roots(roots, series, observed, model, a, l_of_P):
         for j in range(J):
             member = series.members[j] if len(series.c) > 1 else 0
             c[:, j] = series.c[member, t if series.c.shape[1] > 1 else 0]
-        w, a_filt = update_columns(y, a, nought, Z, roots[t].C_inv, roots[t].Kf)
+        w, a_filt = update_columns(y, a, Z, roots[t].C_inv, roots[t].Kf)
         ws[t], a_filts[t] = w, a_filt
         a[:] = at_step(model.T, t) @ a_filt + c
         for j in range(J):
