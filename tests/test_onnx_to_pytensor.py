@@ -34,7 +34,6 @@ REFUSED = {
 SKIPPED = {
     "einsum_batch_diagonal": "PyTensor takes seconds to build a diagonal in an einsum",
     "resize_downsample_scales_.*_align_corners": "fractions of a length: onnxruntime takes none",
-    "top_k_uint64": "PyTensor has no descending order of unsigned numbers",
 }
 WITHOUT_NODE_TEST = {"LinearClassifier", "LinearRegressor", "Normalizer", "Scaler", "Imputer"}
 
