@@ -260,8 +260,8 @@ def _filter_in_parts(y, model: StateSpace):
     n, observed = len(y), ~np.isnan(y)
     arrays, l = (model.over_time(name, n) for name in "cdTZHW"), np.empty(n, y.dtype)
     steps, a, P, B_t, good = square_root.filter_roots(
-        np.where(observed, y, 0), observed.astype(y.dtype), model.a0, symmetric(model.P0), *arrays, l,
-        np.arange(model.m),
+        np.where(observed, y, 0), observed.astype(y.dtype), model.a0, symmetric(model.P0),
+        *arrays, l, np.arange(model.m),
     )  # fmt: skip
     k = len(steps)
     if not good:
