@@ -470,7 +470,7 @@ def test_bad_input_in_the_users_terms():
 
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
 def test_an_F_that_is_singular_up_to_rounding_is_refused(p):  # noqa: N802
-    """Half of the time no pivot is negative, and rounding alone would be answered."""
+    """Of some no pivot is negative, and rounding alone would be answered."""
     factored = 0
     for seed in range(20):
         y, model = of_lower_rank(seed, p, p - 1)
