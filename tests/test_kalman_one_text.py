@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytensor.tensor as pt
 import pytest
-from jax import disable_jit, vjp
+from jax import config, disable_jit, vjp
 from kalman_models import of_lower_rank
 from pytensor import function
 from test_kalman_twin import run
@@ -119,6 +119,7 @@ def test_a_sign_of_the_text_changes_every_engine_that_runs_it(name, monkeypatch)
 @pytest.mark.parametrize("tiny", [0.0, 1e-13])
 def test_scans_answer_nan_where_F_is_singular_up_to_rounding(tiny):  # noqa: N802
     """As the compiled pass refuses it, and by no more: what is small is no rounding."""
+    config.update("jax_enable_x64", True)
     for seed in range(10):
         y, model = of_lower_rank(seed, 3, 2)
         model = replace(model, H=model.H + tiny * np.eye(3))
