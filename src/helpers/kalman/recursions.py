@@ -39,8 +39,8 @@ TOLERANCE = 1e-13
 # Pivot of a scaled S, for each of its rows, of a direction that the data tell of.
 LEAST = 1e-12
 
-# F is singular where the others of its step leave less than so many roundings of a variance: the
-# rounding of such an F leaves at least a fifteenth of that, and no answer would have two digits.
+# F is singular where the others of its step leave less than so many roundings of a variance: where
+# nothing is left, rounding alone leaves up to seven. No answer there would have two digits.
 LEAST_LEFT = 16
 
 
@@ -89,6 +89,11 @@ def inverse_factor(F, o, I_p):
     return C_inv, unless_singular(logdet, inflated.max())
 
 
+def most_inflated(dtype):
+    """From where on F_ii F^-1_ii says that F, of this type, is singular up to rounding."""
+    return 1 / (LEAST_LEFT * np.finfo(dtype).eps)
+
+
 @singledispatch
 def unless_singular(logdet, inflated):
     """log|F|, unless F is singular up to rounding, where the largest F_ii F^-1_ii is `inflated`.
@@ -98,7 +103,7 @@ def unless_singular(logdet, inflated):
     numpy.linalg.LinAlgError
         If it is (NumPy; the other engines answer NaN).
     """
-    if not inflated.real * LEAST_LEFT * np.finfo(inflated.dtype).eps < 1:
+    if not inflated.real < most_inflated(inflated.dtype):
         raise np.linalg.LinAlgError("Matrix is singular up to rounding")
     return logdet
 

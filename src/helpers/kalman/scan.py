@@ -17,9 +17,9 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
 
 from helpers.kalman.recursions import (
-    LEAST_LEFT,
     cholesky,
     mask,
+    most_inflated,
     predict,
     rows,
     solve,
@@ -206,8 +206,7 @@ def _(F):
 
 @unless_singular.register(pt.TensorVariable)
 def _(logdet, inflated):
-    most = 1 / (LEAST_LEFT * np.finfo(inflated.dtype).eps)
-    return pt.switch(pt.lt(inflated, most), logdet, np.nan)
+    return pt.switch(pt.lt(inflated, most_inflated(inflated.dtype)), logdet, np.nan)
 
 
 @solve.register(pt.TensorVariable)

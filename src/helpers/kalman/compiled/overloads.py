@@ -33,7 +33,7 @@ def _cholesky(F):
 
 @overload(recursions.unless_singular, jit_options=PART)
 def _unless_singular(logdet, inflated):
-    most = 1 / (recursions.LEAST_LEFT * np.finfo(float).eps)
+    most = recursions.most_inflated(float)
     return lambda logdet, inflated: logdet if inflated < most else np.nan
 
 

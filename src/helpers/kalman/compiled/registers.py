@@ -436,7 +436,7 @@ def _called(name, x):
 def _(F: Value, o, I_p):  # noqa: N803
     F, rows = F + I_p * (1 - o), range(len(F))
     nan, logdet = F.number(np.nan), 0.0
-    most = _DOUBLE(1 / (recursions.LEAST_LEFT * np.finfo(float).eps))
+    most = _DOUBLE(recursions.most_inflated(float))
     C, X = {}, {(i, j): F.number(0.0) for i in rows for j in rows}
     for j in rows:
         x = F[j, j] - _sum(C[j, k] * C[j, k] for k in range(j))

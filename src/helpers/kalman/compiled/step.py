@@ -18,7 +18,7 @@ JOSEPH_BELOW = 1e-3
 # whole; small ones every so many steps, between which they stay symmetric to a few roundings.
 SYMMETRIC_EVERY = 4
 
-MOST_INFLATED = 1 / (recursions.LEAST_LEFT * np.finfo(float).eps)  # F_ii F^-1_ii
+MOST_INFLATED = recursions.most_inflated(float)
 
 # Where a step has room for what it computes on the way.
 SCRATCH = {

@@ -14,9 +14,9 @@ from jax.scipy.linalg import solve_triangular
 
 from helpers.kalman.recursions import (
     LEAST,
-    LEAST_LEFT,
     cholesky,
     mask,
+    most_inflated,
     outer,
     predict,
     rows,
@@ -226,8 +226,7 @@ def _cholesky(F):
 
 def _unless_singular(logdet, inflated):
     """log|F|, or NaN where F is singular up to rounding."""
-    most = 1 / (LEAST_LEFT * jnp.finfo(inflated.dtype).eps)
-    return jnp.where(inflated < most, logdet, jnp.nan)
+    return jnp.where(inflated < most_inflated(inflated.dtype), logdet, jnp.nan)
 
 
 def _solve(C, B):
