@@ -371,7 +371,7 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
     windows = zip(*missing, *axes, strict=True)
     given = np.ravel_multi_index(tuple(sites.T), grid) if closed else np.empty(0, np.int64)
     keys, dst, twice = search.find_outputs(four, size, *windows, transposed, given)
-    found, src, dst, repeated = search.invert(keys, dst, np.array(out))
+    src, dst, repeated = search.invert(dst, len(keys))
     if not complete:
         value.refuse_duplicates(sites, grid)
     twice = max(twice, repeated)
@@ -380,6 +380,7 @@ def _search(sites, grid, space, axes, *, closed=False, transposed=False, complet
     if len(given):
         return Rulebook(sites, grid, src, dst, WINDOWS, sites, grid)
     kind = TRANSPOSED if transposed else WINDOWS
+    found = np.stack(np.unravel_index(keys, out), axis=-1)
     return Rulebook(found, out, src, dst, kind, sites, grid)
 
 

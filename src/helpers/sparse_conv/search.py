@@ -14,16 +14,6 @@ njit = on_disk.njit(nogil=True)
 
 
 @njit
-def first_outside(sites, grid):
-    """Index of the first site outside the grid, or -1."""
-    for s in range(sites.shape[0]):
-        for d in range(sites.shape[1]):
-            if not 0 <= sites[s, d] < grid[d]:
-                return s
-    return -1
-
-
-@njit
 def _slot(table, keys, key):
     """Where `key` is in the hash table, or the free slot where it belongs (open addressing)."""
     mask = len(table) - 1
@@ -105,22 +95,12 @@ def find_outputs(sites, size, window, stride, pad, dilation, transposed, given):
 
 
 @njit
-def invert(keys, dst, grid):
-    """Output sites, src (a_out, f^d), dst with a_out for "none", and a repeated site or -1.
+def invert(dst, a_out):
+    """src (a_out, f^d), dst with a_out for "none", and a repeated site or -1.
 
-    `grid` is that of the outputs, an array. Two sites of the same place claim the same position of
-    the same window.
+    Two sites of the same place claim the same position of the same window.
     """
     a, positions = dst.shape
-    a_out, columns = len(keys), len(grid)
-    sites_out = np.empty((a_out, columns), np.int64)
-    for o in range(a_out):
-        key = keys[o]
-        for c in range(columns - 1, 0, -1):
-            rest = key // grid[c]
-            sites_out[o, c] = key - rest * grid[c]
-            key = rest
-        sites_out[o, 0] = key
     src = np.full((a_out, positions), a, np.int32)
     repeated = -1
     for s in range(a):
@@ -132,4 +112,4 @@ def invert(keys, dst, grid):
                 if src[o, k] != a:
                     repeated = s
                 src[o, k] = s
-    return sites_out, src, dst, repeated
+    return src, dst, repeated

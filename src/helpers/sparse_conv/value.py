@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.sparse_conv.search import first_outside
-
 __all__ = ["SparseValue", "stack"]
 
 INT64_MAX = 2**63 - 1
@@ -252,9 +250,10 @@ def check_sites(sites, grid: tuple[int, ...]) -> np.ndarray:
     if sites.ndim != 2 or sites.shape[1] != d:
         raise ValueError(f"sites has shape {sites.shape}, expected (a, {d}) as the grid is {grid}")
     inside = np.ascontiguousarray(sites, np.int64)  # beyond int64, uint64 becomes negative
-    outside = first_outside(inside, grid)
-    if outside >= 0:
-        raise ValueError(f"site {tuple(sites[outside].tolist())} lies outside the grid {grid}")
+    outside = ((inside < 0) | (inside >= grid)).any(axis=1)
+    if outside.any():
+        site = tuple(sites[outside.argmax()].tolist())
+        raise ValueError(f"site {site} lies outside the grid {grid}")
     return inside
 
 
