@@ -132,6 +132,7 @@ class _Sweep:
         self._infer_the_rest()
         self.dependent = dependents(self.infos, graph.node, interface.targets)
         self.terms: dict[str, list[Tensor]] = {}
+        self.results: dict[str, Tensor] = {}
 
     def _infer_the_rest(self) -> None:
         """What ONNX's inference left open, as behind an operator that it does not know."""
@@ -173,11 +174,10 @@ class _Sweep:
         tell = (lambda node: print(f"onnx_derivative: {node}")) if self.verbose > 1 else None
         sweep(g, list(graph.node), self.dependent, self.terms, tell)
         g.prefix = "grad"
-        found = {}
         for target in self.interface.targets:
             dx = cotangent(g, self.terms, target)
-            found[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
-        name_results(g, found, [f"{y}_grad" for y in self.interface.real_outputs])
+            self.results[f"{target}_grad"] = g.zeros_like(Tensor(target, g)) if dx is None else dx
+        name_results(g, self.results, [f"{y}_grad" for y in self.interface.real_outputs])
         return self._assembled()
 
     def _start(self) -> None:
@@ -192,15 +192,9 @@ class _Sweep:
             if options & DerivativeOptions.Loss:
                 seed = g.constant(np.ones(g.info(y).shape), g.info(y).dtype)
             elif options & DerivativeOptions.FillGrad:
-                if y in self.interface.targets or name in self.interface.visible:
-                    name = g.fresh(f"{y}_ones")  # the name means something else
-                seed, shape = Tensor(name, g), g.shape_of(Tensor(y, g)).name
-                one = helper.make_tensor("one", g.info(y).dtype, [1], [1.0])
-                label = g.fresh(f"{name}_ones")
-                g.nodes.append(
-                    helper.make_node("ConstantOfShape", [shape], [name], label, value=one)
-                )
-                g.infos[name] = g.info(y)
+                seed = g.filled(Tensor(y, g), 1.0)
+                if name not in self.interface.visible:
+                    self.results[name] = seed
             else:
                 seed = Tensor(name, g)
                 g.infos[name] = g.info(y)

@@ -149,12 +149,8 @@ def _value_of(node: NodeProto, infos, constants, graph, imports) -> list[np.ndar
     if dtype not in FOLDED or not is_static(shape) or np.prod(shape) > SMALL:
         return None
     given = {x: constants[x] for x in node.input if x}
-    kinds = {x: helper.np_dtype_to_tensor_dtype(v.dtype) for x, v in given.items()}
-    inputs = [helper.make_tensor_value_info(x, kinds[x], v.shape) for x, v in given.items()]
-    made = [helper.make_tensor_value_info(y, dtype, None) for y in node.output]
-    alone = helper.make_graph([node], "fold", inputs, made)
-    alone = helper.make_model(alone, opset_imports=imports)
-    results = ReferenceEvaluator(alone).run(None, given)
+    alone = helper.make_function("", "fold", list(given), node.output, [node], imports)
+    results = ReferenceEvaluator(alone).run(None, given, attributes={})
     kind = helper.tensor_dtype_to_np_dtype(dtype)
     return [np.asarray(r).astype(kind) for r in results]
 
