@@ -16,7 +16,6 @@ from helpers.kalman import smoothing
 from helpers.kalman.compiled.building import load
 from helpers.kalman.recursions import at_step, factor_if_identified, solve, symmetric
 from helpers.kalman.smoothing import (
-    check_square,
     information_of,
     path,
     pull_path,
@@ -183,7 +182,7 @@ PYTHON = {
     "draws": draws, "pull_draws": pull_draws, "roots": smoothing.roots, "pull_roots": pull_roots,
     "marginals": marginals,
 }  # fmt: skip
-TEXT = [check_square, path, pull_path, times, series_of, information_of, shift_to_mode]
+TEXT = [path, pull_path, times, series_of, information_of, shift_to_mode]
 TEXT += [begun, add_products, columns, is_identified, pull_root, without_pivots]
 
 

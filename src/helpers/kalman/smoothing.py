@@ -325,15 +325,8 @@ def shift_to_mode(r, e, rho_0, S, A):
     return delta
 
 
-def check_square(P):
-    """Raise unless P is k square matrices."""
-    if P.shape[1] != P.shape[2]:
-        raise ValueError("P is not of square matrices, expected the shape (k, m, m)")
-
-
 def roots(P):
     """B (k, m, m) with B B' = P for each of k covariances, which may be singular."""
-    check_square(P)
     B = np.zeros_like(P)
     for t in range(len(P)):
         B_t, _ = root(P[t])
@@ -345,8 +338,9 @@ def _root_of(name: str, X):
     """`roots` of an array of covariances, or an error."""
     B = roots(_symmetric(X))
     if np.isnan(B).any():
-        what = "is no covariance, and nothing can be drawn: a variance is negative"
-        raise ValueError(f"{name} {what}")
+        raise ValueError(
+            f"{name} is no covariance, and nothing can be drawn: a variance is negative"
+        )
     return B
 
 
