@@ -87,14 +87,6 @@ def _(op: likelihood.KalmanFilter, X):
     return tuple(scans.outputs(*X.values()))
 
 
-def gradient_of(names, tol, inputs, l_bar):
-    """l, and by name its gradients, by the engine of this device."""
-    if jax._is_compiled(None, inputs):
-        return calls.gradient(names, tol, tuple(inputs), l_bar, None)
-    engine = parallel if jax._at_once(None, inputs) else scans
-    return engine.gradient(names, tuple(inputs), l_bar)
-
-
 def derivatives(op) -> tuple[str, ...]:
     """The outputs that are requested but for the value."""
     return tuple(x for x in op.requested if x not in ("l", "value"))

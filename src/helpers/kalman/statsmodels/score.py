@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -113,23 +114,17 @@ def _without_fixed(mod: MLEModel, found: np.ndarray, dropped: bool) -> np.ndarra
 
 def _score(mod: MLEModel, params: np.ndarray) -> np.ndarray:
     """The score for all parameters, fixed ones included."""
-    same = _same_derivatives(mod, params)  # first, as the likelihood leaves the model real
-    known, before = _known(mod), _known(mod).derivatives
+    known, before, jacobian = _known(mod), _known(mod).derivatives, None
+    if before is not None and before.knows(params):
+        # Before the likelihood, which leaves the model real. An update that fails will fail again.
+        with suppress(ArithmeticError, LookupError, TypeError, ValueError):
+            jacobian = before.jacobian(params)
     point = _Point(mod, params, in_columns=True)
-    if same is not None and known.derivatives is before and _shapes(mod) == known.shapes:
-        return known.derivatives.pull(params, known.derivatives.pack(point.gradient), same)
+    if jacobian is not None and known.derivatives is before and _shapes(mod) == known.shapes:
+        return before.pull(params, before.pack(point.gradient), jacobian)
     found = _pulled(mod, params, point)
     mod.update(params, transformed=True, includes_fixed=True)  # leaves the model real
     return found
-
-
-def _same_derivatives(mod: MLEModel, params: np.ndarray):
-    """The derivatives of the arrays, if one step says that they are those of the last point."""
-    found = _known(mod).derivatives
-    try:
-        return found and found.known(params)
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # an update will fail again
-        return None
 
 
 def _pulled(mod: MLEModel, params: np.ndarray, point: _Point) -> np.ndarray:

@@ -75,8 +75,7 @@ class Colored:
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The derivatives that are not zero: their entries, their parameters and their values."""
         in_all = self.along(params, self.rates) if len(self.masks) < self.k else None
-        self.same = self._is_known(in_all)
-        if self.same:
+        if self.told is not None and np.array_equal(in_all, self.told[0]):  # as at the last point
             return self.rows, self.columns, self.told[1]
         steps = np.stack([self.along(params, color) for color in self.masks])
         if in_all is None:  # each has had a step of its own
@@ -93,15 +92,6 @@ class Colored:
         elif (full[~self.pattern] != 0).any():
             self._paint(self.pattern | (full != 0))
         return self.rows, self.columns, full[self.columns, self.rows]
-
-    def known(self, params: np.ndarray):
-        """What :meth:`jacobian` would return, if those of the last two points were the same.
-
-        None if they were not, or if these are others: then it takes more than one step.
-        """
-        if not self.same or not self._is_known(self.along(params, self.rates)):
-            return None
-        return self.rows, self.columns, self.told[1]
 
     def dense(self, params: np.ndarray, jacobian=None) -> np.ndarray:
         """The same as a matrix (N, k)."""
@@ -120,7 +110,7 @@ class Colored:
 
     def _paint(self, pattern: np.ndarray) -> None:
         """Colours for a pattern (k, N), greedily, the parameters with most entries first."""
-        self.pattern, self.told, self.same, taken = pattern, None, False, []
+        self.pattern, self.told, taken = pattern, None, []
         self.colors = np.empty(self.k, int)
         for j in np.argsort(-pattern.sum(axis=1), kind="stable"):
             free = (c for c, entries in enumerate(taken) if not (entries & pattern[j]).any())
@@ -132,10 +122,6 @@ class Colored:
         columns, rows = np.nonzero(pattern)
         order = np.argsort(self.colors[columns], kind="stable")
         self.rows, self.columns = rows[order], columns[order]
-
-    def _is_known(self, in_all: np.ndarray | None) -> bool:
-        """Whether the step in which all parameters move says what it said at the last point."""
-        return self.told is not None and np.array_equal(in_all, self.told[0])
 
     def _tells_all(self, values: np.ndarray) -> bool:
         """Whether no change of a derivative would be lost in the sum over its entry."""
@@ -317,11 +303,6 @@ class _ArrayDerivatives:
         found = self._at(params + 1j * STEP * direction)
         self.here = found.real
         return found.imag / STEP
-
-    def known(self, params: np.ndarray):
-        """The derivatives, if one step says that they are those of the last point."""
-        found = self.colored.known(params) if self.knows(params) else None
-        return found if found is None or self._as_said(params, found) else None
 
     def jacobian(self, params: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """That of `colored`, looked at once more where it does not say how the arrays moved."""
