@@ -8,7 +8,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from helpers.onnx_grad.simplify import rename
+from helpers.onnx_grad.simplify import free_name, rename
 from helpers.onnx_grad.tensor import (
     REAL,
     Info,
@@ -66,12 +66,7 @@ class Graph:
 
     def fresh(self, hint: str) -> str:
         """A name that nothing has yet."""
-        name, k = hint, 0
-        while name in self.names:
-            k += 1
-            name = f"{hint}_{k}"
-        self.names.add(name)
-        return name
+        return free_name(hint, self.names)
 
     def infer(self, node: NodeProto) -> None:
         """Record type and shape of a node's outputs."""
@@ -157,10 +152,11 @@ class Graph:
         result = tuple(Tensor(name, self) for name in made)
         return result if outputs > 1 else result[0]
 
-    def refine(self, name: str, shape: Shape) -> None:
-        """Record a shape that the rule knows."""
+    def refine(self, name: str, shape: Shape) -> Tensor:
+        """Record a shape that the rule knows, of the tensor that is returned."""
         if shape is not None:
             self.infos[name] = Info(self.info(name).dtype, tuple(shape))
+        return Tensor(name, self)
 
     def _as_tensors(self, inputs) -> list[Tensor | None]:
         dtypes = [t.dtype for t in inputs if isinstance(t, Tensor)]
@@ -241,19 +237,15 @@ class Graph:
         target = [d if isinstance(d, int) else -1 for d in x.shape or ()]
         if target.count(-1) != 1 or 0 in target:
             target = self.shape_of(x)
-        return self._shaped(self.reshape(t, target), x)
+        return self.refine(self.reshape(t, target).name, x.shape)
 
     def expand_like(self, t: Tensor, x: Tensor) -> Tensor:
         """Broadcast to the shape of x."""
         if same_shape(t.shape, x.shape):
             return t
-        wide = self._shaped(self.op("Expand", t, self.shape_of(x)), x)
+        wide = self.refine(self.op("Expand", t, self.shape_of(x)).name, x.shape)
         self._expanded[wide.name] = t
         return wide
-
-    def _shaped(self, t: Tensor, x: Tensor) -> Tensor:
-        self.refine(t.name, x.shape)
-        return t
 
     def filled(self, x: Tensor, value: float) -> Tensor:
         """A tensor of x's shape and type, with one value everywhere."""
@@ -365,9 +357,9 @@ class Graph:
         unsure = [i for i, (d, n) in pairs if isinstance(n, str | None) and not same_dim(d, n)]
         if not unsure:
             if not ones:
-                return self._shaped(self.sum(dy, range(lead), keepdims=False), x)
+                return self.refine(self.sum(dy, range(lead), keepdims=False).name, x.shape)
             summed = self.sum(dy, [*range(lead), *ones])
-            return self._shaped(self.squeeze(summed, range(lead)), x)
+            return self.refine(self.squeeze(summed, range(lead)).name, x.shape)
         repeated = self.op("NonZero", self.dims_of(x, [i - lead for i in unsure]).equals(1))
         repeated = self.op("Reshape", repeated, [-1])
         axes = self.op("Gather", self.ints(*unsure), repeated)
@@ -376,7 +368,7 @@ class Graph:
         summed = self.op("ReduceSum", dy, axes, keepdims=1, noop_with_empty_axes=1)
         if summed.shape is None:
             self.refine(summed.name, (1,) * lead + x.shape)
-        return self._shaped(self.squeeze(summed, range(lead)), x)
+        return self.refine(self.squeeze(summed, range(lead)).name, x.shape)
 
     def _reduce_to_unknown_rank(self, dy: Tensor, x: Tensor) -> Tensor:
         shape = self.op("Shape", x)
@@ -384,7 +376,7 @@ class Graph:
         ones = self.op("Reshape", self.op("NonZero", shape.equals(1)), [-1])
         axes = self.op("Concat", self.range_of(lead), ones + lead, axis=0)
         summed = self.op("ReduceSum", dy, axes, keepdims=1, noop_with_empty_axes=1)
-        return self._shaped(self.reshape(summed, shape), x)
+        return self.refine(self.reshape(summed, shape).name, x.shape)
 
 
 def name_results(g: Graph, results: dict[str, Tensor], fixed: Iterable[str] = ()) -> None:

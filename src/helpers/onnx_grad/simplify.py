@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable
 from copy import deepcopy
+from itertools import chain, count
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -254,11 +255,11 @@ def all_names(graph: GraphProto) -> set[str]:
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """A name that is not taken; from now on it is."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+    """A name that is not taken, with a number where it is; from now on it is."""
+    numbered = (f"{name}_{k}" for k in count(1))
+    free = next(n for n in chain([name], numbered) if n not in taken)
+    taken.add(free)
+    return free
 
 
 def rename(nodes: Iterable[NodeProto], names: dict[str, str]) -> None:

@@ -193,8 +193,7 @@ class Node:
         """An attribute; where it is absent, the operator's own default, else ``default``."""
         if name in self._attributes:
             return value_of_attribute(self._attributes[name])
-        known = self.domain in ("", "ai.onnx.ml")
-        schema = self.graph.schema(self.op_type, self.domain) if known else None
+        schema = self.graph.schema(self.op_type, self.domain)
         if schema is None or name not in schema.attributes:
             return default
         return default_of(schema.attributes[name], default)

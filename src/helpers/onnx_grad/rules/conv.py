@@ -130,8 +130,6 @@ def conv(g, node, dy):
     w, group = windows(node.attr, node.refuse, x.shape[2:], kernel), node.attr("group")
     dx = _image_gradient(g, node, dy, x, weight, w, group) if node.needs(0) else None
     dw = _weight_gradient(g, node, dy, x, w, group) if node.needs(1) else None
-    if dw is not None:
-        g.refine(dw.name, weight.shape)
     return dx, dw, _bias_gradient(g, node, dy)
 
 
@@ -165,7 +163,6 @@ def conv_transpose(g, node, dy):
         channels = filters * group if isinstance(filters, int) else None
         g.refine(dy.name, (images, channels, *lengths))
         dw = _weight_gradient(g, node, x, dy, w, group)
-        g.refine(dw.name, weight.shape)
     return dx, dw, _bias_gradient(g, node, dy)
 
 

@@ -34,8 +34,8 @@ def einsum(g, node, dy):
         have = _lengths([t for t, _ in operands], [o.shape for _, o in operands])
         found = "".join(letter for letter in target if letter in have)
         equation = ",".join(t for t, _ in operands) + "->" + found
-        dx = g.op("Einsum", *(o for _, o in operands), equation=equation)
-        g.refine(dx.name, tuple(have[letter] for letter in found))
+        shape = tuple(have[letter] for letter in found)
+        dx = g.op("Einsum", *(o for _, o in operands), equation=equation, shape=shape)
         dx = g.unsqueeze(dx, [k for k, letter in enumerate(target) if letter not in have])
         pairs = list(zip(target, x.shape, strict=True))
         wide = tuple(n if have.get(c, 1) == 1 else have[c] for c, n in pairs)

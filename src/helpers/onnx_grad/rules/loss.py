@@ -27,8 +27,8 @@ class Labels:
             # One node; onnxruntime has it in single precision only.
             labels = labels.cast(TensorProto.INT64)
             depth, values = np.array(classes, np.int64), np.array([0, 1], np.float32)
-            self.onehot = self.weighted = g.op("OneHot", labels, depth, values, axis=1)
-            g.refine(self.onehot.name, scores.shape)
+            onehot = g.op("OneHot", labels, depth, values, axis=1, shape=scores.shape)
+            self.onehot = self.weighted = onehot
             return
         across = [0, *range(2, scores.rank)]
         numbers = g.unsqueeze(g.range_of(g.length(scores, 1)), across)
@@ -38,9 +38,7 @@ class Labels:
         if ignore is not None:
             self.heeded = g.op("Not", column.equals(ignore))
             hit = g.op("And", hit, self.heeded)
-        self.onehot = hit.cast(dtype)
-        g.refine(self.onehot.name, scores.shape)
-        self.weighted = self.onehot
+        self.onehot = self.weighted = g.refine(hit.cast(dtype).name, scores.shape)
         if self.weights is not None:
             self.weighted = self.onehot * g.unsqueeze(self.weights, across)
         if not self.plain:
@@ -99,7 +97,6 @@ def softmax_cross_entropy(g, node, dloss, dlog_prob=None):
             node.replace(0, -labels.reduced(picked))
             if kept is not None:
                 node.replace(1, log_prob)
-        g.refine(dscores.name, scores.shape)
         dweights = labels.weight_gradient(dloss, node.y[0], log_prob)
     if dlog_prob is not None:
         term = dlog_prob - p * g.sum(dlog_prob, [1])

@@ -60,8 +60,7 @@ def average_pool(g, node, dy):
     if isinstance(counts, float):
         part, kernel = dy, kernel / counts
     else:
-        part = dy / counts
-        g.refine(part.name, dy.shape)
+        part = g.refine((dy / counts).name, dy.shape)
     # All images and channels alike: (N, C, ...) is a batch of N C images of one channel.
     image = g.reshape(part, g.joined(-1, 1, g.dims_of(part, range(2, x.rank))))
     return g.reshape_like(scatter_windows(g, node, image, g.constant(kernel, x.dtype), x, w, 1), x)

@@ -105,8 +105,7 @@ def _layer(g, node, step, gates: int, states: int, activations: tuple[str, ...])
         bx, bh = (None, None) if b is None else _split(g, b, gates * n, 2, 0)
         count = len(activations)
         act = [partial(g.op, ACTIVATIONS[a.lower()]) for a in names[d * count : (d + 1) * count]]
-        u = g.transpose(u, [1, 0])
-        g.refine(u.name, (n, gates * n))
+        u = g.refine(g.transpose(u, [1, 0]).name, (n, gates * n))
         peepholes = () if p is None else _split(g, p, n, 3, 0)
         cell = Cell(n, u, bh, peepholes, act, bool(node.attr("linear_before_reset", 0)))
         reverse = d == 1 or direction == "reverse"

@@ -233,9 +233,7 @@ def cotangent(g: Graph, terms: dict[str, list[Tensor]], name: str) -> Tensor | N
     if not parts:
         return None
     if len(parts) > 1:
-        total = g.add_all(parts)
-        g.refine(total.name, g.info(name).shape)
-        terms[name] = [total]
+        terms[name] = [g.refine(g.add_all(parts).name, g.info(name).shape)]
     return terms[name][0]
 
 
