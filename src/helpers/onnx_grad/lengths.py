@@ -187,29 +187,25 @@ def _of_pool(model, node, attributes, opset: int, shape) -> bool:
     same = auto.startswith("SAME") and any(d > 1 for d in dilations)
     if not is_static(spatial) or not (same or (ceil and opset < 22)):
         return False
+    n, k, s, d = map(np.array, (spatial, kernel, strides, dilations))
     pads = attributes.get("pads") if auto == "NOTSET" else None
-    before, after = np.reshape(pads or [0] * 2 * len(kernel), (2, -1)).tolist()
-    short, whole = list(after), list(spatial)
-    dropped = kept = False
-    for i, (n, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
-        if auto.startswith("SAME"):
-            total = (-(-n // s) - 1) * s + k - n  # the runtime forgets the dilations here
-            if total < 0:
-                return False
-            before[i], after[i] = same_pads(total, auto)
-        room = n + before[i] + after[i] - (k - 1) * d - 1
-        if ceil and room % s and (room // s + 1) * s < n + before[i]:
-            kept, short[i] = True, after[i]
-            continue
-        dropped |= bool(room % s)
-        # As far as the last window goes, which need not reach the end.
-        end = after[i] - room % s
-        short[i], whole[i] = max(end, 0), n + min(end, 0)
-    if not (same or (ceil and dropped)):
+    before, after = np.reshape(pads or [0] * 2 * len(kernel), (2, -1))
+    if auto.startswith("SAME"):
+        total = (-(-n // s) - 1) * s + k - n  # the runtime forgets the dilations here
+        if total.min() < 0:
+            return False
+        before, after = same_pads(total, auto)
+    room = n + before + after - (k - 1) * d - 1
+    rest = room % s
+    kept = (rest > 0) & ((room // s + 1) * s < n + before) if ceil else np.zeros(n.shape, bool)
+    if not (same or (ceil and rest[~kept].any())):
         return False
-    if not kept:
+    if not kept.any():
         _set(node, ceil_mode=None, auto_pad=None, pads=[*before, *after])
         return True
+    # As far as the last window goes, which need not reach the end.
+    end = after - np.where(kept, 0, rest)
+    short, whole = np.maximum(end, 0), (n + np.minimum(end, 0)).tolist()
     _set(node, auto_pad=None, pads=[*before, *short])
     if whole != list(spatial):
         name = f"{node.output[0]}_reached"

@@ -128,19 +128,17 @@ def pad(g, node, dy):
     if node.attr("mode") != "constant":
         return _pad_with_copies(g, node, dy)
     # A negative pad crops; its adjoint pads, with zeros.
-    dx = dy
     if pads.value is None or (axes is not None and axes.value is None):
         axes = g.ints(*range(x.rank)) if axes is None else axes.cast(7)
         halves = {"axis": 0, "num_outputs": 2 if g.opset >= 18 else None}
         before, after = g.op("Split", g.op("Max", pads, 0), outputs=2, **halves)
         lengths = g.op("Gather", g.op("Shape", dy), axes)
-        dx = g.op("Slice", dx, before, lengths - after, axes)
+        dx = g.op("Slice", dy, before, lengths - after, axes)
         given = [axes] if node.input(3) is not None else []
         dx = g.op("Pad", dx, g.op("Max", -pads, 0), *([None] if given else []), *given)
     else:
         axes = range(x.rank) if axes is None else [int(a) for a in axes.value]
-        dx = _cropped(g, x, dx, pads.value, axes)
-    g.refine(dx.name, x.shape)
+        dx = _cropped(g, x, dy, pads.value, axes)
     dvalue = None
     if value is not None:
         dvalue = g.sum(dy, None, keepdims=False) - g.sum(dx, None, keepdims=False)
@@ -149,19 +147,14 @@ def pad(g, node, dy):
 
 
 def _cropped(g, x, dy, pads, axes):
-    count = len(pads) // 2
-    crop = [(a, max(b, 0), max(e, 0)) for a, b, e in zip(axes, pads, pads[count:], strict=False)]
-    crop = [(a, int(b), int(e)) for a, b, e in crop if b or e]
-    if crop:
-        ends = [-e if e else 2**62 for _, _, e in crop]
-        dy = g.op("Slice", dy, [b for _, b, _ in crop], ends, [a for a, _, _ in crop])
-    grow = [max(-int(p), 0) for p in pads]
-    if any(grow):
-        full = [0] * (2 * x.rank)
-        for k, a in enumerate(axes):
-            full[a % x.rank], full[a % x.rank + x.rank] = grow[k], grow[k + count]
-        dy = g.op("Pad", dy, full)
-    return dy
+    full = np.zeros((2, x.rank), np.int64)
+    full[:, axes] = pads.reshape(2, -1)
+    crop, grow = np.maximum(full, 0), np.maximum(-full, 0)
+    cut = np.flatnonzero(crop.any(axis=0))
+    if len(cut):
+        starts, ends = crop[:, cut]
+        dy = g.op("Slice", dy, starts, np.where(ends > 0, -ends, 2**62), cut)
+    return g.op("Pad", dy, grow.ravel()) if grow.any() else dy
 
 
 @written_out
