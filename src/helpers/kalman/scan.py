@@ -119,18 +119,8 @@ def step_pullback(inputs, outputs, cotangents) -> list:
     return [found.y, a_before, P_before, *found[1:]]
 
 
-def closed_form_step(
-    pullback: Callable | list = step_pullback, *, inline: bool = False
-) -> OpFromGraph:
-    """:func:`kalman_step` as an Op with a hand-written pullback.
-
-    Parameters
-    ----------
-    pullback : callable or list
-        What ``OpFromGraph`` takes: one function for all inputs, or a list with a function (or
-        None, for autodiff) for each.
-    inline : bool
-        Let PyTensor dissolve the Op into the graph around it when it compiles.
+def closed_form_step() -> OpFromGraph:
+    """:func:`kalman_step` as an Op whose pullback is :func:`step_pullback`.
 
     Returns
     -------
@@ -140,9 +130,7 @@ def closed_form_step(
     # Two vectors and a matrix hold the data and the state; the rest is the model's, static.
     ndims = {"y": 1, "a": 1, "P": 2, "c": 1, "d": 1, "T": 2, "Z": 2, "H": 2, "W": 2}
     inputs = [pt.tensor(name, shape=(None,) * ndim) for name, ndim in ndims.items()]
-    return OpFromGraph(
-        inputs, kalman_step(*inputs), pullback=pullback, inline=inline, name="KalmanStep"
-    )
+    return OpFromGraph(inputs, kalman_step(*inputs), pullback=step_pullback, name="KalmanStep")
 
 
 def filter_graph(y, a0, P0, c, d, T, Z, R, H, Q, step: Callable = kalman_step) -> FilterOutputs:
