@@ -416,6 +416,16 @@ def test_weights_are_shared_variables_and_integers_are_constants():
     assert not np.allclose(y.eval({symbols.inputs["X"]: x}, mode=PLAIN), before)
 
 
+def test_the_standard_domain_by_its_other_name():
+    text = """g (float[2] X) => (float[2] Y) <int64 i = {1}, int64 j = {2}> {
+        c = ai.onnx.Less(i, j)
+        Y = ai.onnx.If(c) <then_branch = t () => (float[2] A) { A = Neg(X) },
+                           else_branch = e () => (float[2] B) { B = Abs(X) }> }"""
+    symbols = to_pytensor(parsed(text, '"ai.onnx" : 21'))
+    found = symbols.outputs["Y"].eval({symbols.inputs["X"]: [1, -2]}, mode=PLAIN)
+    assert found.tolist() == [-1, 2]
+
+
 @pytest.mark.parametrize("name", ["skl_mlp_regressor", "torch_mlp", "torch_conv"])
 def test_a_gradient_graph_is_a_model_too(name):
     """Translated, it computes PyTensor's gradient; differentiated once more, the second one."""

@@ -15,7 +15,7 @@ from onnx.inliner import inline_selected_functions
 from helpers.onnx_grad import simplify
 from helpers.onnx_grad.rules import ABOUT, COMPOSED, RULES
 from helpers.onnx_grad.rules.table import no_gradient
-from helpers.onnx_grad.storage import as_initializers, is_finite
+from helpers.onnx_grad.storage import as_initializers, is_finite, name_domains_alike
 from helpers.onnx_grad.tensor import REAL, Info, canonical, schema_of
 
 # What hands its first input on, and Concat each: it is used as the output is.
@@ -150,6 +150,7 @@ def set_apart(
 def _written_alike(model: ModelProto) -> ModelProto:
     """A copy without functions, constant branches and Identity, its constants stored alike."""
     plain = inlined(deepcopy(model))
+    name_domains_alike(plain)
     simplify.take_constant_branches(plain)
     as_initializers(plain, ())
     simplify.drop_identities(plain)

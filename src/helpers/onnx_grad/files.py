@@ -30,7 +30,6 @@ from helpers.onnx_grad import storage
 from helpers.onnx_grad.constants import set_apart
 from helpers.onnx_grad.derivative import onnx_derivative
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
-from helpers.onnx_grad.tensor import canonical
 
 __all__ = ["file_derivative", "read_structure", "save_model", "with_weights"]
 
@@ -118,8 +117,7 @@ def read_structure(path: str | Path) -> ModelProto:
         raise ValueError(f"{path} is not an ONNX file: {error}") from error
     if not model.HasField("graph"):
         raise ValueError(f"{path} is not an ONNX file: it holds no graph")
-    for named in (*model.opset_import, *model.graph.node):
-        named.domain = canonical(named.domain)
+    storage.name_domains_alike(model)
     large = {t.name for t in model.graph.initializer if storage.size_of(t) > SMALL_BYTES}
     for tensor in storage.all_tensors(model.graph):
         if uses_external_data(tensor) and tensor.name not in large:

@@ -11,7 +11,7 @@ from helpers.onnx_grad.constants import inlined, set_apart
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.rules import COMPOSED, RULES
 from helpers.onnx_grad.simplify import fold_all_shapes, take_constant_branches, tensor_infos
-from helpers.onnx_grad.storage import loaded_model
+from helpers.onnx_grad.storage import loaded_model, name_domains_alike
 from helpers.onnx_grad.tensor import REAL, Info, NoGradientError, canonical, compatible
 
 
@@ -21,8 +21,7 @@ def prepared(
     """A checked copy: one opset, local functions inlined, static shape arithmetic folded, and all
     that may be a weight an initializer; and which of these are constants, with the reason."""
     model = deepcopy(loaded_model(onx))
-    for named in (*model.opset_import, *model.graph.node):
-        named.domain = canonical(named.domain)
+    name_domains_alike(model)
     maps = [node for node in model.graph.node if node.op_type == "ZipMap"]
     if maps and all(v.type.tensor_type.elem_type not in REAL for v in model.graph.output):
         raise NoGradientError(  # by default, skl2onnx makes dictionaries of probabilities

@@ -9,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_shapes
 
-from helpers.onnx_grad.storage import is_constant, subgraphs, value_of
+from helpers.onnx_grad.storage import is_constant, name_domains_alike, subgraphs, value_of
 from helpers.onnx_grad.tensor import SMALL, Info, canonical, is_static
 
 # What shape arithmetic is made of; evaluated where all inputs are small constants.
@@ -322,6 +322,7 @@ def simplify(model: ModelProto) -> ModelProto:
     dead nodes and dead initializers are gone.  Inputs and outputs stay as they are.
     """
     small = deepcopy(model)
+    name_domains_alike(small)
     drop_identities(small)
     while fold_shapes(small):
         del small.graph.value_info[:]  # what becomes known may make more known

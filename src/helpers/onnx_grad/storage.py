@@ -40,6 +40,12 @@ def loaded_model(onx) -> ModelProto:
     return model
 
 
+def name_domains_alike(model: ModelProto) -> None:
+    """Give the domain of standard operators, which has two names, one, in place."""
+    for named in (*model.opset_import, *model.graph.node):
+        named.domain = canonical(named.domain)
+
+
 def size_of(tensor: TensorProto) -> int:
     """How many bytes a tensor takes; two numbers of four bits share one."""
     item = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

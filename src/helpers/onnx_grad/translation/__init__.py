@@ -27,8 +27,8 @@ from helpers.onnx_grad.builder import Graph
 from helpers.onnx_grad.lengths import state_lengths
 from helpers.onnx_grad.prepare import check_known
 from helpers.onnx_grad.simplify import take_constant_branches, tensor_infos
-from helpers.onnx_grad.storage import loaded_model
-from helpers.onnx_grad.tensor import Info, Shape, canonical
+from helpers.onnx_grad.storage import loaded_model, name_domains_alike
+from helpers.onnx_grad.tensor import Info, Shape
 from helpers.onnx_grad.translation.node import Node, numpy_dtype, translated
 
 __all__ = ["PyTensorModel", "to_pytensor"]
@@ -86,8 +86,9 @@ def to_pytensor(model: ModelProto, dtype: str | None = None) -> PyTensorModel:
     dtype = None if dtype is None else np.dtype(dtype)
     check_known(loaded_model(model))
     model = inline_local_functions(model) if model.functions else deepcopy(model)
+    name_domains_alike(model)
     take_constant_branches(model)
-    graph, opsets = model.graph, {canonical(o.domain): o.version for o in model.opset_import}
+    graph, opsets = model.graph, {o.domain: o.version for o in model.opset_import}
     g = Graph({"": 0} | opsets, {}, {}, ())
     if graph.sparse_initializer:
         names = ", ".join(repr(x.values.name) for x in graph.sparse_initializer)
