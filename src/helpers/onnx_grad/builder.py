@@ -111,7 +111,6 @@ class Graph:
         op_type: str,
         *inputs,
         outputs: int = 1,
-        domain: str = "",
         shape: Shape = None,
         **attributes,
     ):
@@ -124,7 +123,6 @@ class Graph:
             Numbers take the element type of the first real input, lists of ints are int64.
         outputs : int
             How many outputs it makes.
-        domain : str
         shape : tuple, optional
             The shape of the (first) output, where the rule knows more than inference can.
         **attributes
@@ -137,10 +135,10 @@ class Graph:
         tensors = self._as_tensors(inputs)
         attributes = {k: v for k, v in attributes.items() if v is not None}
         names = [t.name if t is not None else "" for t in tensors]
-        key = (op_type, domain, outputs, *names, repr(sorted(attributes.items())))
+        key = (op_type, outputs, *names, repr(sorted(attributes.items())))
         if key not in self._cache:
             made = [self.fresh(f"{self.prefix}_{op_type}") for _ in range(outputs)]
-            node = helper.make_node(op_type, names, made, made[0], domain=domain, **attributes)
+            node = helper.make_node(op_type, names, made, made[0], **attributes)
             self.nodes.append(node)
             self.infer(node)
             if op_type in KEEPS_ZEROS and not self._chosen.isdisjoint(names):

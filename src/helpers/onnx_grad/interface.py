@@ -73,7 +73,7 @@ class Interface:
         if label is not None and label not in self.inputs:
             raise ValueError(f"label {label!r} is no input; the inputs are {_listed(self.inputs)}")
         real_inputs = [n for n in self.inputs if self.is_real(n) and n != label]
-        self.left_out = {n: why for n, why in constants.items() if weights is None}
+        self.left_out = constants
         by_default = [n for n in real_weights if n not in constants]
         self.weights = self._chosen("weight", weights, real_weights, initializers, by_default)
         chosen = self._chosen("input", inputs, real_inputs, self.inputs, real_inputs)

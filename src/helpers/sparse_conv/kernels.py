@@ -56,12 +56,9 @@ def build_q(values, ground_state, src, dst):
     for o in range(src.shape[0]):
         for k in range(src.shape[1]):
             s = src[o, k]
-            if 0 <= s < a:
-                for c in range(n):
-                    Q[o, k * n + c] = values[s, c]
-            else:
-                for c in range(n):
-                    Q[o, k * n + c] = ground_state[c]
+            active = 0 <= s < a
+            for c in range(n):
+                Q[o, k * n + c] = values[s, c] if active else ground_state[c]
     return Q
 
 

@@ -71,8 +71,6 @@ def interpolations(attr, refuse, shape, scales, sizes):
 
 def along(g, dy, matrix, axis, rank):
     """dY times the matrix (length after, length before) along one axis."""
-    if axis == rank - 1:
-        return g.op("MatMul", dy, matrix)
     if axis == rank - 2:
         return g.op("MatMul", g.transpose(matrix, [1, 0]), dy)
     swap = list(range(rank))
