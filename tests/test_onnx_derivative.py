@@ -866,6 +866,20 @@ def test_conventions(text, x, expected, weights):
         np.testing.assert_allclose(run(gradient, feeds)["X_grad"], expected)
 
 
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(
+    "operator", ["LpNormalization<p = {}>", 'ai.onnx.ml.Normalizer<norm = "L{}">']
+)
+def test_a_row_of_zeros_divided_by_its_norm_has_gradient_zero(operator, p):
+    made = operator.format(p)
+    text = f"m (float[2, 3] X) => (float[2, 3] Y) {{ Y = {made}(X) }}"
+    gradient = onnx_derivative(model_of(text, domains=["ai.onnx.ml"]))
+    Y_grad = np.array([[1, 2, 3], [1, 0, 0]], np.float32)
+    feeds = {"X": np.array([[0, 0, 0], [3, 0, 4]], np.float32), "Y_grad": Y_grad}
+    G = run_onnxruntime(gradient, feeds)["X_grad"]
+    assert not G[0].any() and G[1].any()
+
+
 HALF = [
     ("A = RMSNormalization<axis = 1>(X, s)", "s"),
     ("A = LayerNormalization<axis = 1>(X, s, b)", "sb"),

@@ -3,6 +3,7 @@ what prepares their columns, and onnxruntime's CDist for Gaussian processes and 
 
 import numpy as np
 
+from helpers.onnx_grad.rules.norm import through_norm
 from helpers.onnx_grad.rules.table import no_gradient, register_gradient, written_out
 
 ML = "ai.onnx.ml"
@@ -52,14 +53,10 @@ def linear_classifier(g, node, dlabels, dscores):
 def normalizer(g, node, dy):
     """Y = X / n, each row by its norm n: dX = (dY - dn/dX sum(dY Y)) / n.
 
-    n = sum abs X has dn/dX = sign X; n = sqrt(sum X^2) has dn/dX = X / n = Y.
+    n = sum abs X has dn/dX = sign X; n = sqrt(sum X^2) has dn/dX = X / n = Y. 0 where n = 0.
     """
-    (x,), (y,) = node.x, node.y
-    x_like = x.cast(dy.dtype)
-    op = {"L1": "ReduceL1", "L2": "ReduceL2"}[node.attr("norm")]
-    norm = g.reduce(op, x_like, [-1])
-    slope = y if op == "ReduceL2" else g.op("Sign", x_like)
-    return ((dy - slope * g.sum(dy * y, [-1])) / g.where(norm.equals(0.0), 1.0, norm)).cast_like(x)
+    (x,), (y,), p = node.x, node.y, int(node.attr("norm")[1])
+    return through_norm(g, dy, x.cast(dy.dtype), y, p, -1).cast_like(x)
 
 
 @register_gradient("ArrayFeatureExtractor", domain=ML, ranked=[0])

@@ -146,11 +146,14 @@ def mean_variance_normalization(g, node, dy):
 def lp_normalization(g, node, dy):
     """Y = X / n along an axis: dX = (dY - dn/dX sum(dY Y)) / n; dn/dX = Y (p = 2), sign X (p = 1);
     0 where n = 0."""
-    (x,), (y,) = node.x, node.y
-    axes = [node.attr("axis")]
-    norm = g.reduce("ReduceL2" if node.attr("p") == 2 else "ReduceL1", x, axes)
-    slope = y if node.attr("p") == 2 else g.op("Sign", x)
-    part = dy - slope * g.sum(dy * y, axes)
+    return through_norm(g, dy, node.x[0], node.y[0], node.attr("p"), node.attr("axis"))
+
+
+def through_norm(g, dy, x, y, p: int, axis: int):
+    """The adjoint of dividing by the p-norm along an axis; 0 where that is 0."""
+    norm = g.reduce(f"ReduceL{p}", x, [axis])
+    slope = y if p == 2 else g.op("Sign", x)
+    part = dy - slope * g.sum(dy * y, [axis])
     zero = norm.equals(0.0)
     return g.where(zero, 0.0, part / g.where(zero, 1.0, norm))
 
