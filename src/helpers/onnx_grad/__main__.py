@@ -8,6 +8,7 @@ share one, the constants that stay and why, and the operators that have no rule.
 import argparse
 import sys
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -15,12 +16,13 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from helpers.onnx_grad.constants import set_apart, users
-from helpers.onnx_grad.files import as_inputs, file_derivative, read_structure
+from helpers.onnx_grad.files import file_derivative, read_structure
 from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_options
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules import RULES
 from helpers.onnx_grad.rules.table import dependents, inputs_of, may_be_real
 from helpers.onnx_grad.simplify import live_nodes, tensor_infos
+from helpers.onnx_grad.storage import as_inputs
 from helpers.onnx_grad.tensor import REAL
 
 
@@ -154,8 +156,9 @@ def _print_operators(model: ModelProto) -> None:
     print("\noperators:")
     print(" ", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
     try:
-        outside = [t.name for t in model.graph.initializer if uses_external_data(t)]
-        missing = without_rule(prepared(as_inputs(model, outside))[0])
+        light = deepcopy(model)
+        as_inputs(light, [t.name for t in model.graph.initializer if uses_external_data(t)])
+        missing = without_rule(prepared(light)[0])
     except ValueError as error:
         print(f"\n{error}")
         return

@@ -21,6 +21,7 @@ from helpers.onnx_grad.interface import DerivativeOptions, Interface, checked_op
 from helpers.onnx_grad.prepare import prepared
 from helpers.onnx_grad.rules.ml import known_shape
 from helpers.onnx_grad.rules.table import cotangent, dependents, sweep
+from helpers.onnx_grad.storage import as_inputs
 from helpers.onnx_grad.tensor import Info, Tensor, canonical
 
 NEWEST_IR = 13
@@ -122,10 +123,9 @@ class _Sweep:
     def __init__(self, model: ModelProto, interface: Interface, options, verbose: int):
         self.model, self.interface, self.options = model, interface, options
         self.verbose, graph = verbose, model.graph
+        as_inputs(model, interface.weights)
         self._free_promised_names()
-        weights = set(interface.weights)
         constants = simplify.small_constants(graph, real=True)
-        constants = {n: v for n, v in constants.items() if n not in weights}
         opsets = {canonical(o.domain): o.version for o in model.opset_import}
         names = {*self.infos, *interface.promised} | simplify.all_names(graph)
         self.g = Graph(opsets, self.infos, constants, names)
@@ -153,7 +153,7 @@ class _Sweep:
         graph, interface = self.model.graph, self.interface
         self.infos = dict(interface.infos)
         inner = [y for node in graph.node for y in node.output if y]
-        inner += [t.name for t in graph.initializer if t.name not in interface.weights]
+        inner += [t.name for t in graph.initializer]
         inner = [name for name in inner if name not in interface.visible]
         wanted = {*interface.promised, *(f"{y}_grad" for y in interface.real_outputs)}
         taken = {*inner, *interface.infos, *wanted}
@@ -208,10 +208,7 @@ class _Sweep:
 
     def _assembled(self) -> ModelProto:
         old, g, interface = self.model.graph, self.g, self.interface
-        weights = set(interface.weights)
-        inputs = [v for v in old.input if v.name not in weights]
-        inputs += [interface.weight_values[n] for n in interface.weights]
-        inputs += self.cotangent_inputs
+        inputs = [*old.input, *self.cotangent_inputs]
         outputs = [interface.value(f"{n}_grad", n) for n in interface.targets]
         if self.options & (DerivativeOptions.KeepOutputs | DerivativeOptions.Loss):
             outputs += old.output
@@ -221,8 +218,7 @@ class _Sweep:
             simplify.rename(g.nodes, {new: name for name, new in g.replaced.items()})
             nodes = simplify.in_order([*kept, *g.nodes])
         nodes = simplify.live_nodes(nodes, [v.name for v in outputs])
-        initializers = [t for t in old.initializer if t.name not in weights]
-        initializers += g.initializers
+        initializers = [*old.initializer, *g.initializers]
         graph = helper.make_graph(
             nodes, old.name or "gradient", inputs, outputs, initializers, old.doc_string
         )

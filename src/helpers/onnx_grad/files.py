@@ -86,7 +86,8 @@ def file_derivative(
     interface = Interface(model, constants, weights, inputs, options, loss, label)
     aside = {t.name: t for t in model.graph.initializer if uses_external_data(t)}
     aside = {name: t for name, t in aside.items() if name not in interface.weights}
-    light = as_inputs(model, [*aside, *interface.weights])
+    light = deepcopy(model)
+    storage.as_inputs(light, [*aside, *interface.weights])
     gradient = onnx_derivative(light, [], interface.targets, options, loss, label, verbose=verbose)
     # What was set aside is a constant again, where the gradient uses it.
     used = {x for node in gradient.graph.node for x in node.input}
@@ -205,17 +206,3 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray]) -> ModelP
         tensor.CopyFrom(numpy_helper.from_array(value, name))
         tensor.doc_string = doc
     return copy
-
-
-def as_inputs(model: ModelProto, names: list[str]) -> ModelProto:
-    """A copy in which these initializers are inputs, behind the others."""
-    light = deepcopy(model)
-    graph = light.graph
-    held = {t.name: t for t in graph.initializer}
-    inputs = [v for v in graph.input if v.name not in names]
-    inputs += [helper.make_tensor_value_info(n, held[n].data_type, held[n].dims) for n in names]
-    initializers = [t for t in graph.initializer if t.name not in names]
-    del graph.input[:], graph.initializer[:]
-    graph.input.extend(inputs)
-    graph.initializer.extend(initializers)
-    return light

@@ -100,9 +100,6 @@ class Interface:
                 f"nothing to differentiate: no output is a real tensor; "
                 f"the outputs are {_listed(self.outputs)}"
             )
-        held = [initializers[n] for n in self.weights]
-        made = helper.make_tensor_value_info
-        self.weight_values = {t.name: made(t.name, t.data_type, t.dims) for t in held}
         self._check_names(options)
 
     def is_real(self, name: str) -> bool:
@@ -110,8 +107,8 @@ class Interface:
 
     def value(self, name: str, like: str) -> ValueInfoProto:
         """A declaration with the type and shape of another tensor."""
-        known = self.inputs.get(like) or self.weight_values.get(like) or self.outputs[like]
-        if not known.type.tensor_type.HasField("shape"):
+        known = None if like in self.weights else self.inputs.get(like) or self.outputs[like]
+        if known is None or not known.type.tensor_type.HasField("shape"):
             return helper.make_tensor_value_info(name, *self.infos[like])
         value = deepcopy(known)
         value.name, value.doc_string = name, ""

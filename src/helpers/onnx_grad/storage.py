@@ -138,6 +138,17 @@ def as_initializers(model: ModelProto, names: Collection[str]) -> None:
         graph.node.extend(kept)
 
 
+def as_inputs(model: ModelProto, names: Collection[str]) -> None:
+    """Make inputs, in place, of these initializers, behind the others."""
+    graph, held = model.graph, {t.name: t for t in model.graph.initializer}
+    inputs = [v for v in graph.input if v.name not in names]
+    inputs += [helper.make_tensor_value_info(n, held[n].data_type, held[n].dims) for n in names]
+    initializers = [t for name, t in held.items() if name not in names]
+    del graph.input[:], graph.initializer[:]
+    graph.input.extend(inputs)
+    graph.initializer.extend(initializers)
+
+
 def is_constant(node: NodeProto) -> bool:
     """Whether it is a Constant of the standard domain."""
     return node.op_type == "Constant" and not canonical(node.domain)
