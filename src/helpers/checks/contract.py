@@ -1,7 +1,8 @@
 """Does this Op keep PyTensor's contract?  Functions that attack it from every side.
 
-:func:`attack` calls them all.  Each takes a :class:`Point`, an example of the inputs of one graph,
-returns what it has to say, and raises :class:`Found` where something is wrong or missing:
+:func:`attack` calls them all.  Each is named like its line in the :class:`Report`, takes a
+:class:`Point`, an example of the inputs of one graph, returns what it has to say, and raises
+:class:`Found` where something is wrong or missing:
 
 >>> import numpy as np
 >>> import pytensor.tensor as pt
@@ -21,10 +22,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import get_scalar_type
 
-from helpers.checks.gradients import complex_step, entry_by_entry, step_sweep, symmetrize
+from helpers.checks.gradients import StepSweep, complex_step, entry_by_entry, step_sweep, symmetrize
 
 __all__ = ["Attack", "Report", "attack"]
 
@@ -119,7 +120,6 @@ def attack(
     backends: Sequence[str] = ("numba", "jax", "c"),
     rtol: float = 1e-9,
     raises: bool = True,
-    seed: int = 0,
 ) -> Report:
     """Attack an Op, or a function that builds a graph, and say what breaks.
 
@@ -166,8 +166,6 @@ def attack(
         entry.  Comparisons with central differences and of float32 have their own.
     raises : bool
         Raise if there is a fault.  Otherwise return the report, faults and all.
-    seed : int
-        For tangents and cotangents.
 
     Returns
     -------
@@ -199,7 +197,7 @@ def attack(
 
     def example():
         nonlocal at
-        at = point(op, *inputs, truth=truth, rtol=rtol, seed=seed)
+        at = point(op, *inputs, truth=truth, rtol=rtol)
         runs(at)
 
     found = [_attempt("runs in Python", example)]
@@ -258,26 +256,19 @@ def _told(says: str, status: str = "FAULT", of: type[Exception] = Exception):
 # --- the order of the attacks ---------------------------------------------------------------------
 
 
+def _each(at: Point, *checks: Callable | bool | None) -> list[Attack]:
+    """Run these attacks, but for those that do not apply.  Each is called what it is named."""
+    return [_attempt(check.__name__.replace("_", " "), check, at) for check in checks if check]
+
+
 def _in_python(at: Point, cases: dict, refused: dict) -> list[Attack]:
-    checks = {"value": value} if at.of.truth else {}
-    checks |= {
-        "repeated call": repeated,
-        "equal Ops": equal,
-        "memory of the inputs": memory,
-        "shape alone": shape_alone,
-        "integers for floats": integers,
-        "float32": single,
-        "float64": double,
-        "number of dimensions": dimensions,
-        "empty": cut,
-        "not contiguous": strided,
-    }
-    found = [_attempt(name, check, at) for name, check in checks.items()]
+    found = _each(at, at.of.truth and value, repeated_call)
+    found += [_attempt("equal Ops", equal, at)]
+    found += _each(at, memory_of_the_inputs, shape_alone, integers_for_floats, float32, float64)
+    found += _each(at, number_of_dimensions, empty, not_contiguous)
     found += _derivatives(at)
-    checks = {"elsewhere": elsewhere, "broadcast": broadcast}
-    checks |= {"constants": constants, "rewritten": rewritten, "batched": batched}
-    checks |= {"one variable twice": same_twice} if _alike(at.arrays) else {}
-    found += [_attempt(name, check, at) for name, check in checks.items()]
+    found += _each(at, elsewhere, broadcast, constants, rewritten, batched)
+    found += _each(at, _alike(at.arrays) and one_variable_twice)
     found += [_attempt(f"case: {name}", _case, at, case) for name, case in cases.items()]
     return found + [_attempt(f"refused: {x}", refuses, at, case) for x, case in refused.items()]
 
@@ -289,48 +280,37 @@ def _derivatives(at: Point) -> list[Attack]:
         return [Attack("derivatives", "skipped", "no real input or no real output")]
     if not at.is_finite:
         return [Attack("derivatives", "skipped", "the answer is not finite")]
-    found = [_attempt("pullback", pullback, at)]
-    found += [
-        Attack(f"gradient for {of.labels[k]}", "skipped", f"declared: {why}")
-        for k, why in of.nulls.items()
-    ]
-    right = bool(of.x_bars) and found[0].status != "FAULT"
-    checks = {"gradient alone": pull_alone, "pullback is linear": pull_linear}
-    checks = checks if at.has_shapes else {}
+    found = _each(at, pullback)
+    right = of.x_bars and found[0].status != "FAULT"
+    for k, why in of.nulls.items():
+        found.append(Attack(f"gradient for {of.labels[k]}", "skipped", f"declared: {why}"))
+    if at.has_shapes:
+        found += _each(at, gradient_alone, pullback_is_linear)
     if right:
-        checks |= {"disconnected cotangents": pull_partly} if len(of.ys) > 1 else {}
-        checks |= {"inputs of one another": pull_chained}
-        checks |= {"short gradient": pull_cut, "pullback in float32": pull_single}
-        checks |= {"second order": second}
-    if at.integers:
-        checks["gradient for integers"] = for_integers
-    checks["pushforward"] = pushforward
-    found += [_attempt(name, check, at) for name, check in checks.items()]
+        found += _each(at, len(of.ys) > 1 and disconnected_cotangents, inputs_of_one_another)
+        found += _each(at, short_gradient, pullback_in_float32, second_order)
+    found += _each(at, of.integers and gradient_for_integers, pushforward)
     if not isinstance(of.push, Exception):
-        good = found[-1].status != "FAULT"
-        found.append(_attempt("pushforward is linear", push_linear, at))
-        if good and len(of.moving) > 1:
-            found.append(_attempt("disconnected tangents", push_partly, at))
-    return [*found, _attempt("pushforward by two pulls", default_push, at)] if right else found
+        partly = found[-1].status != "FAULT" and len(of.moving) > 1
+        found += _each(at, pushforward_is_linear, partly and disconnected_tangents)
+    return found + _each(at, right and pushforward_by_two_pulls)
 
 
 def _case(at: Point, case: Sequence) -> None:
     """Values, shapes and derivatives at further inputs, as one line."""
     there = at.moved(case)
     runs(there)
-    checks = {"value": value} if at.of.truth else {}
-    checks |= {"repeated call": repeated, "shape alone": shape_alone}
-    found = [_attempt(name, check, there) for name, check in checks.items()]
-    found += _derivatives(there)
+    found = _each(there, at.of.truth and value, repeated_call, shape_alone) + _derivatives(there)
     if faults := [f"{a.name}: {a.says}" for a in found if a.status == "FAULT"]:
         raise Found("; ".join(faults))
 
 
 def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Attack]:
     name, mode = BACKENDS[backend]
-    functions = []
+    f = g = None
 
     def agrees():
+        nonlocal f, g
         ensure(backend == "c" or find_spec(backend), f"{name} is not installed", "skipped")
         if backend == "c":
             in_c = pytensor.config.cxx and any(map(_brings_c, applys_between(at.of.xs, at.of.ys)))
@@ -339,14 +319,8 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
             f, g, in_objects = in_mode(at.of, mode)
         except NotImplementedError as error:
             raise Found(f"not registered ({_brief(error)})", "skipped") from None
-        functions.extend([f, g])
         same_answers(at, f, g, name)
         ensure(not in_objects, "no kernel: compiled code calls perform in object mode", "note")
-
-    found = [_attempt(name, agrees)]
-    if not functions or found[0].status == "FAULT":
-        return found
-    f, g = functions
 
     def case_agrees(case):
         there = at.moved(case)
@@ -354,19 +328,22 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
         if says or not there.is_finite:
             return says
         same_answers(there, f, g, name)
-        jax_rule(there) if backend == "jax" else repeated(there, f)
+        jax_rule(there) if backend == "jax" else repeated_call(there, f)
         return None
 
+    found = [_attempt(name, agrees)]
+    if f is None or found[0].status == "FAULT":
+        return found
     found += [_attempt(f"{name}: {x}", case_agrees, case) for x, case in cases.items()]
     if backend == "jax":  # its arrays are copies, and traced code cannot refuse a value
         found.append(_attempt("JAX: empty", cut_alike, at, f))
         return [*found, _attempt("JAX: derivative", jax_rule, at)]
     found += [_attempt(f"{name}: {x}", refuses, at, case, mode, f) for x, case in refused.items()]
-    checks = {"repeated call": repeated, "empty": empty_alike, "memory": memory}
-    checks |= {"not contiguous": strided, "float32": single, "integers": integers}
-    checks |= {"elsewhere": elsewhere}
+    checks = {"repeated call": repeated_call, "empty": empty_alike, "memory": memory_of_the_inputs}
+    checks |= {"not contiguous": not_contiguous, "float32": float32}
+    checks |= {"integers": integers_for_floats, "elsewhere": elsewhere}
     for what, check in checks.items():
-        how = mode if check in (single, integers) else f
+        how = mode if check in (float32, integers_for_floats) else f  # compiled for the example
         found.append(_attempt(f"{name}: {what}", check, at, how))
     return found
 
@@ -374,36 +351,46 @@ def _in_backend(at: Point, backend: str, cases: dict, refused: dict) -> list[Att
 # --- the graph, and an example --------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Graph:
     """The graph of an Op or function, with unknown lengths, and what is compiled of it once."""
 
-    def __init__(self, op: Callable, labels: list[str], xs: list, ys: list, truth, rtol, seed):
-        self.op, self.labels, self.xs, self.ys = op, labels, xs, ys
-        self.truth, self.rtol, self.seed = truth, rtol, seed
+    op: Callable
+    labels: list[str]
+    xs: list
+    ys: list
+    truth: Callable | None
+    rtol: float
+    fresh: Callable | None = None  # a copy from before the first call, or why there is none
+
+    def __post_init__(self):
         self.moving, self.smooth = (  # the real inputs, and the real outputs
             [k for k, v in enumerate(every) if v.type.dtype.startswith("float")]
-            for every in (xs, ys)
+            for every in (self.xs, self.ys)
         )
-        self.is_single = any(v.type.dtype == "float32" for v in (*xs, *ys))
-        self.is_op, self.fresh = isinstance(op, Op), op
-        self.owned = _is_brought(op)
+        self.integers = [k for k, x in enumerate(self.xs) if "int" in x.type.dtype]  # inputs
+        self.is_single = any(v.type.dtype == "float32" for v in (*self.xs, *self.ys))
+        self.is_op, self.owned = isinstance(self.op, Op), _is_brought(self.op)
         # What is wrong is a note if it cannot be mended here: in PyTensor's own, in what a function
         # inherits from its Ops, or where all Ops of the graph (what an Elemwise or a Blockwise
         # applies to each entry) are PyTensor's own.
-        ops = [node.op for node in applys_between(xs, ys)]
+        ops = [node.op for node in applys_between(self.xs, self.ys)]
         self.severity = "FAULT" if self.is_op and self.owned else "note"
         self.inherited = "FAULT" if any(map(_is_brought, ops)) else "note"
         self.forwards = "FAULT" if any(_is_brought(op, forwards=True) for op in ops) else "note"
-        self.y_bars = [ys[j].type(f"cotangent {j}") for j in self.smooth]
+        self.y_bars = [self.ys[j].type(f"cotangent {j}") for j in self.smooth]
         # They come into the pullback as they are; of copies, for an output may be made of another.
-        ends = [pt.tensor_copy(ys[j]) for j in self.smooth]
-        found = _outcome(
-            self.gradients, None, self.moving, dict(zip(ends, self.y_bars, strict=True))
-        )
+        ends = [pt.tensor_copy(self.ys[j]) for j in self.smooth]
+        bars = dict(zip(ends, self.y_bars, strict=True))
+        found = _outcome(self.gradients, None, self.moving, bars)
         self.no_pull = found if isinstance(found, Exception) else None
         self.x_bars, self.nulls = ({}, {}) if self.no_pull else found
         # The real inputs that have a gradient.
         self.free = self.moving if self.no_pull else list(self.x_bars)
+
+    def like(self, xs, ys) -> Graph:
+        """Another graph of the Op, of which no truth is known."""
+        return replace(self, xs=xs, ys=ys, truth=None)
 
     def gradients(self, cost, which, cotangents=None) -> tuple[dict, dict]:
         """The gradients for inputs, and why those of others are declared missing."""
@@ -449,12 +436,12 @@ class Point:
     @property
     def is_finite(self) -> bool:
         """Whether all real outputs are."""
-        return all(np.all(np.isfinite(self.values[j])) for j in self.of.smooth)
+        return all(_is_finite(self.values[j]) for j in self.of.smooth)
 
     @property
-    def integers(self) -> list[int]:
-        """Which inputs are."""
-        return [k for k, x in enumerate(self.arrays) if x.dtype.kind in "iu"]
+    def is_valid(self) -> bool:
+        """Whether there is an answer, and it is finite."""
+        return not isinstance(_outcome(getattr, self, "values"), Exception) and self.is_finite
 
     @property
     def has_few_digits(self) -> bool:
@@ -481,6 +468,12 @@ class Point:
     def tolerance(self) -> float:
         return SINGLE if self.is_single else self.of.rtol
 
+    @property
+    def coarse(self) -> float:
+        """What central differences are trusted to, and answers far from the example, which a truth
+        may not have in full."""
+        return SINGLE_DIFFERENCES if self.is_single else DIFFERENCES
+
     @cached_property
     def eps(self) -> float:
         return float(np.finfo("float32" if self.is_single else "float64").eps)
@@ -490,44 +483,45 @@ class Point:
         """What rounding may leave of each output, all of it where its parts cancel: by how much it
         moves where inputs do by so little."""
         rng, found = np.random.default_rng(0), np.zeros(len(self.values))
-        most = max((np.max(np.abs(x[np.isfinite(x)]), initial=1.0) for x in self.arrays), default=1)
-
-        def moved(x):
-            return (x * (1 + self.eps * rng.integers(-4, 5, x.shape))).astype(x.dtype)
-
+        most = max(1, _largest(*self.arrays))
         for _ in range(8):
-            near = _outcome(self.of.run, *self.nearby(moved))
+            near = _outcome(self.of.run, *self.trembling(rng))
             for j in self.of.smooth if not isinstance(near, Exception) else ():
                 y = self.values[j]
                 gap = np.max(np.abs(near[j] - y), initial=0.0) if near[j].shape == y.shape else 0
-                if gap <= TREMBLE * self.eps * max(most, np.max(np.abs(y), initial=0.0)):
+                if gap <= TREMBLE * self.eps * max(most, _largest(y)):
                     found[j] = max(found[j], 64 * gap)  # else it jumps
         return [*found]
 
     @cached_property
     def rounding(self) -> float:
-        """What it may leave, where parts cancel, of how a cost moves if inputs double."""
+        """What it may leave, where parts cancel, of how a cost moves if an input doubles."""
         return sum(
             64 * self.eps * np.abs(b * self.values[j]).sum() + np.abs(b).sum() * self.left[j]
             for j, b in zip(self.of.smooth, self.y_bars, strict=True)
         )
 
-    def share(self, k: int, moves=1.0) -> float:
-        """How large moves are beside real input k; of one, times `rounding`: beside a gradient."""
-        x = np.abs(self.arrays[k])
-        size = np.max(x, initial=0.0, where=np.isfinite(x))
-        return float(np.max(np.abs(moves), initial=0.0) / size) if size else 0.0
+    def lost(self, k: int, moves=1.0) -> float:
+        """The same where real input k moves by so much; by one: what it may leave of a gradient."""
+        size = _largest(self.arrays[k])
+        return self.rounding * _largest(moves) / size if size else 0.0
+
+    @property
+    def tangent_lost(self) -> float:
+        """The same where all move by their tangents."""
+        return sum(self.lost(k, x_dot) for k, x_dot in self.x_dots.items())
 
     @cached_property
     def y_bars(self) -> list[np.ndarray]:
-        rng, of = np.random.default_rng(self.of.seed), self.of
-        return [_normal(rng, self.values[j].shape, of.ys[j].type.dtype) for j in of.smooth]
+        rng, dtypes = np.random.default_rng(0), [y.type.dtype for y in self.of.ys]
+        values = self.values
+        return [rng.standard_normal(values[j].shape).astype(dtypes[j]) for j in self.of.smooth]
 
     @cached_property
     def x_dots(self) -> dict[int, np.ndarray]:
         """A tangent of each real input; symmetric where only symmetric matrices have a gradient."""
-        rng, xs = np.random.default_rng(self.of.seed + 1), self.arrays
-        dots = {k: _normal(rng, xs[k].shape, xs[k].dtype) for k in self.of.moving}
+        rng, xs = np.random.default_rng(1), self.arrays
+        dots = {k: rng.standard_normal(xs[k].shape).astype(xs[k].dtype) for k in self.of.moving}
         symmetric = [k for k, known in self.slopes.items() if known.symmetric]
         return dots | {k: symmetrize(dots[k]) for k in symmetric}
 
@@ -539,7 +533,7 @@ class Point:
     @cached_property
     def has_shapes(self) -> bool:
         """Whether there are gradients, and each has its input's shape."""
-        pulled = _outcome(lambda: self.pulled) if self.of.x_bars else None
+        pulled = _outcome(getattr, self, "pulled") if self.of.x_bars else None
         return isinstance(pulled, dict) and all(
             x.shape == self.arrays[k].shape for k, x in pulled.items()
         )
@@ -554,6 +548,14 @@ class Point:
         pairs = zip(case, self.of.xs, strict=True)
         return Point(self.of, [np.asarray(x).astype(s.type.dtype) for x, s in pairs])
 
+    def other(self, k: int, x, shape=None) -> Point | Exception:
+        """A graph of the Op for another input k, of this shape if it is known; or why not."""
+        arrays = self.but(k, x)
+        shapes = [(None,) * z.ndim for z in arrays]
+        shapes[k] = shape or shapes[k]
+        graph = _outcome(built, self.of.op, self.of.labels, arrays, shapes)
+        return graph if isinstance(graph, Exception) else Point(self.of.like(*graph), arrays)
+
     def but(self, k: int, x) -> list[np.ndarray]:
         """The inputs with another one in the place of input k."""
         return [*self.arrays[:k], x, *self.arrays[k + 1 :]]
@@ -562,6 +564,21 @@ class Point:
         """The inputs, the real ones changed: if it is not said how, so little that symmetric
         matrices stay symmetric."""
         return [change(x) if k in self.of.moving else x for k, x in enumerate(self.arrays)]
+
+    def inferred(self) -> list[tuple[int, ...]]:
+        """The shapes of the outputs, without the values."""
+        return [tuple(map(int, shape)) for shape in self.of.shapes(*self.arrays)]
+
+    def trembling(self, rng) -> list[np.ndarray]:
+        """The inputs, the real ones moved by some units of rounding."""
+        return self.nearby(
+            lambda x: (x * (1 + self.eps * rng.integers(-4, 5, x.shape))).astype(x.dtype)
+        )
+
+    def sweep(self, f: Callable, x, v) -> StepSweep:
+        """Central differences of a function of x along v."""
+        steps = SINGLE_STEPS * max(1, _largest(x)) if self.is_single else None
+        return step_sweep(f, x, v, steps=steps)
 
     def total(self, outputs):
         """The sum of cotangents times real outputs."""
@@ -572,29 +589,25 @@ class Point:
         return lambda x: self.total(_many(f(*self.but(k, x))))
 
 
-def point(op, *inputs, truth=None, rtol=1e-9, seed=0) -> Point:
+def point(op, *inputs, truth=None, rtol=1e-9) -> Point:
     """The graph of an Op or function, at an example of its inputs."""
     arrays = _examples(inputs)
     labels, error = _labels(op, len(arrays)), None
     fresh = _outcome(deepcopy, op) if isinstance(op, Op) else op
-    for dtype in ("float64", "float32"):  # there are Ops that take float32 alone
+    # There are Ops that take float32 alone, and gradients that need lengths which are known.
+    for dtype, known in product(("float64", "float32"), (False, True)):
         given = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
-        for known in (False, True):  # and gradients that need lengths which are known
-            try:
-                xs, ys = built(op, labels, given, [x.shape for x in given] if known else None)
-            except Exception as refusal:
-                error = error or refusal
-                continue
-            at = Point(Graph(op, labels, xs, ys, truth, rtol, seed), given)
-            at.of.fresh = fresh
-            values = _outcome(lambda at=at: at.values)
-            if isinstance(values, Exception) and dtype == "float64":
-                error = error or values
-                continue
-            of, no_pull = at.of, at.of.no_pull
-            fine = not (no_pull and of.moving and of.smooth) or of.owned
-            if known or fine or isinstance(no_pull, NotImplementedError):
-                return at
+        try:
+            xs, ys = built(op, labels, given, [x.shape for x in given] if known else None)
+            at = Point(Graph(op, labels, xs, ys, truth, rtol, fresh), given)
+            _ = at.values if dtype == "float64" else None
+        except Exception as refusal:
+            error = error or refusal
+            continue
+        of, no_pull = at.of, at.of.no_pull
+        fine = not (no_pull and of.moving and of.smooth) or of.owned
+        if known or fine or isinstance(no_pull, NotImplementedError):
+            return at
     raise error
 
 
@@ -613,9 +626,14 @@ def built(op, labels, arrays, shapes=None):
     shapes = shapes or [(None,) * x.ndim for x in arrays]
     rows = zip(labels, arrays, shapes, strict=True)
     symbols = [pt.tensor(name, dtype=str(x.dtype), shape=shape) for name, x, shape in rows]
-    # What overwrites its inputs is given copies.
-    given = map(pt.tensor_copy, symbols) if getattr(op, "destroy_map", None) else symbols
-    return symbols, _listed(op(*given))
+    return symbols, applied(op, symbols)
+
+
+def applied(op, symbols) -> list:
+    """The outputs of the Op, which is given copies if it overwrites its inputs."""
+    return _listed(
+        op(*map(pt.tensor_copy, symbols) if getattr(op, "destroy_map", None) else symbols)
+    )
 
 
 def compiled(inputs, outputs, mode=AS_WRITTEN):
@@ -632,7 +650,7 @@ def compiled(inputs, outputs, mode=AS_WRITTEN):
 
 def runs(at: Point) -> None:
     """The inputs are left alone, and the outputs are what make_node declares."""
-    _ = at.values  # of the first call, with which `repeated` compares later ones
+    _ = at.values  # of the first call, with which `repeated_call` compares later ones
     with _untouched(at.of.labels, at.arrays, "{} is overwritten: copy it, or declare it in "
                     "destroy_map"), _undisturbed():  # fmt: skip
         values = at.of.run(*at.arrays)
@@ -650,29 +668,29 @@ def _untouched(labels, arrays, says: str):
     before = [x.copy() for x in arrays]
     yield
     for label, x, old in zip(labels, arrays, before, strict=True):
-        ensure(_identical(x, old), says.replace("{}", label))
+        ensure(np.array_equal(x, old, equal_nan=True), says.replace("{}", label))
 
 
 @contextmanager
 def _undisturbed():
     """What is done inside leaves alone what all code of the process shares."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    def shared():
+        return random.getstate(), np.random.get_state(), np.geterr()  # noqa: NPY002
+
+    before = shared()
     try:
         random.seed(0.27182)
         np.random.seed(27182)  # noqa: NPY002
         with np.errstate(all="ignore"):
-            started = _shared()
+            started = pickle.dumps(shared())
             yield
             says = "it draws from, or seeds, the generator of random numbers that all code shares, "
             says += "or changes how NumPy treats errors: use np.random.default_rng and np.errstate"
-            ensure(_shared() == started, says)
+            ensure(pickle.dumps(shared()) == started, says)
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
-
-
-def _shared() -> bytes:
-    return pickle.dumps((random.getstate(), np.random.get_state(), np.geterr()))  # noqa: NPY002
 
 
 def overwritten(at: Point) -> None:
@@ -686,8 +704,8 @@ def overwritten(at: Point) -> None:
     declared = [{*node.op.destroy_map.get(j, ()), *node.op.view_map.get(j, ())}
                 for j in range(len(storage))]  # fmt: skip
     for k, (label, x, old) in enumerate(zip(at.of.labels, inputs, before, strict=True)):
-        if not _identical(x, old) and all(k not in those for those in declared):
-            raise Found(f"{label} is overwritten, and destroy_map does not say so")
+        said = np.array_equal(x, old, equal_nan=True) or any(k in those for those in declared)
+        ensure(said, f"{label} is overwritten, and destroy_map does not say so")
         for j, (y,) in enumerate(storage):
             if np.shares_memory(y, x) and k not in declared[j]:
                 raise Found(f"output {j} is a view of {label}, and no map says so")
@@ -719,10 +737,10 @@ RANDOM = (
 )
 
 
-def repeated(at: Point, f: Callable | None = None) -> None:
+def repeated_call(at: Point, f: Callable | None = None) -> None:
     """A second call must not reach the answer of the first, nor do two arrays share memory."""
     f = f or at.of.run
-    first = [np.asarray(y) for y in f(*at.arrays)]
+    first = _many(f(*at.arrays))
     apart(at.of.labels, at.arrays, first)
     kept = [y.copy() for y in first]
     ensure(_same(f(*at.arrays), kept) and (f is not at.of.run or _same(at.values, kept)), RANDOM)
@@ -744,15 +762,14 @@ def equal(at: Point) -> None:
         hashes = {hash(op) for op in (of.fresh, of.op)} if of.fresh == of.op else ()
     ensure(len(hashes) < 2, "it is equal to its copy, and has another hash", of.severity)
     there = Point(of, at.nearby())
-    valid = not isinstance(_outcome(getattr, there, "values"), Exception) and there.is_finite
-    for op, says in () if not valid else (
+    for op, says in () if not there.is_valid else (
         (of.op, "applied again, it answers otherwise ({}): it keeps something between its calls"),
         (of.fresh, "a copy from before the first call, as pickling makes one, answers otherwise "
          "({}): it loses a part of the Op, or the Op keeps something between its calls"),
     ):  # fmt: skip
         with _told(says, of.inherited, Found), _told("it fails: {}"):
             xs, ys = built(op, of.labels, at.arrays, [x.type.shape for x in of.xs])
-            again = Graph(op, of.labels, xs, ys, None, of.rtol, of.seed)
+            again = of.like(xs, ys)
             same_answers(there, again.run, again.pull if again.x_bars else None, "it")
     for name, number in vars(of.op).items() if of.is_op else ():
         if (another := _other(number)) is None:
@@ -792,7 +809,7 @@ def apart(labels, arrays, found) -> None:
                    "written to one changes the other; return two arrays")  # fmt: skip
 
 
-def memory(at: Point, f: Callable | None = None) -> None:
+def memory_of_the_inputs(at: Point, f: Callable | None = None) -> None:
     """Neighbours in memory of the inputs neither matter nor change."""
     answers = []
     for wall in (np.nan, 7.0, 7.0):
@@ -804,11 +821,11 @@ def memory(at: Point, f: Callable | None = None) -> None:
     ensure(_same(answers[0], answers[1]), says)
 
 
-def strided(at: Point, f: Callable | None = None) -> None:
+def not_contiguous(at: Point, f: Callable | None = None) -> None:
     """Views that run backwards with gaps, and columns first, are answered as contiguous arrays."""
     for layout in (_strided, lambda x: np.array(x, order="F")):
         arrays = [layout(x) for x in at.arrays]
-        found = [np.asarray(y) for y in (f or at.of.run)(*arrays)]
+        found = _many((f or at.of.run)(*arrays))
         apart(at.of.labels, arrays, found)
         agree(at, found, at.values, "contiguous", "output {} of views with strides")
 
@@ -821,7 +838,7 @@ def elsewhere(at: Point, f: Callable | None = None) -> None:
     """
     of = at.of
     for who, there in _others(at):
-        if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+        if not there.is_valid:
             continue
         trues = there.values if f or not of.truth else _outcome(of.truth, *there.arrays)
         if isinstance(trues, Exception) or not all(map(_is_finite, _many(trues))):
@@ -829,10 +846,10 @@ def elsewhere(at: Point, f: Callable | None = None) -> None:
         says = f"{{}}, with {who}; if there is no answer there, let there be an error, or NaN"
         with _told(says, of.inherited, Found):
             with _untouched(of.labels, there.arrays, "{} is overwritten"):
-                found = [np.asarray(y) for y in (f or of.run)(*there.arrays)]
+                found = _many((f or of.run)(*there.arrays))
             apart(of.labels, there.arrays, found)
             against = "Python" if f else "the truth"
-            agree(there, found, _many(trues), against, rtol=_coarse(there))
+            agree(there, found, _many(trues), against, rtol=there.coarse)
             if not f and " all " not in who:
                 with _told("pullback fails: {}"):
                     _ = of.no_pull or there.pulled
@@ -845,24 +862,23 @@ def _others(at: Point):
     Bounds stay in order, and so does what increases, such as knots.
     """
     every, xs = at.of.moving, at.arrays
-    pairs = [(i, k) for i, k in permutations(every, 2) if _outcome(_below, xs[i], xs[k]) is True]
+
+    def below(x, y):
+        return bool(np.all(x < y))
 
     def times(scale, x):
         rises = scale < 0 and x.ndim == 1 and x.size > 2 and (np.diff(x) > 0).all()
         return (scale * (x[::-1] if rises else x)).astype(x.dtype)
 
+    pairs = [(i, k) for i, k in permutations(every, 2) if _outcome(below, xs[i], xs[k]) is True]
     for scale in ELSEWHERE if every else ():
         for which in (every, *([k] for k in every if len(every) > 1)):
             moved = [times(scale, x) if k in which else x for k, x in enumerate(xs)]
-            if all(_below(moved[i], moved[k]) for i, k in pairs):
+            if all(below(moved[i], moved[k]) for i, k in pairs):
                 who = at.of.labels[which[0]] if len(which) == 1 else "all real inputs"
                 yield f"{who} times {scale:g}", Point(at.of, moved)
     for who, simple in (("0", np.zeros_like), ("1", np.ones_like), ("whole", np.rint)):
         yield f"real inputs all {who}", Point(at.of, at.nearby(simple))
-
-
-def _below(x, y) -> bool:
-    return bool(np.all(x < y))
 
 
 def broadcast(at: Point) -> None:
@@ -876,14 +892,8 @@ def broadcast(at: Point) -> None:
         shorter = [np.take(x, [0], axis) for axis, n in enumerate(x.shape) if n > 1]
         shorter += [x[(slice(0, 1),) * x.ndim]] * (len(shorter) > 1)
         for short in [*shorter, *([x[0]] if x.ndim and len(x) else [])]:
-            arrays = at.but(k, short)
-            shapes = [(None,) * z.ndim for z in arrays]
-            shapes[k] = tuple(1 if n == 1 else None for n in short.shape)
-            graph = _outcome(built, of.op, of.labels, arrays, shapes)
-            if isinstance(graph, Exception):
-                continue
-            there = Point(Graph(of.op, of.labels, *graph, None, of.rtol, of.seed), arrays)
-            if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+            there = at.other(k, short, tuple(1 if n == 1 else None for n in short.shape))
+            if isinstance(there, Exception) or not there.is_valid:
                 continue
             known.append(_knows(there))
             if there.of.no_pull or isinstance(_outcome(getattr, there, "pulled"), Exception):
@@ -898,13 +908,10 @@ def broadcast(at: Point) -> None:
 
 def _knows(at: Point) -> bool:
     """Whether the shapes of the outputs are inferred, or declared, as they are."""
-    right = [y.shape for y in at.values]
-    lengths = [x.shape for x in at.arrays]
-    declared = _outcome(built, at.of.op, at.of.labels, at.arrays, lengths)
-    inferred = _outcome(at.of.shapes, *at.arrays) if hasattr(at.of.op, "infer_shape") else []
-    return (isinstance(declared, tuple) and [y.type.shape for y in declared[1]] == right) or (
-        isinstance(inferred, list) and [tuple(map(int, n)) for n in inferred] == right
-    )
+    of, lengths = at.of, [x.shape for x in at.arrays]
+    ways = [lambda: [y.type.shape for y in built(of.op, of.labels, at.arrays, lengths)[1]]]
+    ways += [at.inferred] if hasattr(of.op, "infer_shape") else []
+    return [y.shape for y in at.values] in map(_outcome, ways)
 
 
 def constants(at: Point) -> None:
@@ -912,12 +919,10 @@ def constants(at: Point) -> None:
     of = at.of
     for k, label in enumerate(of.labels):
         symbols = [*of.xs[:k], pt.constant(at.arrays[k]), *of.xs[k + 1 :]]
-        if getattr(of.op, "destroy_map", None):
-            symbols = map(pt.tensor_copy, symbols)
         says = f"if {label} is a constant, {{}}"
         with _told(says, of.inherited, Found), _told("it fails: {}"):
-            ys = _listed(of.op(*symbols))
-            there = Point(Graph(of.op, of.labels, of.xs, ys, None, of.rtol, of.seed), at.arrays)
+            ys = applied(of.op, symbols)
+            there = Point(of.like(of.xs, ys), at.arrays)
             as_declared(ys, there.values)
             agree(at, there.values, at.values, "a symbol")
             for i in of.free if at.has_shapes else ():
@@ -950,18 +955,18 @@ def shape_alone(at: Point) -> None:
             for n in shape or ():
                 if "int" not in str(dtype := getattr(n, "dtype", type(n).__name__)):
                     raise Found(f"infer_shape gives output {j} a length of {dtype}, not an integer")
-    same_shapes(of.shapes(*at.arrays), at.values)
+    same_shapes(at.inferred(), at.values)
     if of.is_op and any(node.op == of.op for node in of.shapes.maker.fgraph.toposort()):
         raise Found("no infer_shape: to know a shape, the Op has to run", "note")
 
 
 def same_shapes(shapes, values) -> None:
     for j, (shape, found) in enumerate(zip(shapes, values, strict=True)):
-        says = f"infer_shape gives output {j} the shape {(said := tuple(map(int, shape)))}"
-        ensure(said == found.shape, f"{says}, it has {found.shape}")
+        says = f"infer_shape gives output {j} the shape {shape}, it has {found.shape}"
+        ensure(shape == found.shape, says)
 
 
-def cut(at: Point) -> str | None:
+def empty(at: Point) -> str | None:
     """Axes of length 0 and 1, all, those that are alike and one by one, have the right shapes."""
     of, says = at.of, None
     ensure(any(x.ndim for x in at.arrays), "all inputs are scalars", "skipped")
@@ -973,45 +978,44 @@ def cut(at: Point) -> str | None:
         with _told(f"{{}}, where {_shapes(of.labels, arrays)}", of.inherited, Found):
             as_declared(of.ys, values)
             with _told("infer_shape: {}"):
-                same_shapes(of.shapes(*arrays), values)
+                same_shapes(Point(of, arrays).inferred(), values)
     return says
 
 
-def integers(at: Point, mode=AS_WRITTEN) -> str:
+def integers_for_floats(at: Point, mode=AS_WRITTEN) -> str:
     """Integers are answered like the floats of the same values, or refused when built."""
     of, refused = at.of, []
     for k in of.moving:
         errors, answered, who = [], False, f"with integers for {of.labels[k]},"
         x = at.arrays[k]
-        for whole in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):  # near and further away
-            whole = np.where(whole == 0, 1, whole).astype(x.dtype)
-            ints = at.but(k, whole.astype("int64"))
-            graph = _outcome(built, of.op, of.labels, ints)
-            if isinstance(graph, Exception):
+        for near in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):  # and further away
+            whole = np.where(near == 0, 1, near).astype(x.dtype)
+            there = at.other(k, whole.astype("int64"))
+            if isinstance(there, Exception):
                 refused.append(of.labels[k])
                 break
             by_floats = _outcome(of.run, *at.but(k, whole))
             if isinstance(by_floats, Exception) or not all(map(_is_finite, by_floats)):
                 continue
-            by_ints = _outcome(compiled(*graph, mode), *ints)
+            by_ints = _outcome(compiled(there.of.xs, there.of.ys, mode), *there.arrays)
             if isinstance(by_ints, Exception):
                 errors.append(f"{who} {_brief(by_ints)}; with floats, an answer")
                 continue
             answered = True
-            for j, (y, left, right) in enumerate(zip(graph[1], by_ints, by_floats, strict=True)):
+            for j, (y, left, right) in enumerate(zip(there.of.ys, by_ints, by_floats, strict=True)):
                 dtype, what = y.type.dtype, f"{who} output {j}"
-                whole = np.array_equal(right, np.rint(right))  # as sums and products have
                 says = f"{what} is declared {dtype}, which truncates real numbers"
                 says += ": turn inputs into floats in make_node"
-                ensure(whole or dtype not in pt.type.integer_dtypes, says, of.inherited)
+                real = not np.array_equal(right, np.rint(right))  # as those of sums are not
+                ensure(not real or dtype not in pt.type.integer_dtypes, says, of.inherited)
                 rtol = SINGLE if "float32" in (dtype, str(right.dtype)) else of.rtol
                 compare(what, left, right, "that of floats", rtol, of.inherited)
-            as_declared(graph[1], by_ints)
+            as_declared(there.of.ys, by_ints)
         ensure(answered or not errors, "".join(errors[:1]), of.inherited)
     return f"refused for {', '.join(refused)}" if refused else ""
 
 
-def single(at: Point, mode=AS_WRITTEN) -> None:
+def float32(at: Point, mode=AS_WRITTEN) -> None:
     """float32 is answered in float32, as near as it can be."""
     of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
     ensure(of.moving, "no input is real", "skipped")
@@ -1022,30 +1026,28 @@ def single(at: Point, mode=AS_WRITTEN) -> None:
     agree(at, found, at.moved(arrays).values, "float64", rtol=SINGLE, severity=of.inherited)
 
 
-def double(at: Point) -> None:
+def float64(at: Point) -> None:
     """What is declared float64 is not computed in float32."""
     ensure(not at.has_few_digits, "no input has more digits than float32", "skipped")
     says = f"{next(iter(at.narrow), '')} is of float64, and has the digits of float32 alone"
     ensure(not at.narrow, says, at.of.inherited)
 
 
-def dimensions(at: Point) -> None:
+def number_of_dimensions(at: Point) -> None:
     """An axis too many or too few is refused when the graph is built, or answered."""
     of, hint = at.of, "check ndim in make_node"
     for k, x in enumerate(at.arrays):
-        fewer = [(x[0], (None,) * (x.ndim - 1))] if x.ndim and len(x) else []
+        fewer = [(x[0], None)] if x.ndim and len(x) else []
         for changed, shape in [(x[None], (1, *(None,) * x.ndim)), *fewer]:
-            arrays, shapes = at.but(k, changed), [(None,) * a.ndim for a in at.arrays]
-            shapes[k] = shape
-            graph = _outcome(built, of.op, of.labels, arrays, shapes)
-            if isinstance(graph, Exception):
+            there = at.other(k, changed, shape)
+            if isinstance(there, Exception):
                 continue
             given = f"{of.labels[k]} with {changed.ndim} dimensions instead of {x.ndim}"
             late = "is accepted when the graph is built and fails when it runs"
             with _told(f"{given} {late} ({{}})" + f": {hint}" * of.is_op, of.severity):
-                values = compiled(*graph)(*arrays)
+                values = there.of.run(*there.arrays)
             with _told(f"{given}: {{}}: {hint}", of.inherited, Found):
-                as_declared(graph[1], values)
+                as_declared(there.of.ys, values)
 
 
 # --- what a gradient should be --------------------------------------------------------------------
@@ -1098,13 +1100,12 @@ def slope(at: Point, k: int) -> Slope:
 def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
     """Central differences entry by entry; NaN where f has no values on both sides, or jumps, as
     vectors do that are known but for their signs."""
-    x, cost, is_single = at.arrays[k], at.cost(k, f), at.is_single
-    steps = SINGLE_STEPS * max(1, np.max(np.abs(x), initial=0)) if is_single else None
+    x, cost = at.arrays[k], at.cost(k, f)
     scale = _along(map(np.abs, at.y_bars), [1 + np.abs(at.values[j]) for j in at.of.smooth])
 
     def by_differences(E):
         try:
-            sweep = step_sweep(lambda z: float(cost(z.astype(x.dtype))), x, E, steps=steps)
+            sweep = at.sweep(lambda z: float(cost(z.astype(x.dtype))), x, E)
         except ValueError:  # not finite around the point
             return np.nan
         smaller = np.abs(sweep.estimates[sweep.best :])  # steps than the best
@@ -1114,30 +1115,29 @@ def differences(at: Point, k: int, f: Callable, symmetric: bool) -> Slope:
         return np.nan if jumps.any() else 0.0 if lost else sweep.value
 
     found = entry_by_entry(by_differences, x, symmetric, MANY)
-    rtol = SINGLE_DIFFERENCES if is_single else DIFFERENCES
-    return Slope(found, "central differences", rtol, symmetric)
+    return Slope(found, "central differences", at.coarse, symmetric)
 
 
 def _wrong(known: Slope, pulled, at: Point, k: int) -> str:
     """How a gradient differs from what it should be; empty if it does not."""
-    true, floor = known.value, 0.0
+    true, left = known.value, 0.0
     there = np.isfinite(true)
     if not there.any():
         return "cannot be compared" if true.size else ""
     if known.against != "complex step":
         # An entry that is small beside another gradient, or beside the cost, is lost in rounding.
-        size = max(np.max(np.abs(x[np.isfinite(x)]), initial=0) for x in at.pulled.values())
-        lost = 1e-3 * (np.finfo(np.float32).eps if at.is_single else 1e-6)
+        of_cost = 1e-3 * (np.finfo(np.float32).eps if at.is_single else 1e-6)
         cost = abs(float(at.cost(k, at.of.run)(at.arrays[k])))
-        floor = max(1e-3 * size, lost * cost / known.rtol, at.rounding * at.share(k) / known.rtol)
+        beside = 1e-3 * known.rtol * _largest(*at.pulled.values())
+        left = max(beside, of_cost * cost, at.lost(k))
     pulled = symmetrize(pulled) if known.symmetric else pulled
-    return _difference(np.where(there, pulled, 0), np.where(there, true, 0), known.rtol, floor)
+    return _difference(np.where(there, pulled, 0), np.where(there, true, 0), known.rtol, left)
 
 
 def _at_a_kink(at: Point, k: int) -> bool:
     """Whether each wrong entry of a gradient lies between the slopes to its left and right."""
     x, pulled, known = at.arrays[k], at.pulled[k], at.slopes[k].value
-    close = np.abs(pulled - known) <= DIFFERENCES * np.max(np.abs(pulled), initial=0)
+    close = np.abs(pulled - known) <= DIFFERENCES * _largest(pulled)
     wrong = [tuple(entry) for entry in np.argwhere(~close)]
 
     def between(entry):
@@ -1150,7 +1150,7 @@ def _at_a_kink(at: Point, k: int) -> bool:
 
 def _is_between(f: Callable, x, v, along: float) -> bool:
     """Whether a slope along v lies between those of f to the left and to the right of x."""
-    h = 1e-6 * max(1.0, np.max(np.abs(x), initial=0.0))
+    h = 1e-6 * max(1.0, _largest(x))
     values = [_outcome(lambda z=z: float(f(z))) for z in (x - h * v, x, x + h * v)]
     if any(isinstance(z, Exception) for z in values):
         return False
@@ -1191,15 +1191,15 @@ def pullback(at: Point) -> str:
     return f"against {next(iter(at.slopes.values())).against}"
 
 
-def pull_alone(at: Point) -> None:
+def gradient_alone(at: Point) -> None:
     """The graph of the gradients, whose Ops may be others, keeps to memory, types and shapes."""
     of = at.of
     labels = [*of.labels, *(f"cotangent {j}" for j in of.smooth)]
     xs, ys = [*of.xs, *of.y_bars], [*of.x_bars.values()]
-    graph = Graph(None, labels, xs, ys, None, of.rtol, of.seed)
+    graph = Graph(None, labels, xs, ys, None, of.rtol)  # no Op that infers its shapes
     there = Point(graph, [*at.arrays, *at.y_bars])
     try:
-        for check in (runs, repeated, memory, strided, shape_alone):
+        for check in (runs, repeated_call, memory_of_the_inputs, not_contiguous, shape_alone):
             check(there)
     except Found as found:
         says = found.says
@@ -1211,7 +1211,7 @@ def pull_alone(at: Point) -> None:
 def differentiated(at: Point) -> None:
     """Pullback and pushforward are right, as far as one direction tells; where it does not, they
     are looked at entry by entry."""
-    of, rng = at.of, np.random.default_rng(at.of.seed + 3)
+    of, rng = at.of, np.random.default_rng(3)
     if not of.free or not of.smooth or isinstance(of.no_pull, NotImplementedError):
         return
     v = {}
@@ -1225,17 +1225,16 @@ def differentiated(at: Point) -> None:
         moved = {k: (at.arrays[k] + t * d).astype(d.dtype) for k, d in v.items() if k in of.free}
         return float(at.total(of.run(*(moved.get(k, x) for k, x in enumerate(at.arrays)))))
 
-    steps = SINGLE_STEPS if at.is_single else None
-    sweep = _outcome(lambda: step_sweep(cost, 0.0, 1.0, steps=steps))
+    sweep = _outcome(at.sweep, cost, 0.0, 1.0)
     if isinstance(sweep, Exception) or at.has_shapes and _lost(at):
         return  # there are no differences, or nothing but rounding
     slack = 10 * sweep.uncertainty + 1e-9 * abs(cost(0.0))
     terms = [at.pulled[k] * v[k] for k in of.free] if at.has_shapes else [np.array(np.nan)]
-    checks = [] if _is_sum(float(sweep.value), terms, _coarse(at), slack) else [pullback]
+    checks = [] if _is_sum(float(sweep.value), terms, at.coarse, slack) else [pullback]
     if not (checks or of.nulls or isinstance(of.push, Exception)):
         pushed = _outcome(of.push, *at.arrays, *v.values())
         along = np.nan if isinstance(pushed, Exception) else float(_along(at.y_bars, pushed))
-        checks = [] if _is_sum(along, terms, _coarse(at), slack) else [pushforward]
+        checks = [] if _is_sum(along, terms, at.coarse, slack) else [pushforward]
     for check in checks:
         found = _outcome(check, at)
         if isinstance(found, Found) and found.status == "FAULT":
@@ -1244,26 +1243,16 @@ def differentiated(at: Point) -> None:
 
 def _lost(at: Point) -> bool:
     """Whether the last bits of the inputs move a value, or a gradient, by what differences see."""
-    rng = np.random.default_rng(0)
-
-    def moved(x):
-        return (x * (1 + at.eps * rng.integers(-4, 5, x.shape))).astype(x.dtype)
-
-    known, near = [*at.values, *at.pulled.values()], at.nearby(moved)
+    known, near = [*at.values, *at.pulled.values()], at.trembling(np.random.default_rng(0))
     found = [*at.of.run(*near), *at.of.pull(*near, *at.y_bars)]
-    return bool(any(map(_difference, found, known, [_coarse(at) / 100] * len(known))))
+    return bool(any(map(_difference, found, known, [at.coarse / 100] * len(known))))
 
 
-def _coarse(at: Point) -> float:
-    """What is asked of answers far from the example, which a truth may not have in full."""
-    return SINGLE_DIFFERENCES if at.is_single else DIFFERENCES
-
-
-def pull_linear(at: Point) -> None:
+def pullback_is_linear(at: Point) -> None:
     """The answers to two parts of the cotangent add up to the answer."""
     who = [f"for {at.of.labels[k]}, the answers to two parts of the cotangent" for k in at.pulled]
     hint = ": every term must contain the cotangent once"
-    left = [at.rounding * at.share(k) for k in at.pulled]
+    left = [at.lost(k) for k in at.pulled]
     _add_up(at, at.of.pull, at.y_bars, at.pulled.values(), who, left, hint)
 
 
@@ -1278,11 +1267,11 @@ def _add_up(at: Point, f: Callable, v, whole, who, left, hint: str = "") -> None
     rest = f(*at.arrays, *(x - p for x, p in zip(v, parts, strict=True)))
     for what, once, y, z, least in zip(who, whole, found, rest, left, strict=True):
         added = np.where(np.isfinite(once), y + np.asarray(z), once)
-        says = _difference(added, once, at.tolerance, least / at.tolerance)
+        says = _difference(added, once, at.tolerance, least)
         ensure(not says, f"{what}, one with zeros, do not add up ({says}){hint}")
 
 
-def pull_partly(at: Point) -> None:
+def disconnected_cotangents(at: Point) -> None:
     """With some outputs unused, as with zeros for their cotangents."""
     of = at.of
     for n, j in enumerate(of.smooth):
@@ -1298,7 +1287,7 @@ def pull_partly(at: Point) -> None:
                 compare(what, x_bar, full[k], "zero cotangents", at.tolerance)
 
 
-def same_twice(at: Point) -> None:
+def one_variable_twice(at: Point) -> None:
     """One variable for two inputs is answered as two equal ones; its gradient is the sum of theirs.
 
     Rewrites, and pullbacks that know variables by what they are, take the one for the other.
@@ -1306,8 +1295,7 @@ def same_twice(at: Point) -> None:
     of, xs = at.of, at.arrays
     i, k = _alike(xs)
     there, who = Point(of, at.but(k, xs[i])), f"one variable as {of.labels[i]} and {of.labels[k]}"
-    valid = not isinstance(_outcome(getattr, there, "values"), Exception) and there.is_finite
-    ensure(valid, f"there is no answer for {who}", "skipped")
+    ensure(there.is_valid, f"there is no answer for {who}", "skipped")
     free = [x for x in of.free if x != k] if at.has_shapes else []
     with _told(f"{who} fails: {{}}", of.inherited):
         ys = clone_replace(of.ys, {of.xs[k]: of.xs[i]}, rebuild_strict=False)
@@ -1317,14 +1305,13 @@ def same_twice(at: Point) -> None:
     agree(at, found[: len(ys)], there.values, "two variables", f"output {{}} for {who}")
     for x, x_bar in zip(x_bars, found[len(ys) :], strict=True):
         parts = [there.pulled[z] for z in ((i, k) if x == i else (x,)) if z in there.pulled]
-        least = there.rounding * there.share(x) / at.tolerance
-        size = max(least, *(np.max(np.abs(part), initial=0.0) for part in parts))  # they may cancel
-        says = _difference(x_bar, sum(parts), 10 * at.tolerance, size)
+        left = max(there.lost(x), at.tolerance * _largest(*parts))  # they may cancel
+        says = _difference(x_bar, sum(parts), 10 * at.tolerance, 10 * left)
         what = f"the gradient for {of.labels[x]} for {who}"
         ensure(not says, f"{what} {says} (two variables)", of.inherited)
 
 
-def pull_chained(at: Point) -> None:
+def inputs_of_one_another(at: Point) -> None:
     """Each input has its own gradient where the next one, and the cotangents, are made of it.
 
     Each moves with the mean of the one before it, and the cotangents with that of the first: their
@@ -1336,8 +1323,7 @@ def pull_chained(at: Point) -> None:
         masks[k] = np.isfinite(at.arrays[k]) / max(at.arrays[k].size, 1)
         mean = (pt.switch(masks[k], X, 0.0) * masks[k]).sum()
         moves.append(mean - pg.disconnected_grad(mean))
-    says = "where one is computed from another, it fails: {}"
-    with _told(says, of.inherited):
+    with _told("where one is computed from another, it fails: {}", of.inherited):
         ys = clone_replace(of.ys, dict(zip(of.xs, inputs, strict=True)), rebuild_strict=False)
         bars = [b + pt.cast(moves[1], b.type.dtype) for b in of.y_bars]
         x_bars, _ = of.gradients(_along(bars, [ys[j] for j in of.smooth]), of.free)
@@ -1347,11 +1333,11 @@ def pull_chained(at: Point) -> None:
     for k in reversed(of.free):
         expected[k] = at.pulled[k] + more * masks[k]
         more = expected[k].sum()
-        size = sizes[k] = max(size, np.max(np.abs(expected[k]), initial=0.0))
+        size = sizes[k] = max(size, _largest(expected[k]))
     expected[of.free[0]] += masks[of.free[0]] * sum(at.values[j].sum() for j in of.smooth)
     for k, x_bar in zip(x_bars, found, strict=True):
-        least = at.rounding * at.share(k) / at.tolerance
-        says = _difference(x_bar, expected[k], 10 * at.tolerance, max(sizes[k], least))
+        left = max(at.lost(k), at.tolerance * sizes[k])
+        says = _difference(x_bar, expected[k], 10 * at.tolerance, 10 * left)
         what = f"if another input, or a cotangent, is made of {of.labels[k]}, its gradient {says}"
         ensure(not says, f"{what}: take gradients for symbols of your own", of.inherited)
 
@@ -1359,14 +1345,14 @@ def pull_chained(at: Point) -> None:
 ABSENT = "({{}}): a {} may be of DisconnectedType, which has no arithmetic"
 
 
-def pull_cut(at: Point) -> None:
+def short_gradient(at: Point) -> None:
     """The gradient is right where axes have length 0 and 1."""
     ensure(any(x.ndim for x in at.arrays), "all inputs are scalars", "skipped")
     for number, arrays in enumerate(_cuts(at)):
         there, all_empty = Point(at.of, arrays), number == 0
         if not (all_empty or all(x.size for x in arrays)):
             continue  # what one empty axis means for the others is not known here
-        if isinstance(_outcome(getattr, there, "values"), Exception) or not there.is_finite:
+        if not there.is_valid:
             continue
         try:  # inputs that do not fit together may have a value, and no gradient
             with _told("it fails: {}", "FAULT" if all_empty else "skipped"):
@@ -1376,12 +1362,12 @@ def pull_cut(at: Point) -> None:
             ensure(found.status != "FAULT", says, at.of.inherited)
 
 
-def pull_single(at: Point) -> None:
+def pullback_in_float32(at: Point) -> None:
     """The gradient of float32 is the same, and of float32."""
     of, arrays = at.of, at.nearby(lambda x: x.astype("float32"))
     with _told("float32 is refused", "skipped"):
         xs, ys = built(of.op, of.labels, arrays, [x.type.shape for x in of.xs])
-    narrow = Graph(of.op, of.labels, xs, ys, None, of.rtol, of.seed)
+    narrow = of.like(xs, ys)
     given = [b.astype(s.type.dtype) for b, s in zip(at.y_bars, narrow.y_bars, strict=True)]
     wide = [b.astype(s.type.dtype) for b, s in zip(given, of.y_bars, strict=True)]
     trues, found = of.pull(*at.moved(arrays).arrays, *wide), narrow.pull(*arrays, *given)
@@ -1391,31 +1377,27 @@ def pull_single(at: Point) -> None:
         of_type(f"{who} it", symbol, x_bar)
         says = f"{who} of float32 it is {dtype}"
         ensure(dtype == "float32", says, of.inherited if alike else "note")
-        left = FEWER * at.rounding * at.share(k)
-        compare(who, x_bar, true, "float64", SINGLE, of.inherited, left)
+        compare(who, x_bar, true, "float64", SINGLE, of.inherited, FEWER * at.lost(k))
 
 
-def second(at: Point) -> None:
+def second_order(at: Point) -> None:
     """The gradient of the pullback is right."""
-    of, rng = at.of, np.random.default_rng(at.of.seed + 2)
+    of, rng = at.of, np.random.default_rng(2)
     us = [of.xs[k].type(f"u {k}") for k in of.free]
     none = "none, and no default pushforward: the pullback has no pullback ({})"
-    with (
-        _told("it cannot be built: {}", of.severity),
-        _told(none, "note", NotImplementedError),
-    ):
+    with _told("it cannot be built: {}", of.severity), _told(none, "note", NotImplementedError):
         bends, nulls = of.gradients(_along(us, of.x_bars.values()), of.free)
-    weights = [_normal(rng, at.arrays[k].shape, at.arrays[k].dtype) for k in of.free]
+    shapes = [at.arrays[k].shape for k in of.free]
+    weights = [rng.standard_normal(n).astype(u.dtype) for n, u in zip(shapes, us, strict=True)]
     f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
-    steps = SINGLE_STEPS if at.is_single else None
-    rtol = 5 * SINGLE_DIFFERENCES if at.is_single else DIFFERENCES
+    rtol = at.coarse * (5 if at.is_single else 1)
     for k, bend in zip(bends, f(*at.arrays, *at.y_bars, *weights), strict=True):
         x, v = at.arrays[k], at.x_dots[k]
 
         def moved(z, k=k, dtype=x.dtype):
             return float(_along(weights, of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)))
 
-        sweep = _outcome(lambda f=moved, x=x, v=v: step_sweep(f, x, v, steps=steps))
+        sweep = _outcome(at.sweep, moved, x, v)
         if isinstance(sweep, ValueError):
             continue
         along, true = float((bend * v).sum()), float(sweep.value)
@@ -1425,23 +1407,21 @@ def second(at: Point) -> None:
         if not _is_between(moved, x, v, along):  # else it is at a kink of the gradient
             says = _difference(np.array(along), np.array(true), rtol)
             raise Found(f"the gradient of the pullback for {of.labels[k]} {says}", of.inherited)
-    who = ", ".join(of.labels[k] for k in nulls)
-    why = next(iter(nulls.values()), "")
+    who, why = ", ".join(of.labels[k] for k in nulls), next(iter(nulls.values()), "")
     ensure(not nulls, f"declared missing for {who}: {why}", "skipped")
 
 
-def for_integers(at: Point) -> None:
+def gradient_for_integers(at: Point) -> None:
     """The gradient for integers is missing, or a number that is not zero."""
     of, notes = at.of, []
     cost = sum((of.ys[j] ** 2).sum() for j in of.smooth)
-    for k in at.integers:
-        who = of.labels[k]
-        try:
-            found = pytensor.grad(cost, of.xs[k])
-        except (pg.DisconnectedInputError, pg.NullTypeGradError, NotImplementedError):
+    for k in of.integers:
+        who, found = of.labels[k], _outcome(pytensor.grad, cost, of.xs[k])
+        missing = pg.DisconnectedInputError, pg.NullTypeGradError, NotImplementedError
+        if isinstance(found, missing):
             continue
-        except Exception as error:
-            raise Found(f"the gradient for {who} fails: {_brief(error)}") from None
+        if isinstance(found, Exception):
+            raise Found(f"the gradient for {who} fails: {_brief(found)}")
         if np.any(compiled(of.xs, found)(*at.arrays)):
             notes.append(f"{who}, of integers, has a real gradient")
             continue
@@ -1461,7 +1441,7 @@ def pushed_graph(of: Graph, which, own: bool):
     if len(which) < len(of.moving):
         still = set(of.moving) - set(which)
         xs = [pg.disconnected_grad(x) if k in still else x for k, x in enumerate(of.xs)]
-        ys = _listed(of.op(*xs))
+        ys = applied(of.op, xs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         y_dots = pg.pushforward(
@@ -1488,7 +1468,7 @@ def pushforward(at: Point) -> str:
     methods = ", ".join(sorted({known.against for known in slopes.values()}))
     right = at.has_shapes and not any(_wrong(s, at.pulled[k], at, k) for k, s in slopes.items())
     rtol = max(known.rtol for known in slopes.values())
-    slack = 1e-9 * abs(float(at.total(at.values))) + _left(at)
+    slack = 1e-9 * abs(float(at.total(at.values))) + at.tangent_lost
     if _is_finite(sum(map(np.sum, terms))) and not _is_sum(forwards, terms, rtol, slack):
 
         def cost(t):
@@ -1503,26 +1483,21 @@ def pushforward(at: Point) -> str:
     if not right:
         return f"against {methods}"
     terms = [at.pulled[k] * at.x_dots[k] for k in slopes]
-    transposed = _is_sum(forwards, terms, at.tolerance, _left(at))
+    transposed = _is_sum(forwards, terms, at.tolerance, at.tangent_lost)
     ensure(transposed, "pushforward and pullback are not transposes of each other")
     return f"against {methods} and pullback"
 
 
-def _left(at: Point) -> float:
-    """What rounding leaves of the cost's tangent where its parts cancel."""
-    return at.rounding * sum(at.share(k, x_dot) for k, x_dot in at.x_dots.items())
-
-
-def push_linear(at: Point) -> None:
+def pushforward_is_linear(at: Point) -> None:
     """The answers to two parts of the tangents add up to the answer."""
     dots = [*at.x_dots.values()]
     with _told("it fails: {}", at.of.forwards):
         whole = at.of.push(*at.arrays, *dots)
         who = ["the answers to two parts of the tangents"] * len(whole)
-        _add_up(at, at.of.push, dots, whole, who, [_left(at)] * len(whole))
+        _add_up(at, at.of.push, dots, whole, who, [at.tangent_lost] * len(whole))
 
 
-def push_partly(at: Point) -> None:
+def disconnected_tangents(at: Point) -> None:
     """With some inputs still, as with zeros for their tangents."""
     of = at.of
     for k in of.moving:
@@ -1535,24 +1510,25 @@ def push_partly(at: Point) -> None:
             compare(what, y_dot, true, "zero tangents", at.tolerance, of.forwards)
 
 
-def default_push(at: Point) -> None:
+def pushforward_by_two_pulls(at: Point) -> None:
     """PyTensor's default: pull back twice.  It takes each cotangent for finished."""
     of, dots = at.of, [at.x_dots[k] for k in at.of.free]
-    try:
+    with (
+        _told("the pullback has no pullback ({})", "note", NotImplementedError),
+        _told("a second derivative is declared missing", "skipped", pg.NullTypeGradError),
+    ):
         pushed = pushed_graph(of, of.free, own=False)
-    except NotImplementedError as error:
-        raise Found(f"the pullback has no pullback ({_brief(error)})", "note") from None
-    except pg.NullTypeGradError:
-        raise Found("a second derivative is declared missing", "skipped") from None
     terms = [at.pulled[k] * d for k, d in zip(of.free, dots, strict=True)]
-    if not _is_sum(_along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance, _left(at)):
+    if not _is_sum(
+        _along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance, at.tangent_lost
+    ):
         us = [of.xs[k].type() for k in of.free]
         back = pytensor.grad(
             _along(us, of.x_bars.values()), of.y_bars, disconnected_inputs="ignore",
             return_disconnected="zero",
         )  # fmt: skip
         back = compiled([*of.xs, *of.y_bars, *us], back)(*at.arrays, *at.y_bars, *dots)
-        if not _is_sum(_along(at.y_bars, back), terms, at.tolerance, _left(at)):
+        if not _is_sum(_along(at.y_bars, back), terms, at.tolerance, at.tangent_lost):
             raise Found("the pullback has a wrong gradient for the cotangents", of.inherited)
         raise Found(
             "PyTensor's default pushforward is wrong, because it takes the cotangents that "
@@ -1619,8 +1595,8 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     ensure(_same(before, given), f"{name} overwrites an input")
     expected = [(f"output {j}", y, at.values[j], at.left[j]) for j, y in enumerate(of.ys)]
     for k, x_bar in of.x_bars.items() if has_g else ():
-        left = at.rounding * at.share(k)
-        expected.append((f"the gradient for {of.labels[k]}", x_bar, at.pulled[k], left))
+        what = f"the gradient for {of.labels[k]}"
+        expected.append((what, x_bar, at.pulled[k], at.lost(k)))
     for (what, symbol, true, left), one in zip(expected, map(np.asarray, found), strict=True):
         compare(what, one, true, "Python", at.tolerance, left=left)
         of_type(what, symbol, one, severity)
@@ -1741,12 +1717,13 @@ def compare(what, found, true, against, rtol, severity="FAULT", left=0.0) -> Non
     found, true = np.asarray(found), np.asarray(true)
     if found.shape != true.shape:
         raise Found(f"{what} has shape {found.shape}, expected {true.shape} ({against})", severity)
-    if says := _difference(found, true, rtol, left / rtol):
+    if says := _difference(found, true, rtol, left):
         raise Found(f"{what} {says} ({against})", severity)
 
 
-def _difference(value, true, rtol: float, floor: float = 0.0) -> str:
-    """How a value differs from the true one by more than rtol; empty if it does not."""
+def _difference(value, true, rtol: float, left: float = 0.0) -> str:
+    """How a value differs from the true one by more than rtol, and what is left by rounding; empty
+    if it does not."""
     value, true = np.asarray(value), np.asarray(true)
     if value.size == 0:
         return ""
@@ -1759,7 +1736,7 @@ def _difference(value, true, rtol: float, floor: float = 0.0) -> str:
         return "is infinite where it should not be" if np.isinf(value).any() else "is finite"
     same = lost | (value == true)  # two infinities are
     value, true = (np.where(same, np.where(np.isfinite(true), true, 0), v) for v in (value, true))
-    gap, size = np.max(np.abs(value - true)), max(np.max(np.abs(true)), floor)
+    gap, size = np.max(np.abs(value - true)), max(np.max(np.abs(true)), left / rtol)
     if same.all() or gap <= rtol * size < np.inf:
         return ""
     square = (true * true).sum()
@@ -1783,10 +1760,6 @@ def _same(xs, ys) -> bool:
     )
 
 
-def _identical(x: np.ndarray, y: np.ndarray) -> bool:
-    return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
-
-
 def _along(xs, ys):
     """The sum of the products of all entries, of arrays or of symbols."""
     return sum((x * y).sum() for x, y in zip(xs, ys, strict=True))
@@ -1804,14 +1777,11 @@ def _is_sum(total: float, terms, rtol: float, slack: float = 0.0) -> bool:
 def _labels(op, count: int) -> list[str]:
     """What the user calls the inputs: the arguments of make_node, or of the function."""
     try:
-        signature = inspect.signature(type(op).make_node if isinstance(op, Op) else op)
+        parameters = inspect.signature(op.make_node if isinstance(op, Op) else op).parameters
     except (TypeError, ValueError):
-        signature = inspect.Signature()
-    names = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
-    ]
+        parameters = {}
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [name for name, p in parameters.items() if p.kind in by_position]
     return names if len(names) == count else [f"input {k}" for k in range(count)]
 
 
@@ -1825,10 +1795,6 @@ def _listed(outputs) -> list:
 
 def _many(outputs) -> list[np.ndarray]:
     return [np.asarray(y) for y in _listed(outputs)]
-
-
-def _normal(rng, shape, dtype) -> np.ndarray:
-    return np.asarray(rng.standard_normal(shape), dtype=dtype)
 
 
 def _first_line(text) -> str:
@@ -1866,6 +1832,12 @@ def _is_finite(x) -> bool:
     return bool(np.all(np.isfinite(x)))
 
 
+def _largest(*arrays) -> float:
+    """The largest of all finite entries, by their absolute values; 0 if there is none."""
+    every = np.concatenate([np.ravel(x) for x in arrays] or [[]])
+    return float(np.max(np.abs(every[np.isfinite(every)]), initial=0.0))
+
+
 def _is_symmetric(x: np.ndarray) -> bool:
     """Whether the last two axes are a symmetric matrix of more than one entry."""
     square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1
@@ -1882,10 +1854,8 @@ def _walled(x: np.ndarray, wall: float):
     """A contiguous copy of x inside a longer buffer, and the buffer."""
     if x.dtype.kind != "f":  # indices beyond the ends must stay indices
         wall = x.max(initial=0) if wall == 7.0 else x.min(initial=0)
-    buffer = np.full(x.size + 2 * OUTSIDE, wall, dtype=x.dtype)
-    inside = buffer[OUTSIDE : OUTSIDE + x.size].reshape(x.shape)
-    inside[...] = x
-    return inside, buffer
+    buffer = np.pad(x.ravel(), OUTSIDE, constant_values=wall)
+    return buffer[OUTSIDE : OUTSIDE + x.size].reshape(x.shape), buffer
 
 
 def _strided(x: np.ndarray) -> np.ndarray:
@@ -1923,7 +1893,7 @@ def _alike(arrays) -> tuple[int, int] | None:
 
 def _shortened(arrays, group, n: int) -> list[np.ndarray]:
     """The arrays with the first n along these axes, (array, axis) each."""
-    arrays = list(arrays)
-    for k, axis in group:
-        arrays[k] = np.take(arrays[k], range(min(n, arrays[k].shape[axis])), axis=axis)
-    return arrays
+    return [
+        np.array(x[tuple(slice(n if (k, axis) in group else None) for axis in range(x.ndim))])
+        for k, x in enumerate(arrays)
+    ]
