@@ -758,6 +758,14 @@ def test_an_infinite_value_that_should_be_is_named():
         contract.value(at)
 
 
+def test_a_number_beyond_all_integers_is_not_taken_for_one():
+    bounded = {
+        "perform": lambda s, n, i, o: o[0].__setitem__(0, np.minimum(i[0], 1)),
+        "pullback": lambda s, i, o, c: [pt.lt(i[0], 1) * c[0]],
+    }
+    assert faults(type("Bounded", (Sine,), bounded)(None), (np.array([np.inf, 1e300, 0.5]),)) == {}
+
+
 @pytest.mark.parametrize("declared", [pg.grad_not_implemented, pg.grad_undefined])
 def test_a_gradient_that_is_declared_missing_is_skipped_and_the_others_are_not(declared):
     def missing(factor):
@@ -1251,6 +1259,28 @@ def test_a_wrong_rule_of_jax_is_seen():
     )
     found = faults(OfLengthOne(True), (x,), backends=("jax",))
     assert set(found) == {"JAX: empty"} and "shape (1,), expected (0,)" in found["JAX: empty"]
+
+
+def test_a_rule_of_jax_is_compared_where_there_is_no_pullback_or_no_way_back():
+    jax = pytest.importorskip("jax")
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    class NoPullback(Double):
+        def pullback(self, inputs, outputs, cotangents):
+            raise NotImplementedError
+
+    class ByLoop(Double):
+        pass
+
+    def looped(x):  # of unknown length: JAX pushes through it, and pulls through none
+        return jax.lax.while_loop(lambda z: z.max() < 3, lambda z: 2.5 * x, 0 * x)
+
+    jax_funcify.register(NoPullback)(lambda op, **kwargs: lambda x: 2.5 * x)
+    jax_funcify.register(ByLoop)(lambda op, **kwargs: lambda x: looped(x) if x.size else 2.5 * x)
+    for op, says in (NoPullback(True), ""), (ByLoop(True), "forwards alone"):
+        report = attack(op, np.array([1.2, 1.5]), backends=("jax",), raises=False)
+        assert not report.faults, report
+        assert report.attacks[-1].says == says
 
 
 class InC(ps.UnaryScalarOp):

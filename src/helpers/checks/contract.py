@@ -528,7 +528,7 @@ class Point:
     @cached_property
     def pulled(self) -> dict[int, np.ndarray]:
         found = self.of.pull(*(x.copy() for x in (*self.arrays, *self.y_bars)))
-        return {k: np.array(x) for k, x in zip(self.of.free, found, strict=True)}
+        return {k: np.array(x) for k, x in zip(self.of.x_bars, found, strict=True)}
 
     @cached_property
     def has_shapes(self) -> bool:
@@ -989,7 +989,7 @@ def integers_for_floats(at: Point, mode=AS_WRITTEN) -> str:
         errors, answered, who = [], False, f"with integers for {of.labels[k]},"
         x = at.arrays[k]
         for near in (np.rint(x), np.rint(3 * x) + 1, np.abs(np.rint(x))):  # and further away
-            whole = np.where(near == 0, 1, near).astype(x.dtype)
+            whole = np.where((near != 0) & (np.abs(near) < 2**53), near, 1).astype(x.dtype)
             there = at.other(k, whole.astype("int64"))
             if isinstance(there, Exception):
                 refused.append(of.labels[k])
