@@ -93,7 +93,7 @@ def _reverse(inputs, a_pred, P_pred, bars):
 
 
 PASSES = (lambda inputs, _: _filter(inputs)), _reverse
-loglike = closed_form(("l",), *PASSES)
+loglike = closed_form(("l",), PASSES)
 gradient = partial(scans_gradient, passes=PASSES)
 
 

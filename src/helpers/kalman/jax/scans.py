@@ -35,7 +35,7 @@ INPUTS = tuple(DIMENSIONS)
 WRITTEN_OUT = 6
 
 
-def closed_form(names: tuple[str, ...], forwards, backwards):
+def closed_form(names: tuple[str, ...], passes=None):
     """The function of INPUTS that returns these outputs, with the closed-form pullback.
 
     By the passes of an engine, such as :func:`filter_scan` and :func:`reverse_scan`.
@@ -43,15 +43,17 @@ def closed_form(names: tuple[str, ...], forwards, backwards):
 
     @jax.custom_vjp
     def run(*inputs):
-        out = forwards(inputs, names)
+        out = (passes or (filter_scan, reverse_scan))[0](inputs, names)
         return tuple(out[x] for x in names)
 
     def forward(*inputs):
-        out = forwards(inputs, (*names, "a_pred", "P_pred"))
+        out = (passes or (filter_scan, reverse_scan))[0](inputs, (*names, "a_pred", "P_pred"))
         return tuple(out[x] for x in names), (inputs, out["a_pred"], out["P_pred"])
 
     def backward(saved, bars):
-        found = backwards(*saved, dict(zip(names, bars, strict=True)))
+        found = (passes or (filter_scan, reverse_scan))[1](
+            *saved, dict(zip(names, bars, strict=True))
+        )
         return tuple(found[x] for x in INPUTS)
 
     run.defvjp(forward, backward)
@@ -76,7 +78,7 @@ def panel(y, a0, P0, c, *matrices):
 
 def gradient(names, inputs, l_bar, passes=None):
     """l, and by name the gradients of these, of the sum of l weighted with l_bar."""
-    forwards, backwards = passes or PASSES
+    forwards, backwards = passes or (filter_scan, reverse_scan)
     out = forwards(inputs, ("l", "a_pred", "P_pred"))
     found = backwards(inputs, out["a_pred"], out["P_pred"], {"l": l_bar})
     return out["l"], {x: found[x] for x in names}
@@ -203,10 +205,9 @@ def reverse_scan(inputs, a_pred, P_pred, bars: dict, after=None) -> dict:
     return {"y": y_bar, "a0": a_bar, "P0": P_bar} | sums | stacked
 
 
-PASSES = filter_scan, reverse_scan
-loglike = closed_form(("l",), *PASSES)
-outputs = closed_form(FilterOutputs._fields, *PASSES)
-_observed = closed_form(("y_hat", "F", "l"), *PASSES)
+loglike = closed_form(("l",))
+outputs = closed_form(FilterOutputs._fields)
+_observed = closed_form(("y_hat", "F", "l"))
 
 
 def _cholesky(F):
