@@ -1,6 +1,5 @@
 r"""Losses of class scores against labels."""
 
-import numpy as np
 from onnx import TensorProto
 
 from helpers.onnx_grad.rules.table import register_gradient
@@ -17,32 +16,21 @@ class Labels:
     def __init__(self, g, node):
         scores, labels, self.weights = node.x[0], node.x[1], node.input(2)
         self.g, self.reduction, ignore = g, node.attr("reduction"), node.attr("ignore_index")
-        dtype, classes = scores.dtype, scores.shape[1]
         self.plain = ignore is None and self.weights is None
-        self.column = column = g.unsqueeze(labels, [1])
-        self.heeded = None
-        if self.plain:
-            self.total = g.size_of(labels, dtype)
-        if self.plain and isinstance(classes, int) and dtype == TensorProto.FLOAT:
-            # One node; onnxruntime has it in single precision only.
-            labels = labels.cast(TensorProto.INT64)
-            depth, values = np.array(classes, np.int64), np.array([0, 1], np.float32)
-            onehot = g.op("OneHot", labels, depth, values, axis=1, shape=scores.shape)
-            self.onehot = self.weighted = onehot
-            return
+        self.column, self.heeded = g.unsqueeze(labels, [1]), None
         across = [0, *range(2, scores.rank)]
         numbers = g.unsqueeze(g.range_of(g.length(scores, 1)), across)
-        column = column.cast(TensorProto.INT64)
+        column = self.column.cast(TensorProto.INT64)
         # 1 at the label's class, and nothing for an ignored label.
         hit = column.equals(numbers)
         if ignore is not None:
             self.heeded = g.op("Not", column.equals(ignore))
             hit = g.op("And", hit, self.heeded)
-        self.onehot = self.weighted = g.refine(hit.cast(dtype).name, scores.shape)
+        self.onehot = self.weighted = g.refine(hit.cast(scores.dtype).name, scores.shape)
         if self.weights is not None:
             self.weighted = self.onehot * g.unsqueeze(self.weights, across)
-        if not self.plain:
-            self.total = g.sum(self.weighted, None, keepdims=False)
+        heeded = g.sum(self.weighted, None, keepdims=False)
+        self.total = g.size_of(labels, scores.dtype) if self.plain else heeded
 
     def spread(self, t, dloss):
         """t, of the scores' shape, times the cotangent of each label's own loss."""
