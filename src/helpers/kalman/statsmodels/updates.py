@@ -81,15 +81,12 @@ class Colored:
         if in_all is None:  # each has had a step of its own
             full = steps[self.colors]
         else:
-            if steps.shape[1] == self.pattern.shape[1]:
-                values = steps[self.colors[self.columns], self.rows]
-                if self._complete(in_all, values):
-                    self.told = (in_all, values) if self._tells_all(values) else None
-                    return self.rows, self.columns, values
+            values = steps[self.colors[self.columns], self.rows]
+            if self._complete(in_all, values):
+                self.told = (in_all, values) if self._tells_all(values) else None
+                return self.rows, self.columns, values
             full = self._one_by_one(params)
-        if full.shape != self.pattern.shape:
-            self._paint(full != 0)
-        elif (full[~self.pattern] != 0).any():
+        if (full[~self.pattern] != 0).any():
             self._paint(self.pattern | (full != 0))
         return self.rows, self.columns, full[self.columns, self.rows]
 
