@@ -3,8 +3,7 @@ r"""The log-likelihood with unknown numbers integrated out, as an Op with its cl
 :func:`kalman_diffuse_loglike` is :func:`helpers.kalman.diffuse.loglike` for PyTensor and PyMC: an
 exact diffuse start, regression coefficients, or both.  The Op's inputs are the q + 1 series of
 :mod:`helpers.kalman.diffuse`, the data and a column for each number (the data alone where delta
-enters the first state alone); PyTensor puts them together,
-and takes their gradients apart.
+enters the first state alone); PyTensor puts them together, and takes their gradients apart.
 
 It runs in Numba, C and Python modes, and in JAX mode by :func:`helpers.kalman.jax.integrated`.
 """
@@ -41,14 +40,9 @@ def kalman_diffuse_loglike(
     y, a0, P0, c, d, T, Z, R, H, Q : tensor
         As :func:`helpers.kalman.ops.likelihood.kalman_loglike`; a0, c and d without delta. What P0
         is on the span of A makes no difference under a flat prior.
-    A : tensor (m, q), optional
-        What delta adds to the first state: columns of the identity where single states are diffuse.
-    X : tensor (p, q) or (n, p, q), optional
-        What delta adds to each observation: regressors.
-    B : tensor (m, q) or (n, m, q), optional
-        What delta adds to each next state.
-    precision : tensor (q, q), optional
-        Of delta's normal prior around zero. A flat prior if None.
+    A, X, B, precision : tensor (m, q), (p, q) or (n, p, q), (m, q) or (n, m, q), (q, q), optional
+        What delta adds to the first state, to each observation and to each next state, and the
+        precision of its prior, as :func:`helpers.kalman.diffuse.loglike` has them.
     tol : float
         As there.
 
