@@ -425,7 +425,7 @@ PLANTED = {
     ),
     "a pullback that is right and not differentiable": (
         {"pullback": pull(lambda i, c, x, w, no: [zero_grad(x), w, no])},
-        {"second order": "the gradient of the pullback for x is wrong"},
+        {"second order": "the gradient of the pullback: for x is wrong"},
     ),
     "one cotangent made from another": (
         {"pullback": pull(lambda i, c, x, w, no: [x, (x * i[0] / (2 * i[1])).sum(), no])},
@@ -705,6 +705,16 @@ def test_a_gradient_that_is_an_op_is_attacked_as_one(fault):
 
     says = faults(sine, (x,)).get("gradient alone", "")
     assert says.startswith(ALONE[fault]) if fault else says == ""
+
+
+def test_a_gradient_of_the_gradient_that_fails_is_told():
+    class Fails(SineGrad):
+        def pullback(self, inputs, outputs, cotangents):
+            x, bar = inputs
+            return [assert_op(bar, pt.all(x < 0)), bar]
+
+    pullback = {"pullback": lambda s, inputs, outputs, bars: [Fails(None)(*inputs, *bars)]}
+    assert "AssertionError" in faults(type("Sine", (Sine,), pullback)(None), (x,))["second order"]
 
 
 @pytest.mark.parametrize("where", ["output", "gradient"])

@@ -362,6 +362,7 @@ class Graph:
     truth: Callable | None
     rtol: float
     fresh: Callable | None = None  # a copy from before the first call, or why there is none
+    seed: int = 0  # of cotangents
 
     def __post_init__(self):
         self.moving, self.smooth = (  # the real inputs, and the real outputs
@@ -513,7 +514,7 @@ class Point:
 
     @cached_property
     def y_bars(self) -> list[np.ndarray]:
-        rng, dtypes = np.random.default_rng(0), [y.type.dtype for y in self.of.ys]
+        rng, dtypes = np.random.default_rng(self.of.seed), [y.type.dtype for y in self.of.ys]
         values = self.values
         return [rng.standard_normal(values[j].shape).astype(dtypes[j]) for j in self.of.smooth]
 
@@ -537,6 +538,15 @@ class Point:
         return isinstance(pulled, dict) and all(
             x.shape == self.arrays[k].shape for k, x in pulled.items()
         )
+
+    @cached_property
+    def backwards(self) -> Point:
+        """The gradients as outputs, of inputs that are these and the cotangents."""
+        of = self.of
+        labels = [*of.labels, *(f"cotangent {j}" for j in of.smooth)]
+        xs, ys = [*of.xs, *of.y_bars], [*of.x_bars.values()]
+        graph = Graph(None, labels, xs, ys, None, of.rtol, seed=of.seed + 2)
+        return Point(graph, [*self.arrays, *self.y_bars])
 
     @cached_property
     def slopes(self) -> dict[int, Slope]:
@@ -1194,21 +1204,17 @@ def pullback(at: Point) -> str:
 def gradient_alone(at: Point) -> None:
     """The graph of the gradients, whose Ops may be others, keeps to memory, types and shapes."""
     of = at.of
-    labels = [*of.labels, *(f"cotangent {j}" for j in of.smooth)]
-    xs, ys = [*of.xs, *of.y_bars], [*of.x_bars.values()]
-    graph = Graph(None, labels, xs, ys, None, of.rtol)  # no Op that infers its shapes
-    there = Point(graph, [*at.arrays, *at.y_bars])
     try:
         for check in (runs, repeated_call, memory_of_the_inputs, not_contiguous, shape_alone):
-            check(there)
+            check(at.backwards)
     except Found as found:
         says = found.says
         for n, k in enumerate(of.free):
             says = re.sub(rf"^(.*?)output {n}\b", rf"\1the gradient for {of.labels[k]}", says)
-        raise Found(says, graph.inherited) from None
+        raise Found(says, at.backwards.of.inherited) from None
 
 
-def differentiated(at: Point) -> None:
+def differentiated(at: Point, forwards: bool = True) -> None:
     """Pullback and pushforward are right, as far as one direction tells; where it does not, they
     are looked at entry by entry."""
     of, rng = at.of, np.random.default_rng(3)
@@ -1231,7 +1237,7 @@ def differentiated(at: Point) -> None:
     slack = 10 * sweep.uncertainty + 1e-9 * abs(cost(0.0))
     terms = [at.pulled[k] * v[k] for k in of.free] if at.has_shapes else [np.array(np.nan)]
     checks = [] if _is_sum(float(sweep.value), terms, at.coarse, slack) else [pullback]
-    if not (checks or of.nulls or isinstance(of.push, Exception)):
+    if forwards and not (checks or of.nulls or isinstance(of.push, Exception)):
         pushed = _outcome(of.push, *at.arrays, *v.values())
         along = np.nan if isinstance(pushed, Exception) else float(_along(at.y_bars, pushed))
         checks = [] if _is_sum(along, terms, at.coarse, slack) else [pushforward]
@@ -1381,34 +1387,19 @@ def pullback_in_float32(at: Point) -> None:
 
 
 def second_order(at: Point) -> None:
-    """The gradient of the pullback is right."""
-    of, rng = at.of, np.random.default_rng(2)
-    us = [of.xs[k].type(f"u {k}") for k in of.free]
-    none = "none, and no default pushforward: the pullback has no pullback ({})"
-    with _told("it cannot be built: {}", of.severity), _told(none, "note", NotImplementedError):
-        bends, nulls = of.gradients(_along(us, of.x_bars.values()), of.free)
-    shapes = [at.arrays[k].shape for k in of.free]
-    weights = [rng.standard_normal(n).astype(u.dtype) for n, u in zip(shapes, us, strict=True)]
-    f = compiled([*of.xs, *of.y_bars, *us], [*bends.values()])
-    rtol = at.coarse * (5 if at.is_single else 1)
-    for k, bend in zip(bends, f(*at.arrays, *at.y_bars, *weights), strict=True):
-        x, v = at.arrays[k], at.x_dots[k]
-
-        def moved(z, k=k, dtype=x.dtype):
-            return float(_along(weights, of.pull(*at.but(k, np.asarray(z, dtype)), *at.y_bars)))
-
-        sweep = _outcome(at.sweep, moved, x, v)
-        if isinstance(sweep, ValueError):
-            continue
-        along, true = float((bend * v).sum()), float(sweep.value)
-        size = max(abs(true), 1e-3 * np.abs(bend * v).sum(), 1e-3 * abs(moved(x)))
-        if abs(along - true) <= rtol * size + 10 * sweep.uncertainty:
-            continue
-        if not _is_between(moved, x, v, along):  # else it is at a kink of the gradient
-            says = _difference(np.array(along), np.array(true), rtol)
-            raise Found(f"the gradient of the pullback for {of.labels[k]} {says}", of.inherited)
-    who, why = ", ".join(of.labels[k] for k in nulls), next(iter(nulls.values()), "")
-    ensure(not nulls, f"declared missing for {who}: {why}", "skipped")
+    """The gradient of the pullback is right, for inputs and cotangents."""
+    of, error = at.backwards.of, at.backwards.of.no_pull
+    if isinstance(error, NotImplementedError):
+        none = f"none, and no default pushforward: the pullback has no pullback ({_brief(error)})"
+        raise Found(none, "note")
+    if error:
+        raise Found(f"it cannot be built: {_brief(error)}", at.of.severity)
+    _ = at.backwards.pulled  # which may fail
+    with _told("the gradient of the {}", at.of.inherited, Found):
+        differentiated(at.backwards, forwards=False)
+    nulls = {of.labels[k]: why for k, why in of.nulls.items() if k not in at.of.nulls}
+    says = f"declared missing for {', '.join(nulls)}: {next(iter(nulls.values()), '')}"
+    ensure(not nulls, says, "skipped")
 
 
 def gradient_for_integers(at: Point) -> None:
@@ -1522,12 +1513,9 @@ def pushforward_by_two_pulls(at: Point) -> None:
     if not _is_sum(
         _along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance, at.tangent_lost
     ):
-        us = [of.xs[k].type() for k in of.free]
-        back = pytensor.grad(
-            _along(us, of.x_bars.values()), of.y_bars, disconnected_inputs="ignore",
-            return_disconnected="zero",
-        )  # fmt: skip
-        back = compiled([*of.xs, *of.y_bars, *us], back)(*at.arrays, *at.y_bars, *dots)
+        there = at.backwards.of
+        found = there.pull(*at.arrays, *at.y_bars, *dots)
+        back = [x for k, x in zip(there.free, found, strict=True) if k >= len(of.xs)]
         if not _is_sum(_along(at.y_bars, back), terms, at.tolerance, at.tangent_lost):
             raise Found("the pullback has a wrong gradient for the cotangents", of.inherited)
         raise Found(
