@@ -267,7 +267,10 @@ class _Columns:
             raise ValueError(f"the columns differ in number: {told}")
         self.q, rows = next(iter(qs.values())), {"A": m, "X": p, "B": m}
         self.A, self.X, self.B = (checked.get(x, np.zeros((k, self.q))) for x, k in rows.items())
-        self.precision = None if precision is None else _checked_precision(precision, self.q)
+        self.flat = precision is None
+        self.precision = (
+            np.zeros((self.q, self.q)) if self.flat else _checked_precision(precision, self.q)
+        )
         self.missing = np.isnan(y)
 
     @property
@@ -278,7 +281,7 @@ class _Columns:
         """Those of the columns (q + 1, m), and P0."""
         # Of numbers that enter the first state alone P0 is free, under a flat prior.
         enters = sum(np.abs(M).reshape(-1, self.q).max(axis=0) for M in (self.X, self.B))
-        pure = (enters == 0) & (self.precision is None)
+        pure = (enters == 0) & self.flat
         self.room = np.where(pure, first_room(self.A, self.model), 0.0)
         P0 = symmetric(self.model.P0) + self.A * self.room @ self.A.T
         return np.vstack([self.model.a0, self.A.T]), P0
@@ -295,15 +298,9 @@ class _Columns:
         c[0], c[1:] = model["c"], B
         return y, c
 
-    def _loop(self, method: str, tol) -> bool:
-        return _takes_reference(self.y, self.model, method, tol, self.A, self.X, self.B)
-
     def value(self, method: str, tol: float):
         """The log-likelihood."""
-        if self._loop(method, tol):
-            return _by_loop(self, False)[0]
-        _, value, _, _, S, *_ = self._compiled(False, tol)
-        return self._value(value, S)
+        return self._evaluate(method, tol, False)[0]
 
     def value_and_grad(self, method: str, tol: float) -> Integrated:
         """The log-likelihood, its gradient, and the posterior of delta."""
@@ -314,11 +311,20 @@ class _Columns:
                     f"{name} is complex, expected real numbers: there is a complex step of "
                     "loglike, but none of its gradient"
                 )
-        if self._loop(method, tol):
-            return self._gathered(*_by_loop(self, True))
-        _, value, delta, root, S, *bars, out, _ = self._compiled(True, tol)
-        gradients = _passes().gradients_of(self.model, out)
-        return self._gathered(self._value(value, S), delta, root, *bars, gradients)
+        return self._gathered(*self._evaluate(method, tol, True))
+
+    def _evaluate(self, method: str, tol: float, gradient: bool):
+        """The value and, for a gradient, what `_gathered` takes beside it."""
+        if _takes_reference(self.y, self.model, method, tol, self.A, self.X, self.B):
+            value, *found = _by_loop(self, gradient)
+        else:
+            _, value, delta, root, S, *bars, out, _ = self._compiled(gradient, tol)
+            if np.isnan(value):
+                _refuse_unidentified(S, self._told)
+            gradients = _passes().gradients_of(self.model, out) if gradient else None
+            value, found = float(value), (delta, root, *bars, gradients)
+        of_the_prior = 0.0 if self.flat else float(np.linalg.slogdet(self.precision)[1]) / 2
+        return value + of_the_prior, *found
 
     def _compiled(self, backwards: bool, tol: float):
         compiled = _passes()
@@ -328,22 +334,13 @@ class _Columns:
         else:
             y, c = self.series()
         _, _, _, _, _, T, Z, H, W = compiled.arrays_of(self.y, self.model)
-        precision = np.zeros((self.q, self.q)) if self.precision is None else self.precision
-        arrays = (np.asarray(M, float) for M in (y, starts, c, P0, T, Z, H, W, precision))
+        arrays = (np.asarray(M, float) for M in (y, starts, c, P0, T, Z, H, W, self.precision))
         found = compiled.building.load("integrated").integrated(
             *arrays, backwards, *[backwards] * 4, float(tol)
         )
         if found[-1][0] < len(self.y):
             raise reference._not_positive_definite(int(found[-1][0]))
         return found
-
-    def _value(self, value, S) -> float:
-        if np.isnan(value):
-            _refuse_unidentified(S, self._told)
-        return float(value + self._of_the_prior())
-
-    def _of_the_prior(self) -> float:
-        return 0.0 if self.precision is None else np.linalg.slogdet(self.precision)[1] / 2
 
     def _told(self, direction) -> str:
         """What a direction of delta does, in words."""
@@ -363,7 +360,7 @@ class _Columns:
         varying = self.model.time_varying
         means = {x: X if x in varying else X.sum(axis=0) for x, X in means.items()}
         covariance, precision_bar = root @ root.T, None
-        if self.precision is not None:
+        if not self.flat:
             inverse = np.linalg.inv(self.precision)
             precision_bar = (inverse - covariance - np.outer(delta, delta)) / 2
         return Integrated(
@@ -374,10 +371,9 @@ class _Columns:
 
 
 def _by_loop(columns: _Columns, gradient: bool):
-    """The readable engine: the value and, for a gradient, what `_gathered` takes beside it."""
+    """The readable engine: what `_evaluate` returns, without the determinant of the precision."""
     (starts, P0), (y, c) = columns.starts(), columns.series()
-    model, q = without_mean(columns.model, P0=P0), columns.q
-    precision = np.zeros((q, q)) if columns.precision is None else columns.precision
+    model, q, precision = without_mean(columns.model, P0=P0), columns.q, columns.precision
     delta = np.zeros(q)
     for again in (True, False):  # from where it starts, and then from near the mean of delta
         l, w = _forwards(y, starts, c, model)
@@ -395,7 +391,7 @@ def _by_loop(columns: _Columns, gradient: bool):
     sign, logdet = np.linalg.slogdet(S)
     logdet = logdet if np.isrealobj(S) else logdet + np.log(sign)
     of_delta = left @ np.linalg.solve(S, left) - logdet - delta @ precision @ delta
-    value = l + (of_delta - (w[:, :, 0] ** 2).sum()) / 2 + columns._of_the_prior()
+    value = l + (of_delta - (w[:, :, 0] ** 2).sum()) / 2
     if not gradient:
         return (value,)
     # What the gradient is given delta is quadratic in delta, so 2 q points have its mean.
@@ -445,7 +441,7 @@ def _of_the_mean(columns: _Columns) -> tuple[_Columns, float]:
     The same columns through a model in which all is certain but white noise of variance 1: there
     S = E'E, and a series of zeros has the log-likelihood -N/2 log(2 pi) - log|E'E|/2.
     """
-    if columns.precision is not None:
+    if not columns.flat:
         raise ValueError("the marginal likelihood is for a flat prior, but there is a precision")
     model = columns.model
     certain = without_mean(model, P0=0 * model.P0, H=np.eye(model.p), Q=0 * model.Q)
