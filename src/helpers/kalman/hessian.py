@@ -51,9 +51,7 @@ def hessian_vector(
     weights : array (n,), optional
         Weights of the steps in the log-likelihood; ones if None.
     tol : float
-        Tolerance of the steady state, as in :func:`helpers.kalman.loglike_and_grad`; that of the
-        tangents is a hundred times as large. 0 switches the steady state off; the reference has
-        none.
+        As :func:`helpers.kalman.loglike_and_grad`; that of the tangents is a hundred times as much.
 
     Returns
     -------

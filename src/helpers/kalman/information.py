@@ -63,11 +63,8 @@ def expected_information(
 
     Raises
     ------
-    ValueError
-        If there is no direction, or one has an unknown name or a wrong shape or is not finite;
-        ``weights`` has a wrong shape, or ``y`` does not fit the model.
-    numpy.linalg.LinAlgError
-        If F is not positive definite at some step, which the message names.
+    ValueError, numpy.linalg.LinAlgError
+        As :func:`helpers.kalman.hessian.hessian_vector`.
     """
     dot = reference.moves_in_time(y, model, reference.check_directions(y, model, directions))
     filtered = reference.kalman_filter(y, model)

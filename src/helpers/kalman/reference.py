@@ -371,12 +371,8 @@ def forward_sensitivities(
 
     Parameters
     ----------
-    y : array (n, p)
-        NaN marks a gap.
-    model : StateSpace
-    directions : dict of arrays (k, ...)
-        For ``"y"`` and each of the model's arrays that moves, k changes of it, each of its shape;
-        what is not named stays as it is.
+    y, model, directions
+        As :func:`helpers.kalman.hessian.hessian_vector`.
 
     Returns
     -------
@@ -387,9 +383,8 @@ def forward_sensitivities(
 
     Raises
     ------
-    ValueError
-        If there is no direction, or one has an unknown name or a wrong shape or is not finite; or
-        as :func:`kalman_filter`.
+    ValueError, numpy.linalg.LinAlgError
+        As there.
     """
     filtered = kalman_filter(y, model)
     dot = moves_in_time(y, model, check_directions(y, model, directions))

@@ -58,8 +58,7 @@ def loglike(y, a0, P0, c, d, T, Z, R, H, Q, *, method=None, tol=TOLERANCE):
         elsewhere "parallel" from 200 steps on, and "scan" for shorter series. "fused" is the
         compiled pass too, and "scan" where there is no CPU.
     tol : float
-        In the compiled pass the covariance counts as steady when its estimated distance from its
-        limit, relative to its own size, is at most this; 0 switches the steady state off.
+        As :func:`helpers.kalman.loglike_and_grad`; the scans run every step in full.
 
     Returns
     -------

@@ -58,8 +58,7 @@ def kalman_loglike(y, a0, P0, c, d, T, Z, R, H, Q, tol=TOLERANCE):
         The model, as in :class:`helpers.statespace.StateSpace`: any but a0 and P0 may carry a
         leading time axis of length n.  Only the symmetric parts of P0, H and Q count.
     tol : float
-        The covariance counts as steady when its estimated distance from its limit, relative to its
-        own size, is at most this; 0 switches the steady state off.
+        As :func:`helpers.kalman.loglike_and_grad`.
 
     Returns
     -------
