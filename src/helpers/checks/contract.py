@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import random
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -363,8 +362,10 @@ class Graph:
     rtol: float
     fresh: Callable | None = None  # a copy from before the first call, or why there is none
     seed: int = 0  # of cotangents
+    names: list[str] | None = None  # of the outputs
 
     def __post_init__(self):
+        self.names = self.names or [f"output {j}" for j in range(len(self.ys))]
         self.moving, self.smooth = (  # the real inputs, and the real outputs
             [k for k, v in enumerate(every) if v.type.dtype.startswith("float")]
             for every in (self.xs, self.ys)
@@ -386,6 +387,7 @@ class Graph:
         found = _outcome(self.gradients, None, self.moving, bars)
         self.no_pull = found if isinstance(found, Exception) else None
         self.x_bars, self.nulls = ({}, {}) if self.no_pull else found
+        self.bar_names = [f"the gradient for {self.labels[k]}" for k in self.x_bars]
         # The real inputs that have a gradient.
         self.free = self.moving if self.no_pull else list(self.x_bars)
 
@@ -416,6 +418,13 @@ class Graph:
     @cached_property
     def pull(self):
         return compiled([*self.xs, *self.y_bars], [*self.x_bars.values()])
+
+    @cached_property
+    def backwards(self) -> Graph:
+        """The gradients as outputs, of inputs that are these and the cotangents."""
+        labels = [*self.labels, *(y_bar.name for y_bar in self.y_bars)]
+        xs, ys = [*self.xs, *self.y_bars], [*self.x_bars.values()]
+        return Graph(None, labels, xs, ys, None, self.rtol, seed=2, names=self.bar_names)
 
     @cached_property
     def push(self):
@@ -455,10 +464,10 @@ class Point:
         of = self.of
         if self.has_few_digits:
             return []
-        found = [(f"output {j}", self.values[j]) for j in of.smooth]
+        found = [(of.names[j], self.values[j]) for j in of.smooth]
         if self.has_shapes:
-            found += [(f"the gradient for {of.labels[k]}", x) for k, x in self.pulled.items()]
-        return [what for what, x in found if _is_narrow(x)]
+            found += zip(of.bar_names, self.pulled.values(), strict=True)
+        return [name for name, x in found if _is_narrow(x)]
 
     @property
     def is_single(self) -> bool:
@@ -541,12 +550,7 @@ class Point:
 
     @cached_property
     def backwards(self) -> Point:
-        """The gradients as outputs, of inputs that are these and the cotangents."""
-        of = self.of
-        labels = [*of.labels, *(f"cotangent {j}" for j in of.smooth)]
-        xs, ys = [*of.xs, *of.y_bars], [*of.x_bars.values()]
-        graph = Graph(None, labels, xs, ys, None, of.rtol, seed=of.seed + 2)
-        return Point(graph, [*self.arrays, *self.y_bars])
+        return Point(self.of.backwards, [*self.arrays, *self.y_bars])
 
     @cached_property
     def slopes(self) -> dict[int, Slope]:
@@ -664,12 +668,12 @@ def runs(at: Point) -> None:
     with _untouched(at.of.labels, at.arrays, "{} is overwritten: copy it, or declare it in "
                     "destroy_map"), _undisturbed():  # fmt: skip
         values = at.of.run(*at.arrays)
-    as_declared(at.of.ys, values)
+    as_declared(at.of, values)
     overwritten(at)
     known = _outcome(built, at.of.op, at.of.labels, at.arrays, [x.shape for x in at.arrays])
     if not isinstance(known, Exception):
         with _told("with known lengths it fails: {}", at.of.inherited):
-            as_declared(known[1], values)
+            as_declared(at.of, values, known[1])
 
 
 @contextmanager
@@ -721,13 +725,14 @@ def overwritten(at: Point) -> None:
                 raise Found(f"output {j} is a view of {label}, and no map says so")
 
 
-def as_declared(ys, values) -> None:
-    for j, (y, value) in enumerate(zip(ys, values, strict=True)):
-        of_type(f"output {j}", y, value)
+def as_declared(of: Graph, values, ys: list | None = None) -> None:
+    """The outputs are of the types and shapes of these symbols, or those of the graph."""
+    for name, y, value in zip(of.names, ys or of.ys, values, strict=True):
+        of_type(name, y, value)
         declared, shape = y.type.shape, getattr(value, "shape", ())
         pairs = zip(shape, declared, strict=False)
         fits = len(shape) == len(declared) and all(m in (n, None) for n, m in pairs)
-        ensure(fits, f"output {j} is declared with shape {declared}, but has {shape}")
+        ensure(fits, f"{name} is declared with shape {declared}, but has {shape}")
 
 
 def of_type(what: str, symbol, value, status: str = "FAULT") -> None:
@@ -751,12 +756,12 @@ def repeated_call(at: Point, f: Callable | None = None) -> None:
     """A second call must not reach the answer of the first, nor do two arrays share memory."""
     f = f or at.of.run
     first = _many(f(*at.arrays))
-    apart(at.of.labels, at.arrays, first)
+    apart(at.of, at.arrays, first)
     kept = [y.copy() for y in first]
     ensure(_same(f(*at.arrays), kept) and (f is not at.of.run or _same(at.values, kept)), RANDOM)
     _outcome(f, *at.nearby())
-    for j, (y, old) in enumerate(zip(first, kept, strict=True)):
-        says = f"the next call overwrites output {j}: return a new array each time"
+    for name, y, old in zip(at.of.names, first, kept, strict=True):
+        says = f"the next call overwrites {name}: return a new array each time"
         ensure(_same([y], [old]), says)
     says = "the same inputs give another answer after a call with other inputs"
     ensure(_same(f(*at.arrays), kept), says)
@@ -808,11 +813,11 @@ def _other(x):
     return x + 1 if is_number else None
 
 
-def apart(labels, arrays, found) -> None:
+def apart(of: Graph, arrays, found) -> None:
     """No output shares memory with an input or another output."""
     for j, y in enumerate(found):
-        for label, x in zip(labels, arrays, strict=True):
-            says = f"output {j} is a view of {label}: copy it, or declare view_map"
+        for label, x in zip(of.labels, arrays, strict=True):
+            says = f"{of.names[j]} is a view of {label}: copy it, or declare view_map"
             ensure(not np.shares_memory(y, x), says)
         for i in range(j):
             ensure(not np.shares_memory(y, found[i]), f"outputs {i} and {j} share memory: what is "
@@ -836,8 +841,8 @@ def not_contiguous(at: Point, f: Callable | None = None) -> None:
     for layout in (_strided, lambda x: np.array(x, order="F")):
         arrays = [layout(x) for x in at.arrays]
         found = _many((f or at.of.run)(*arrays))
-        apart(at.of.labels, arrays, found)
-        agree(at, found, at.values, "contiguous", "output {} of views with strides")
+        apart(at.of, arrays, found)
+        agree(at, found, at.values, "contiguous", "{} of views with strides")
 
 
 def elsewhere(at: Point, f: Callable | None = None) -> None:
@@ -857,7 +862,7 @@ def elsewhere(at: Point, f: Callable | None = None) -> None:
         with _told(says, of.inherited, Found):
             with _untouched(of.labels, there.arrays, "{} is overwritten"):
                 found = _many((f or of.run)(*there.arrays))
-            apart(of.labels, there.arrays, found)
+            apart(of, there.arrays, found)
             against = "Python" if f else "the truth"
             agree(there, found, _many(trues), against, rtol=there.coarse)
             if not f and " all " not in who:
@@ -933,7 +938,7 @@ def constants(at: Point) -> None:
         with _told(says, of.inherited, Found), _told("it fails: {}"):
             ys = applied(of.op, symbols)
             there = Point(of.like(of.xs, ys), at.arrays)
-            as_declared(ys, there.values)
+            as_declared(there.of, there.values)
             agree(at, there.values, at.values, "a symbol")
             for i in of.free if at.has_shapes else ():
                 if i != k:
@@ -965,14 +970,14 @@ def shape_alone(at: Point) -> None:
             for n in shape or ():
                 if "int" not in str(dtype := getattr(n, "dtype", type(n).__name__)):
                     raise Found(f"infer_shape gives output {j} a length of {dtype}, not an integer")
-    same_shapes(at.inferred(), at.values)
+    same_shapes(at, at.values)
     if of.is_op and any(node.op == of.op for node in of.shapes.maker.fgraph.toposort()):
         raise Found("no infer_shape: to know a shape, the Op has to run", "note")
 
 
-def same_shapes(shapes, values) -> None:
-    for j, (shape, found) in enumerate(zip(shapes, values, strict=True)):
-        says = f"infer_shape gives output {j} the shape {shape}, it has {found.shape}"
+def same_shapes(at: Point, values) -> None:
+    for name, shape, found in zip(at.of.names, at.inferred(), values, strict=True):
+        says = f"infer_shape gives {name} the shape {shape}, it has {found.shape}"
         ensure(shape == found.shape, says)
 
 
@@ -986,9 +991,9 @@ def empty(at: Point) -> str | None:
             says = f"refused: {_brief(values)}" if number == 0 else says
             continue
         with _told(f"{{}}, where {_shapes(of.labels, arrays)}", of.inherited, Found):
-            as_declared(of.ys, values)
+            as_declared(of, values)
             with _told("infer_shape: {}"):
-                same_shapes(Point(of, arrays).inferred(), values)
+                same_shapes(Point(of, arrays), values)
     return says
 
 
@@ -1020,7 +1025,7 @@ def integers_for_floats(at: Point, mode=AS_WRITTEN) -> str:
                 ensure(not real or dtype not in pt.type.integer_dtypes, says, of.inherited)
                 rtol = SINGLE if "float32" in (dtype, str(right.dtype)) else of.rtol
                 compare(what, left, right, "that of floats", rtol, of.inherited)
-            as_declared(there.of.ys, by_ints)
+            as_declared(there.of, by_ints)
         ensure(answered or not errors, "".join(errors[:1]), of.inherited)
     return f"refused for {', '.join(refused)}" if refused else ""
 
@@ -1032,7 +1037,7 @@ def float32(at: Point, mode=AS_WRITTEN) -> None:
     with _told("refused: {}", "note"):
         xs, ys = built(of.op, of.labels, arrays)
     found = compiled(xs, ys, mode)(*arrays)
-    as_declared(ys, found)
+    as_declared(of, found, ys)
     agree(at, found, at.moved(arrays).values, "float64", rtol=SINGLE, severity=of.inherited)
 
 
@@ -1057,7 +1062,7 @@ def number_of_dimensions(at: Point) -> None:
             with _told(f"{given} {late} ({{}})" + f": {hint}" * of.is_op, of.severity):
                 values = there.of.run(*there.arrays)
             with _told(f"{given}: {{}}: {hint}", of.inherited, Found):
-                as_declared(there.of.ys, values)
+                as_declared(there.of, values)
 
 
 # --- what a gradient should be --------------------------------------------------------------------
@@ -1203,15 +1208,9 @@ def pullback(at: Point) -> str:
 
 def gradient_alone(at: Point) -> None:
     """The graph of the gradients, whose Ops may be others, keeps to memory, types and shapes."""
-    of = at.of
-    try:
+    with _told("{}", at.of.backwards.inherited, Found):
         for check in (runs, repeated_call, memory_of_the_inputs, not_contiguous, shape_alone):
             check(at.backwards)
-    except Found as found:
-        says = found.says
-        for n, k in enumerate(of.free):
-            says = re.sub(rf"^(.*?)output {n}\b", rf"\1the gradient for {of.labels[k]}", says)
-        raise Found(says, at.backwards.of.inherited) from None
 
 
 def differentiated(at: Point, forwards: bool = True) -> None:
@@ -1308,7 +1307,7 @@ def one_variable_twice(at: Point) -> None:
         x_bars, _ = of.gradients(_along(of.y_bars, [ys[j] for j in of.smooth]), free)
         symbols = [*of.xs, *of.y_bars]
         found = compiled(symbols, [*ys, *x_bars.values()], REWRITTEN)(*xs, *there.y_bars)
-    agree(at, found[: len(ys)], there.values, "two variables", f"output {{}} for {who}")
+    agree(at, found[: len(ys)], there.values, "two variables", f"{{}} for {who}")
     for x, x_bar in zip(x_bars, found[len(ys) :], strict=True):
         parts = [there.pulled[z] for z in ((i, k) if x == i else (x,)) if z in there.pulled]
         left = max(there.lost(x), at.tolerance * _largest(*parts))  # they may cancel
@@ -1388,7 +1387,7 @@ def pullback_in_float32(at: Point) -> None:
 
 def second_order(at: Point) -> None:
     """The gradient of the pullback is right, for inputs and cotangents."""
-    of, error = at.backwards.of, at.backwards.of.no_pull
+    of, error = at.of.backwards, at.of.backwards.no_pull
     if isinstance(error, NotImplementedError):
         none = f"none, and no default pushforward: the pullback has no pullback ({_brief(error)})"
         raise Found(none, "note")
@@ -1513,7 +1512,7 @@ def pushforward_by_two_pulls(at: Point) -> None:
     if not _is_sum(
         _along(at.y_bars, pushed(*at.arrays, *dots)), terms, at.tolerance, at.tangent_lost
     ):
-        there = at.backwards.of
+        there = at.of.backwards
         found = there.pull(*at.arrays, *at.y_bars, *dots)
         back = [x for k, x in zip(there.free, found, strict=True) if k >= len(of.xs)]
         if not _is_sum(_along(at.y_bars, back), terms, at.tolerance, at.tangent_lost):
@@ -1581,10 +1580,10 @@ def same_answers(at: Point, f, g, name: str, severity: str = "FAULT") -> None:
     before = [x.copy() for x in given]
     found = [*f(*at.arrays), *(g(*given) if has_g else [])]
     ensure(_same(before, given), f"{name} overwrites an input")
-    expected = [(f"output {j}", y, at.values[j], at.left[j]) for j, y in enumerate(of.ys)]
-    for k, x_bar in of.x_bars.items() if has_g else ():
-        what = f"the gradient for {of.labels[k]}"
-        expected.append((what, x_bar, at.pulled[k], at.lost(k)))
+    expected = [*zip(of.names, of.ys, at.values, at.left, strict=True)]
+    if has_g:
+        left = map(at.lost, of.x_bars)
+        expected += zip(of.bar_names, of.x_bars.values(), at.pulled.values(), left, strict=True)
     for (what, symbol, true, left), one in zip(expected, map(np.asarray, found), strict=True):
         compare(what, one, true, "Python", at.tolerance, left=left)
         of_type(what, symbol, one, severity)
@@ -1692,12 +1691,12 @@ def _brings_c(node) -> bool:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def agree(at: Point, found, trues, against, what="output {}", rtol=None, severity="FAULT") -> None:
+def agree(at: Point, found, trues, against, what="{}", rtol=None, severity="FAULT") -> None:
     """All outputs are the true ones."""
     rtol = at.tolerance if rtol is None else rtol
     more = FEWER if rtol == SINGLE and not at.is_single else 1
-    for j, (one, true) in enumerate(zip(found, trues, strict=True)):
-        compare(what.format(j), one, true, against, rtol, severity, more * at.left[j])
+    for name, one, true, left in zip(at.of.names, found, trues, at.left, strict=True):
+        compare(what.format(name), one, true, against, rtol, severity, more * left)
 
 
 def compare(what, found, true, against, rtol, severity="FAULT", left=0.0) -> None:
