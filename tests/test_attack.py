@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
@@ -1012,6 +1013,16 @@ def test_a_copy_of_an_op_is_the_op(methods, says):
 def test_numbers_that_an_op_does_not_name_among_its_properties(k):
     told = faults(type("Unnamed", (Times,), {"__props__": ()})(k), (x,))["equal Ops"]
     assert "name k in __props__" in told
+
+
+@pytest.mark.parametrize("compare", [True, False])
+def test_an_op_that_is_a_frozen_dataclass(compare):
+    @dataclass(frozen=True)
+    class Frozen(Times):
+        k: float = field(compare=compare)
+
+    told = faults(Frozen(2.0), (x,))
+    assert told == {} if compare else "name k in __props__" in told["equal Ops"]
 
 
 # --- the Ops of the package -----------------------------------------------------------------------

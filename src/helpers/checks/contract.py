@@ -790,7 +790,7 @@ def equal(at: Point) -> None:
         if (another := _other(number)) is None:
             continue
         other = copy(of.op)
-        setattr(other, name, another)
+        vars(other)[name] = another  # of a frozen dataclass, too
         if _outcome(lambda other=other: other == of.op) is not True:
             continue
         found = _outcome(lambda op: compiled(*built(op, of.labels, at.arrays))(*at.arrays), other)
