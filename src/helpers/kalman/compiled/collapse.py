@@ -25,10 +25,14 @@ from helpers.kalman.recursions import LOG_2PI, at_step
 LEAST_PIVOT = 1e-10
 # What is left of a column below this share of it is rounding.
 SPANNED = 1e-14
+# So many steps are rotated at a time: few enough for their rows to stay in a cache.
+AT_ONCE = 64
+# Gaps that leave less than this share are not taken from what all series say.
+LEAST_SEEN = 0.1
+# A row of which less than this share is left is projected once more.
+FEW_DIGITS = 1e-2
 # A is inverted where that costs fewer than four digits.
 WORST_A = 1e4
-# So many patterns go through one product of matrices: few enough for their rows to stay in a cache.
-AT_ONCE = 32
 # What the states do not explain has to be this share of H^-1, or H_bar loses its digits.
 LEAST_LEFT = 1e-3
 
@@ -41,15 +45,39 @@ class Patterns(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """What rotations make of the data, and what leads back; steps in the order of `Patterns`."""
+    """What rotations make of the data, and what leads back; steps in the order of `Patterns`.
+
+    Patterns that share Z and H are a group, with K = H^-1, B and A of what they ever observe. One
+    that misses some of it, with the rows B_g of B' and K_g of K, has the solution D of K_gg D = B_g
+    and U'U = I - B_g' D. Its own B is U^-T (B - D' K_g), its own A is U A.
+    """
 
     x: np.ndarray  # (n, m), x*
     z: np.ndarray  # (n, p)
     l: np.ndarray  # (n,), the log-likelihood of what does not see the state
-    A: np.ndarray  # (patterns, m, m)
+    A: np.ndarray  # (patterns, m, m), of each its own
     A_inv: np.ndarray  # the same
-    B: np.ndarray  # (patterns, m, p)
-    H_inv: np.ndarray  # (1 or n, p, p), the sum of g H^-1 over the steps that share H_bar
+    U_inv: np.ndarray  # the same
+    group: np.ndarray  # (patterns,), of each; those of group 0 alone miss something
+    B: list  # of each group (m, p)
+    K: np.ndarray  # (p, p) of group 0; of a diagonal H its diagonal, (1, p)
+    gaps: np.ndarray  # the series that patterns of group 0 miss, pattern by pattern
+    first_gap: np.ndarray  # (patterns + 1,), where those of each begin
+    D: np.ndarray  # (gaps, m)
+    H_inv: np.ndarray  # (1 or n, p, p), or (1 or n, 1, p): the sum of g K over what shares H_bar
+    H_gaps: np.ndarray  # as K, the sum of g K_gg^-1
+
+
+@jitable
+def seen_of(y):
+    """Ones where series y (J, n, p) are observed, a row each; zeros elsewhere."""
+    J, n, p = y.shape
+    seen = np.zeros((J, n * p), np.uint8)
+    for j in range(J):
+        for t in range(n):
+            for i in range(p):
+                seen[j, t * p + i] = not np.isnan(y[j, t, i])
+    return seen
 
 
 @jitable
@@ -63,7 +91,7 @@ def same_pattern(o, s, t):
 
 @jitable
 def patterns_of(o, varying):
-    """`Patterns` of o (n, p), 0.0 where y is missing; a step each if the matrices are `varying`."""
+    """`Patterns` of o (n, p), 0 where y is missing; a step each if the matrices are `varying`."""
     n, p = o.shape
     first, pattern, count = np.zeros(n, np.int64), np.arange(n), 0
     # Patterns with one key stand in a chain: its last one, and before each another.
@@ -71,8 +99,8 @@ def patterns_of(o, varying):
     for t in range(n):
         key = 0
         for i in range(p):
-            key = (31 * key + (7 if o[t, i] == 0.0 else 3)) & (2**50 - 1)
-        key = key % n
+            key += o[t, i] * (1 + (40503 * i * i + 2654435761 * i) % 2147483647)
+        key = int(key) % n
         k = -1 if varying else last[key]
         while k >= 0 and not same_pattern(o, first[k], t):
             k = before[k]
@@ -104,71 +132,63 @@ def is_diagonal(H):
 
 
 @partial(jitable, fastmath={"reassoc"})
-def dot(A, i, B, j):
-    """The product of row i of A and row j of B."""
+def dot(A, i, B, j, length):
+    """The product of row i of A and row j of B, of so many entries."""
     x = 0.0
-    for k in range(A.shape[1]):
+    for k in range(length):
         x += A[i, k] * B[j, k]
     return x
 
 
 @jitable
-def add(A, i, factor, B, j):
-    """Add `factor` times row j of B to row i of A, as many entries as B has."""
-    for k in range(B.shape[1]):
+def add(A, i, factor, B, j, length):
+    """Add `factor` times row j of B to row i of A, so many entries."""
+    for k in range(length):
         A[i, k] += factor * B[j, k]
 
 
 @jitable
-def leave_out(A, i, o):
-    """Zeros in row i of A where the vector o is zero."""
-    for k in range(len(o)):
-        if o[k] == 0.0:
-            A[i, k] = 0.0
+def add_row(out, factor, row):
+    """out += `factor` row, vectors."""
+    for i in range(len(out)):
+        out[i] += factor * row[i]
 
 
 @jitable
-def times(X, A, diagonal):
-    """X A; A may be `diagonal`."""
+def times(X, A, out, diagonal):
+    """out = X A; of an A that is `diagonal` its diagonal is given, A (1, p)."""
     if not diagonal:
-        return X @ A
-    out = np.empty(X.shape)
+        np.dot(X, A, out)
+        return
     for i in range(X.shape[0]):
         for j in range(X.shape[1]):
-            out[i, j] = X[i, j] * A[j, j]
-    return out
+            out[i, j] = X[i, j] * A[0, j]
 
 
 @jitable
-def whitening(H, o, diagonal):
-    """H^-1/2 (p, p), lower triangular, and log|H|; false if H is too ill.
+def factor(S, size, least, L, L_inv):
+    """L and L^-1 with L L' = S (size, size), and log|S|; NaN if a pivot has less of its variance.
 
-    Rows and columns of H where o (p,) is zero are those of an identity matrix. H may be `diagonal`.
+    L and L_inv have room for it. What they hold above the diagonal is not read.
     """
-    p = len(H)
-    root, inverse, logdet = np.eye(p), np.eye(p), 0.0
-    for j in range(p):
-        if o[j] != 0.0:
-            x = H[j, j]
-            for k in range(0 if diagonal else j):
-                x -= root[j, k] ** 2
-            if not LEAST_PIVOT * H[j, j] < x < np.inf:
-                return root, 0.0, False
-            logdet += np.log(x)
-            for i in range(j + 1, j + 1 if diagonal else p):
-                if o[i] != 0.0:
-                    y = 0.5 * (H[i, j] + H[j, i])
-                    for k in range(j):
-                        y -= root[i, k] * root[j, k]
-                    root[i, j] = y / np.sqrt(x)
-            root[j, j] = np.sqrt(x)
-    for i in range(p):
-        for j in range(0 if diagonal else i):
-            if root[i, j] != 0.0:
-                add(inverse, i, -root[i, j], inverse, j)
+    logdet = 0.0
+    for j in range(size):
+        x = S[j, j] - dot(L, j, L, j, j)
+        if not least * S[j, j] < x < np.inf:
+            return np.nan
+        logdet += np.log(x)
+        L[j, j] = np.sqrt(x)
+        for i in range(j + 1, size):
+            L[i, j] = (S[i, j] - dot(L, i, L, j, j)) / L[j, j]
+    for i in range(size):
         for j in range(i + 1):
-            inverse[i, j] /= root[i, i]
-    return inverse, logdet, True
+            L_inv[i, j] = 0.0
+        L_inv[i, i] = 1.0
+        for j in range(i):
+            add(L_inv, i, -L[i, j], L_inv, j, j + 1)
+        for j in range(i + 1):
+            L_inv[i, j] /= L[i, i]
+    return logdet
 
 
 @jitable
@@ -179,13 +199,13 @@ def project(X, row, V, rows, along):
     """
     for j in range(rows):
         along[j] = 0.0
-    before, again = dot(X, row, X, row), True
+    before, again = dot(X, row, X, row, X.shape[1]), True
     while again:
         for j in range(rows):
-            x = dot(V, j, X, row)
+            x = dot(V, j, X, row, X.shape[1])
             along[j] += x
-            add(X, row, -x, V, j)
-        after = dot(X, row, X, row)
+            add(X, row, -x, V, j, X.shape[1])
+        after = dot(X, row, X, row, X.shape[1])
         again, before = SPANNED**2 * before < after < 0.5 * before, after
     return after
 
@@ -197,7 +217,7 @@ def orthonormalize(V, A, rows, along):
     Gram-Schmidt, repeated where it is needed. A row that depends on those before it becomes zero.
     """
     for j in range(rows):
-        before = dot(V, j, V, j)
+        before = dot(V, j, V, j, V.shape[1])
         length = np.sqrt(project(V, j, V, j, along))
         for i in range(rows):
             A[i, j] = along[i] if i < j else 0.0
@@ -224,126 +244,299 @@ def invert(A, A_inv):
 
 
 @jitable
+def basis(H, Z, seen, ever, diagonal):
+    """B (m, s), A (m, m), H and K = H^-1 of the series `seen` (s,), log|H|; NaN if H is too ill.
+
+    Of a `diagonal` H both are (1, s), else (s, s). What is not `ever` there has zeros in B and K.
+    """
+    s, m = len(seen), Z.shape[1]
+    V, A, along, logdet = np.zeros((m, s)), np.zeros((m, m)), np.zeros(m), 0.0
+    H_s = np.ones((1, s)) if diagonal else np.eye(s)
+    for i in range(s):
+        for j in range(m if ever[i] else 0):
+            V[j, i] = Z[seen[i], j]
+            if not np.isfinite(V[j, i]):
+                logdet = np.nan
+        if diagonal and ever[i]:
+            H_s[0, i] = H[seen[i], seen[i]]
+        for j in range(0 if diagonal or not ever[i] else i + 1):
+            if ever[j]:
+                H_s[i, j] = H_s[j, i] = 0.5 * (H[seen[i], seen[j]] + H[seen[j], seen[i]])
+    if diagonal:
+        for i in range(s):
+            logdet += np.log(H_s[0, i]) if 0.0 < H_s[0, i] < np.inf else np.nan
+        K = 1.0 / H_s
+        root = np.sqrt(K)
+        times(V, root, V, True)
+        orthonormalize(V, A, m, along)
+        times(V, root, V, True)
+    else:
+        L, L_inv = np.zeros((s, s)), np.zeros((s, s))
+        logdet += factor(H_s, s, LEAST_PIVOT, L, L_inv)
+        V = V @ L_inv.T
+        orthonormalize(V, A, m, along)
+        V, K = V @ L_inv, L_inv.T @ L_inv
+    for i in range(s):
+        if not ever[i]:
+            K[0 if diagonal else i, i] = 0.0
+    return V, A, H_s, K, logdet
+
+
+@jitable
+def solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L, L_inv):
+    """D (q, m), K_gg^-1 (q, q), or its diagonal, in `of_gaps`, and log|K_gg|; NaN if too ill."""
+    q, m, logdet = len(gaps), D.shape[1], 0.0
+    if diagonal:
+        for a in range(q):
+            logdet += np.log(K[0, gaps[a]])
+            of_gaps[a, a] = 1.0 / K[0, gaps[a]]
+            for j in range(m):
+                D[a, j] = of_gaps[a, a] * B_t[gaps[a], j]
+        return logdet
+    for a in range(q):
+        for b in range(a + 1):
+            of_gaps[a, b] = K[gaps[a], gaps[b]]
+    logdet = factor(of_gaps, q, LEAST_SEEN, L, L_inv)
+    for a in range(q):
+        for b in range(a + 1):
+            of_gaps[a, b] = 0.0
+            for l in range(a, q):
+                of_gaps[a, b] += L_inv[l, a] * L_inv[l, b]
+            of_gaps[b, a] = of_gaps[a, b]
+    for a in range(q):
+        D[a] = 0.0
+        for b in range(q):
+            for j in range(m):
+                D[a, j] += of_gaps[a, b] * B_t[gaps[b], j]
+    return logdet
+
+
+@jitable
+def own_rotation(gaps, B_t, D, A, A_own, U_inv, S, L, L_inv):
+    """U A and U^-1 of a pattern with these gaps; whether they leave enough of everything."""
+    m = len(A)
+    for i in range(m):
+        for j in range(i + 1):
+            S[i, j] = 1.0 if i == j else 0.0
+            for a in range(len(gaps)):
+                S[i, j] -= B_t[gaps[a], i] * D[a, j]
+        if not S[i, i] > LEAST_SEEN:
+            return False
+    if not np.isfinite(factor(S, m, LEAST_SEEN, L, L_inv)):
+        return False
+    np.dot(L.T, A, A_own)
+    U_inv[:] = L_inv.T
+    return True
+
+
+@jitable
+def leave_out(V_x, z, gaps, D, of_gaps, K, along):
+    """Project the gaps out of a step's V'x (m,) and z (s,), where they then have zeros."""
+    for a in range(len(gaps)):
+        along[a] = 0.0
+        for b in range(len(gaps)):
+            along[a] += of_gaps[a, b] * z[gaps[b]]
+        add_row(V_x, -z[gaps[a]], D[a])
+    for a in range(len(gaps)):
+        add_row(z, -along[a], K[gaps[a]])
+
+
+@jitable
+def explain(V_x, x, C, z, U_inv, gaps, D, K, diagonal):
+    """Add what the state explains of a step to x*, and C = U^-1 of it (m,).
+
+    B'C - K_g D C is what it explains of z, from which B'C is still to be taken.
+    """
+    m = len(x)
+    for j in range(m):
+        C[j], star = 0.0, 0.0
+        for i in range(j + 1):
+            star += U_inv[i, j] * V_x[i]
+        x[j] += star
+        for i in range(j + 1):
+            C[i] += U_inv[i, j] * star
+    for a in range(0 if diagonal else len(gaps)):
+        along = 0.0
+        for j in range(m):
+            along += D[a, j] * C[j]
+        for i in range(len(z)):
+            z[i] += along * K[gaps[a], i]
+
+
+@jitable
+def rotate_group(Y, z, B, A, H_s, K, logdet, g, patterns, begin, end, observed, diagonal, at, out):
+    """Rotate the steps of patterns `begin` to `end` - 1, group `at`, from what `basis` found of it.
+
+    Y (steps, s) is y - d, with zeros in gaps. Fills z (steps, s) and `out`, of which a pattern
+    whose gaps leave too little stays in group -1. Returns the sum of g.
+    """
+    (n, s), m, first, starts = Y.shape, len(B), patterns.start[begin], out.first_gap
+    most, total = 0, 0.0
+    for k in range(begin, end):
+        most = max(most, starts[k + 1] - starts[k])
+    C, before, S, along = np.zeros((n, m)), np.empty(n), np.empty((m, m)), np.empty(most)
+    of_gaps, L_g, L_g_inv = (np.empty((most, most)), np.empty((most, most)), np.empty((most, most)))
+    L, L_inv = np.zeros((m, m)), np.zeros((m, m))
+    times(Y, K, z, diagonal)
+    B_t, V_x = np.ascontiguousarray(B.T), Y @ B.T
+    for r in range(n):
+        before[r] = FEW_DIGITS * dot(Y, r, z, r, s)
+    for k in range(begin, end):
+        stop = starts[k + 1] if at == 0 else starts[k]
+        gaps, D, weight = out.gaps[starts[k] : stop], out.D[starts[k] : stop], 0.0
+        const = observed - len(gaps) - m
+        if len(gaps) > 0 and (const < 0 or (not diagonal and 2 * len(gaps) > s)):
+            continue
+        of_K = solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L_g, L_g_inv)  # eq-hundred-gaps
+        if not np.isfinite(of_K) or not own_rotation(
+            gaps, B_t, D, A, out.A[k], out.U_inv[k], S, L, L_inv
+        ):
+            continue
+        out.group[k] = at
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            r = place - first
+            if not diagonal:
+                leave_out(V_x[r], z[r], gaps, D, of_gaps, K, along)
+            out.l[place] = -0.5 * (LOG_2PI * const + logdet + of_K)
+            weight += g[patterns.order[place]]
+        total += weight
+        for a in range(len(gaps)):
+            for b in range(a if diagonal else 0, a + 1 if diagonal else len(gaps)):
+                out.H_gaps[0 if diagonal else gaps[a], gaps[b]] += weight * of_gaps[a, b]
+    for again in range(2):
+        for k in range(begin, end):
+            stop = starts[k + 1] if at == 0 else starts[k]
+            gaps, D = out.gaps[starts[k] : stop], out.D[starts[k] : stop]
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                if out.group[k] == at:
+                    r = place - first
+                    explain(V_x[r], out.x[place], C[r], z[r], out.U_inv[k], gaps, D, K, diagonal)
+        z -= C @ B
+        for k in range(begin, end if at == 0 else begin):
+            for place in range(patterns.start[k], patterns.start[k + 1]):
+                for a in range(starts[k], starts[k + 1]):
+                    z[place - first, out.gaps[a]] = 0.0
+        times(z, H_s, Y, diagonal)
+        few = False
+        for r in range(n):
+            few = few or dot(z, r, Y, r, s) < before[r]
+        if again or not few:
+            break
+        V_x[:] = Y @ B.T
+    for k in range(begin, end):
+        for place in range(patterns.start[k], patterns.start[k + 1] if out.group[k] == at else 0):
+            out.l[place] -= 0.5 * dot(z, place - first, Y, place - first, s)  # eq-hundred-value
+    return total
+
+
+@jitable
 def rotate(y, o, d, Z, H, g, patterns, backwards):
     """`Rotated`, whether each of its A has a good inverse, and false if H is too ill.
 
-    y (n, p) and o (n, p), zero where y is missing; d, Z and H with an axis of length 1 or n for
+    y (n, p) and o, `seen_of` its rows; d, Z and H with an axis of length 1 or n for
     time; g (n,) weights.
     """
-    n, p = y.shape
-    m, count = Z.shape[2], len(patterns.start) - 1
-    diagonal, fixed = is_diagonal(H), len(H) == 1
-    block = min(count, AT_ONCE) if fixed else 1
-    gaps, observed, ever = 0, np.zeros(count, np.int64), np.zeros((1 if fixed else n, p))
-    for k in range(count):
-        t = patterns.order[patterns.start[k]]
+    (n, p), m, count = y.shape, Z.shape[2], len(patterns.start) - 1
+    diagonal, back = is_diagonal(H), int(backwards)
+    together = count if len(Z) == 1 and len(H) == 1 else 0
+    seen, first_gap = np.zeros(p), np.zeros(count + 1, np.int64)
+    for k in range(together):
+        add_row(seen, 1.0, o[patterns.order[patterns.start[k]]])
+    ever = np.minimum(seen, 1.0)
+    gaps = np.empty(together * int(ever.sum()) - int(seen.sum()) + 1, np.int64)
+    for k in range(together):
+        t, place = patterns.order[patterns.start[k]], first_gap[k]
         for i in range(p):
-            ever[0 if fixed else k, i] = max(ever[0 if fixed else k, i], o[t, i])
-            observed[k] += int(o[t, i])
-        gaps = max(gaps, p - observed[k])
-    back, whole_back = int(backwards), int(backwards and not diagonal)
+            gaps[place] = i  # overwritten by the next one if this is none
+            place += int(o[t, i] < ever[i])
+        first_gap[k + 1] = place
+    gaps = gaps[: first_gap[count]]
+    size = 1 if diagonal else p
     out = Rotated(
         np.zeros((n, m)), np.zeros((n * back, p)), np.zeros(n), np.zeros((count, m, m)),
-        np.zeros((count * back, m, m)), np.zeros((count * back, m, p)), np.zeros(H.shape),
+        np.zeros((count * back, m, m)), np.zeros((count, m, m)), np.full(count, -1),
+        [np.zeros((m, p))], np.zeros((size, p)), gaps, first_gap, np.empty((len(gaps), m)),
+        np.zeros((len(H), size, p)), np.zeros((size, p)),
     )  # fmt: skip
-    V, A, along = np.zeros((gaps + m, p)), np.zeros((gaps + m, gaps + m)), np.zeros(gaps + m)
-    B, Z_white = np.zeros((block * back * m, p)), np.zeros((m, p))
-    of_gaps = np.zeros((block * whole_back * gaps, p))
-    weighted, inner = np.zeros(of_gaps.shape), np.zeros((whole_back * p, p))
-    inverse, whole, invertible, good = inner, 0.0, True, True
-    inverse_t = inverse
-    for first in range(0, count, block):
-        last = min(first + block, count)
-        begin, end, of_H = patterns.start[first], patterns.start[last], 0 if fixed else first
-        if first == 0 or not fixed:
-            H_t = at_step(H, patterns.order[begin])
-            inverse, whole, good = whitening(H_t, ever[of_H], diagonal)
-            if not good:
-                return out, False, False
-            inverse_t = np.ascontiguousarray(inverse.T)
-        X, q_before = np.zeros((end - begin, p)), 0
+    if together:
+        B, A, H_s, K, logdet = basis(H[0], Z[0], np.arange(p), ever, diagonal)
+        if not np.isfinite(logdet):
+            return out, False, False
+        out.B[0][:], out.K[:] = B, K
+        rows, first, weight = max(np.diff(patterns.start).max(), AT_ONCE), 0, 0.0
+        room, rest = np.empty((rows, p)), np.empty((rows * (1 - back), p))
+        while first < count:
+            last, begin = first + 1, patterns.start[first]
+            while last < count and patterns.start[last + 1] - begin <= AT_ONCE:
+                last += 1
+            end = patterns.start[last]
+            Y, z = room[: end - begin], out.z[begin:end] if back else rest[: end - begin]
+            for place in range(begin, end):
+                t = patterns.order[place]
+                of_d = t if len(d) > 1 else 0
+                for i in range(p):
+                    x = y[t, i] - d[of_d, i]
+                    Y[place - begin, i] = x if o[t, i] != 0 else 0.0
+            weight += rotate_group(
+                Y, z, B, A, H_s, K, logdet, g, patterns, first, last, ever.sum(), diagonal, 0, out
+            )
+            first = last
+        out.H_inv[0] += weight * K
+    for k in range(count):
+        if out.group[k] >= 0:
+            continue
+        t = patterns.order[patterns.start[k]]
+        some = np.flatnonzero(o[t])
+        there = np.ones(len(some))
+        if len(some) == 0:
+            some, there = np.zeros(1, np.int64), np.zeros(1)
+        B, A, H_s, K, logdet = basis(at_step(H, t), at_step(Z, t), some, there, diagonal)
+        if not np.isfinite(logdet):
+            return out, False, False
+        begin, end = patterns.start[k], patterns.start[k + 1]
+        Y = np.zeros((end - begin, len(some)))
+        z, whole, H_inv = np.empty(Y.shape), np.zeros((m, p)), at_step(out.H_inv, t)
         for place in range(begin, end):
             t = patterns.order[place]
-            of_d = t if len(d) > 1 else 0
-            for i in range(p):
-                if o[t, i] != 0.0:
-                    X[place - begin, i] = y[t, i] - d[of_d, i]
-        X = times(X, inverse_t, diagonal)
-        for k in range(first, last):
-            t = patterns.order[patterns.start[k]]
-            if k == 0 or len(Z) > 1 or not fixed:  # Z_white = (H^-1/2 Z)'
-                of_Z = t if len(Z) > 1 else 0
-                for i in range(p):
-                    there = o[t, i] if len(Z) > 1 else ever[of_H, i]
-                    for j in range(m):
-                        Z_white[j, i] = Z[of_Z, i, j] if there != 0.0 else 0.0
-                        if not np.isfinite(Z_white[j, i]):
-                            return out, False, False
-                Z_white = times(Z_white, inverse_t, diagonal)
-            # The columns of H^-1/2 that belong to gaps, and those of H^-1/2 Z.
-            logdet, q = whole, 0
-            for i in range(p):
-                if o[t, i] == 0.0 and ever[of_H, i] != 0.0:
-                    if diagonal:
-                        logdet += 2.0 * np.log(inverse[i, i])  # eq-hundred-gaps
-                    else:
-                        for j in range(p):
-                            V[q, j] = inverse_t[i, j]
-                        q += 1
-            for j in range(m):
-                for i in range(p):
-                    V[q + j, i] = Z_white[j, i]
-                if diagonal:
-                    leave_out(V, q + j, o[t])
-            orthonormalize(V, A, q + m, along)
-            for i in range(m):
-                for j in range(m):
-                    out.A[k, i, j] = A[q + i, q + j]
-            for j in range(q):
-                logdet += 2.0 * np.log(A[j, j])  # eq-hundred-gaps
-            weight, const = 0.0, (observed[k] - m) * LOG_2PI + logdet
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                weight += g[patterns.order[place]]
-                square = project(X, place - begin, V, q + m, along)
-                out.l[place] = -0.5 * (const + square)  # eq-hundred-value
-                for j in range(m):
-                    out.x[place, j] = along[q + j]
-            if not backwards:
-                continue
-            invertible = invert(out.A[k], out.A_inv[k]) and invertible
-            for j in range(m):
-                for i in range(p):
-                    B[(k - first) * m + j, i] = V[q + j, i]
-            if diagonal:
-                for i in range(p):
-                    out.H_inv[of_H, i, i] += weight * o[t, i] * inverse[i, i] ** 2
-                continue
-            for i in range(p):
-                inner[i, i] += weight * ever[of_H, i]
-            for j in range(q):
-                for i in range(p):
-                    of_gaps[q_before + j, i] = V[j, i]
-                    weighted[q_before + j, i] = weight * V[j, i]
-            q_before += q
-        if not backwards:
-            continue
-        z = times(X, inverse, diagonal)
-        B_whole = times(B[: (last - first) * m], inverse, diagonal)
-        for k in range(first, last):
-            here = o[patterns.order[patterns.start[k]]]
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                add(out.z, place, 1.0, z, place - begin)
-                leave_out(out.z, place, here)
-            for j in range(m):
-                add(out.B[k], j, 1.0, B_whole, (k - first) * m + j)
-                leave_out(out.B[k], j, here)
-        if not diagonal:  # the sum of g H^-1/2' (I - V_g V_g') H^-1/2
-            inner -= of_gaps[:q_before].T @ weighted[:q_before]
-            if last == count or not fixed:
-                at = 0 if fixed else patterns.order[begin]
-                out.H_inv[at] = inverse_t @ (inner @ inverse)
-                inner[:] = 0.0
+            for i in range(len(some)):
+                if there[i]:
+                    Y[place - begin, i] = y[t, some[i]] - d[t if len(d) > 1 else 0, some[i]]
+        weight = rotate_group(
+            Y, z, B, A, H_s, K, logdet, g, patterns, k, k + 1, there.sum(), diagonal, len(out.B),
+            out,
+        )  # fmt: skip
+        if backwards:
+            out.z[begin:end] = 0.0
+        for i in range(len(some)):
+            if backwards:
+                out.z[begin:end, some[i]] = z[:, i]
+            whole[:, some[i]] = B[:, i]
+            for j in range(len(K)):
+                H_inv[0 if diagonal else some[j], some[i]] += weight * K[j, i]
+        out.B.append(whole)
+    invertible = True
+    for k in range(count * back):
+        invertible = invert(out.A[k], out.A_inv[k]) and invertible
     return out, invertible, True
+
+
+@jitable
+def column(x, k, s, out):
+    """Column s of the B of pattern k, in that of `out` (m, p)."""
+    m, B, U_inv = len(out), x.B[x.group[k]], x.U_inv[k]
+    for j in range(m):
+        out[j, s] = B[j, s]
+    for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 else 0):
+        for j in range(m if x.gaps[a] == s else 0):
+            out[j, s] = 0.0
+        if x.gaps[a] == s:
+            return
+        for j in range(m if len(x.K) > 1 else 0):
+            out[j, s] -= x.D[a, j] * x.K[x.gaps[a], s]
+    for j in range(m - 1, -1, -1):
+        out[j, s] *= U_inv[j, j]
+        for i in range(j):
+            out[j, s] += U_inv[i, j] * out[i, s]
 
 
 @jitable
@@ -352,19 +545,83 @@ def keeps_digits(x, patterns, g):
 
     It would not where few series with next to no noise say all that there is to know.
     """
-    whole = np.zeros(x.z.shape[1])
+    (m, p), size, weight = x.B[0].shape, len(x.K), np.zeros(len(x.group))
+    whole, B = np.zeros(p), np.zeros((m, p))
     for t in range(len(x.H_inv)):
-        for i in range(len(whole)):
-            whole[i] += x.H_inv[t, i, i]
-    rest = whole.copy()
-    for k in range(len(patterns.start) - 1):
-        weight, B = 0.0, x.B[k]
+        for i in range(p):
+            whole[i] += x.H_inv[t, i if size > 1 else 0, i]
+    for k in range(len(x.group)):
         for place in range(patterns.start[k], patterns.start[k + 1]):
-            weight += g[patterns.order[place]]
-        for j in range(len(B)):
-            for i in range(len(rest)):
-                rest[i] -= weight * B[j, i] ** 2
-    return np.abs(rest).max() >= LEAST_LEFT * np.abs(whole).max()
+            weight[k] += g[patterns.order[place]]
+        for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 else 0):
+            here = x.gaps[a]
+            whole[here] -= weight[k] * x.K[here if size > 1 else 0, here]
+    most = whole.max()
+    while True:  # from the largest entry on: most often it keeps its own
+        i = whole.argmax()
+        if whole[i] < LEAST_LEFT * most:
+            return False
+        rest = whole[i]
+        if size > 1:  # what of K is left without the gaps
+            rest = -dot(x.K, i, np.dot(x.K[i : i + 1], x.H_gaps), 0, p)
+            for t in range(len(x.H_inv)):
+                rest += x.H_inv[t, i, i]
+        for k in range(len(x.group)):
+            column(x, k, i, B)
+            for j in range(m):
+                rest -= weight[k] * B[j, i] ** 2
+        if rest >= LEAST_LEFT * most:
+            return True
+        whole[i] = -1.0
+
+
+@jitable
+def add_diagonal(out, X, Y):
+    """Add the diagonal of X'Y to that of `out`."""
+    for j in range(len(X)):
+        for i in range(X.shape[1]):
+            out[i, i] += X[j, i] * Y[j, i]
+
+
+@jitable
+def add_product(out, X, Y, diagonal):
+    """Add X'Y to `out`, or its `diagonal` alone."""
+    if diagonal:
+        add_diagonal(out, X, Y)
+    else:
+        out += X.T @ Y
+
+
+@jitable
+def pull_data(x, patterns, g, y_bar, Y_bar, d_bar):
+    """Write y_bar (n, p), add to d_bar, and return z g / 2 less the rows B' Y_bar (n, p)."""
+    (n, m), full, K = x.x.shape, len(x.K) > 1, x.K
+    Q, along = np.zeros((n, m)), 0.0
+    for k in range(len(x.group)):
+        for place in range(patterns.start[k], patterns.start[k + 1] if x.group[k] == 0 else 0):
+            for j in range(m):
+                for i in range(j, m):
+                    Q[place, j] += x.U_inv[k, j, i] * Y_bar[patterns.order[place], i]
+    G = Q @ x.B[0]
+    for k in range(len(x.group)):
+        own = x.group[k] > 0
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            t = patterns.order[place]
+            for j in range(m if own else 0):
+                add_row(G[place], Y_bar[t, j], x.B[x.group[k]][j])
+            for a in range(x.first_gap[k], x.first_gap[k + 1] if full and not own else 0):
+                along = 0.0
+                for j in range(m):
+                    along += x.D[a, j] * Q[place, j]
+                add_row(G[place], -along, K[x.gaps[a]])
+            for a in range(x.first_gap[k], x.first_gap[k + 1] if not own else 0):
+                G[place, x.gaps[a]] = 0.0
+            of_d = t if len(d_bar) > 1 else 0
+            for i in range(G.shape[1]):
+                y_bar[t, i] = G[place, i] - g[t] * x.z[place, i]
+                d_bar[of_d, i] -= y_bar[t, i]
+                G[place, i] = 0.5 * g[t] * x.z[place, i] - G[place, i]
+    return G
 
 
 @jitable
@@ -375,65 +632,87 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     their tangents, from tangents, while the rotation and what is left of y stay as they are. H's
     may be wanted on its `diagonal` alone.
     """
-    (m, p), states = x.B.shape[1:], h.shape[1]
-    count, whole = len(patterns.start) - 1, len(bars.Z) == 1
-    block = min(count, AT_ONCE) if len(out.H) == 1 and len(out.Z) == 1 else 1
-    # H_bar is B' (Phi_bar B + e z') for each pattern and z g z' / 2 for each step; Z_bar is
-    # B' A_bar and z h'.
-    right, A_bar = np.zeros((block * m, p)), np.zeros((block * m, states))
-    Phi_bar = np.zeros((m, m))
-    for first in range(0, count, block):
-        last = min(first + block, count)
-        begin, end, rows = patterns.start[first], patterns.start[last], (last - first) * m
-        right_z, h_sorted = np.zeros((end - begin, p)), np.zeros((end - begin, states))
-        right[:], A_bar[:] = 0.0, 0.0
-        for k in range(first, last):
-            B, at = x.B[k], (k - first) * m
-            Phi_bar[:] = 0.0
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                t = patterns.order[place]
-                of_d, of_bar = t if len(out.d) > 1 else 0, 0 if whole else t
-                y_bar[t], h_sorted[place - begin] = 0.0, h[t]
-                add(y_bar, t, -g[t], x.z, place)
-                add(right_z, place - begin, 0.5 * g[t], x.z, place)
-                for j in range(m):
-                    add(y_bar, t, Y_bar[t, j], B, j)
-                    add(right, at + j, -Y_bar[t, j], x.z, place)
-                    Phi_bar[j, j] += 0.5 * g[t]
-                    if wanted.matrices and (not whole or place == patterns.start[k]):
-                        for i in range(m):
-                            Phi_bar[j, i] += bars.H[of_bar, j, i]
-                        for i in range(states):
-                            A_bar[at + j, i] += bars.Z[of_bar, j, i]
-                add(out.d, of_d, -1.0, y_bar, t)
-            for j in range(m):
-                for i in range(m):
-                    add(right, at + j, Phi_bar[j, i], B, i)
-        if not wanted.matrices:
+    right = pull_data(x, patterns, g, y_bar, Y_bar, out.d)
+    if not wanted.matrices:
+        return
+    (n, p), m, states, whole = x.z.shape, x.x.shape[1], h.shape[1], len(bars.Z) == 1
+    # Of the steps of group 0, with N = U^-1 Phi_bar U^-T and M = U^-1 A_bar: the sums of N and M,
+    # and those of D N D', N D' and D M, by which gaps change them.
+    N_sum, M_sum, h_sorted = np.zeros((m, m)), np.zeros((m, states)), np.zeros((n, states))
+    DND, ND_sum, DM_sum = np.zeros((p, p)), np.zeros((m, p)), np.zeros((p, states))
+    Phi_bar, A_bar, half = np.zeros((m, m)), np.zeros((m, states)), np.zeros((m, m))
+    N, M, D = np.zeros((m, m)), np.zeros((m, states)), x.D
+    DN, DM = np.empty((len(D), m)), np.empty((len(D), states))
+    for k in range(len(x.group)):
+        Phi_bar[:], A_bar[:] = 0.0, 0.0
+        for place in range(patterns.start[k], patterns.start[k + 1]):
+            t = patterns.order[place]
+            add_row(h_sorted[place], 1.0, h[t])
+            for i in range(m):
+                Phi_bar[i, i] += 0.5 * g[t]
+                for j in range(m if not whole or place == 0 else 0):
+                    Phi_bar[i, j] += bars.H[0 if whole else t, i, j]
+                for j in range(states if not whole or place == 0 else 0):
+                    A_bar[i, j] += bars.Z[0 if whole else t, i, j]
+        np.dot(x.U_inv[k], Phi_bar, half)
+        np.dot(half, x.U_inv[k].T, N)
+        np.dot(x.U_inv[k], A_bar, M)
+        if x.group[k] > 0:
+            B, t = x.B[x.group[k]], patterns.order[patterns.start[k]]
+            add_product(at_step(out.H, t), B, N @ B, diagonal)
+            if wanted.Z:
+                at_step(out.Z, t)[:] += B.T @ M
             continue
-        t, z = patterns.order[begin], x.z[begin:end]
-        B, H_bar = x.B[first:last].reshape((-1, p)), at_step(out.H, t)
-        if diagonal:
-            add_diagonal(H_bar, B, right[:rows])
-            add_diagonal(H_bar, z, right_z)
-        else:
-            H_bar[:] += B.T @ right[:rows] + z.T @ right_z
-        if wanted.Z:
-            at_step(out.Z, t)[:] += B.T @ A_bar[:rows] + z.T @ h_sorted
-    for t in range(len(out.H) if wanted.matrices else 0):
+        for i in range(m):
+            add(N_sum, i, 1.0, N, i, m)
+            add(M_sum, i, 1.0, M, i, states)
+        first, last = x.first_gap[k], x.first_gap[k + 1]
+        np.dot(D[first:last], N, DN[first:last])
+        np.dot(D[first:last], M, DM[first:last])
+        for a in range(first, last):
+            for j in range(m):
+                ND_sum[j, x.gaps[a]] += DN[a, j]
+            for j in range(states):
+                DM_sum[x.gaps[a], j] += DM[a, j]
+            for b in range(first, a + 1):
+                DND[x.gaps[a], x.gaps[b]] += dot(DN, a, D, b, m)
+    B, K, H_bar = x.B[0], x.K, out.H[0]
+    for i in range(p if len(D) else 0):  # symmetric, as N is
+        for j in range(i):
+            DND[j, i] = DND[i, j]
+    if len(K) > 1 and len(D):
+        ND_sum, DM_sum = ND_sum @ K, K @ DM_sum
+        add_product(H_bar, (DND + 0.5 * x.H_gaps) @ K, K, diagonal)
+    elif len(D):
+        times(ND_sum, K, ND_sum, True)
+        for i in range(p):
+            DM_sum[i] *= K[0, i]
+            DND[i, i] += 0.5 * x.H_gaps[0, i]
+            for j in range(i if diagonal else 0, i + 1 if diagonal else p):
+                H_bar[i, j] += K[0, i] * DND[i, j] * K[0, j]
+    add_product(H_bar, B, N_sum @ B - 2.0 * ND_sum, diagonal)
+    if wanted.Z:
+        out.Z[0] += B.T @ M_sum - DM_sum
+    if len(out.H) == 1:
+        add_product(out.H[0], x.z, right, diagonal)
+    if len(out.Z) == 1 and wanted.Z:
+        out.Z[0] += x.z.T @ h_sorted
+    for place in range(n):
+        t, here = patterns.order[place], slice(place, place + 1)
+        if len(out.H) > 1:
+            add_product(out.H[t], x.z[here], right[here], diagonal)
+        if len(out.Z) > 1 and wanted.Z:
+            out.Z[t] += x.z[here].T @ h_sorted[here]
+    of_diagonal = x.H_inv.shape[1] == 1
+    for t in range(len(out.H)):
         for i in range(p):
             for j in range(i + 1):
                 found = 0.5 * (out.H[t, i, j] + out.H[t, j, i])
-                found -= 0.25 * (x.H_inv[t, i, j] + x.H_inv[t, j, i])
+                if not of_diagonal:
+                    found -= 0.25 * (x.H_inv[t, i, j] + x.H_inv[t, j, i])
+                elif i == j:
+                    found -= 0.5 * x.H_inv[t, 0, i]
                 out.H[t, i, j] = out.H[t, j, i] = found
-
-
-@jitable
-def add_diagonal(out, X, Y):
-    """Add the diagonal of X'Y to that of `out`."""
-    for j in range(len(X)):
-        for i in range(X.shape[1]):
-            out[i, i] += X[j, i] * Y[j, i]
 
 
 @jitable

@@ -12,6 +12,7 @@ from helpers.kalman.compiled.collapse import (
     patterns_of,
     rotate,
     rotated_model,
+    seen_of,
     smoothed,
 )
 from helpers.kalman.compiled.door import (
@@ -25,7 +26,6 @@ from helpers.kalman.compiled.door import (
 )
 from helpers.kalman.compiled.forward import DONE
 from helpers.kalman.compiled.inputs import Arrays, Wanted
-from helpers.kalman.compiled.steps import gaps
 from helpers.kalman.recursions import LOG_2PI
 
 
@@ -35,7 +35,7 @@ def collapsed(y, model, out, l, l_bar, y_bar, asked, tol, report):
     m, backwards, asked_of = len(model.a0), asked.purpose != VALUE, asked.wanted
     # Rotated rows of Z are made of all columns.
     wanted = Wanted(asked_of.matrices, asked_of.T, asked_of.Z, asked_of.W, np.arange(m))
-    _, o = gaps(y)
+    o = seen_of(y.reshape((len(y), 1, -1)))
     patterns = patterns_of(o, max(len(model.Z), len(model.H)) > 1)
     x, invertible, good = rotate(y, o, model.d, model.Z, model.H, l_bar, patterns, backwards)
     if not good or (wanted.matrices and not keeps_digits(x, patterns, l_bar)):

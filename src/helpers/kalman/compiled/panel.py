@@ -8,7 +8,7 @@ Each part is compiled once, for arrays of one type, and what calls it does not c
 import numpy as np
 from numba import types
 
-from helpers.kalman.compiled.collapse import patterns_of
+from helpers.kalman.compiled.collapse import patterns_of, seen_of
 from helpers.kalman.compiled.door import (
     ARRAYS,
     GAINS,
@@ -192,18 +192,6 @@ linked_group = linked(
     (SERIES, types.int64, _ROWS, ARRAYS, ARRAYS, _ROWS, types.boolean, WANTED, types.float64,
      _NUMBERS),
 )  # fmt: skip
-
-
-@jitable
-def seen_of(y):
-    """Ones where series y (J, n, p) are observed, a row each; zeros elsewhere."""
-    J, n, p = y.shape
-    seen = np.zeros((J, n * p), np.uint8)
-    for j in range(J):
-        for t in range(n):
-            for i in range(p):
-                seen[j, t * p + i] = not np.isnan(y[j, t, i])
-    return seen
 
 
 @jitable

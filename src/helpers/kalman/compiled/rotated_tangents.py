@@ -7,7 +7,7 @@ This module is imported, and its code compiled, when such a model is met.
 
 import numpy as np
 
-from helpers.kalman.compiled.collapse import expand, rotate, rotated_model
+from helpers.kalman.compiled.collapse import column, expand, rotate, rotated_model
 from helpers.kalman.compiled.directions import Directions
 from helpers.kalman.compiled.door import NOT_ROTATED, address_in, compiled_part
 from helpers.kalman.compiled.forward import DONE
@@ -35,10 +35,13 @@ def along_rotated(
     steps = len(rotated.H)
     y_dot, d_dot = np.zeros((k, n, size, 1)), np.zeros((k, 1, size, 1))
     Z_dot, H_dot = np.zeros((k, steps, size, m)), np.zeros((k, steps, size, size))
+    B = np.zeros((x.x.shape[1], p))
     for i in range(len(patterns.start) - 1):
+        for j in series:
+            column(x, i, j, B)
         for place in range(patterns.start[i], patterns.start[i + 1]):
             t = patterns.order[place]
-            rotate_moves(x.B[i], dots, t, series, y_dot[:, t], Z_dot, H_dot)
+            rotate_moves(B, dots, t, series, y_dot[:, t], Z_dot, H_dot)
     inner = Directions(
         y_dot, dots.a0, dots.P0, dots.c, d_dot, dots.T, Z_dot, H_dot, dots.W
     )  # fmt: skip

@@ -9,7 +9,18 @@ import numpy as np
 from helpers.kalman import recursions
 from helpers.kalman.compiled import tiles, writing
 from helpers.kalman.compiled.layout import sizes, space
-from helpers.kalman.compiled.tiles import LANES, element, get, jitable, put
+from helpers.kalman.compiled.tiles import (
+    LANES,
+    Mat,
+    axpy,
+    below,
+    clear,
+    element,
+    get,
+    jitable,
+    product,
+    put,
+)
 
 # An update that leaves less than this share of a variance takes Joseph's form: three digits of a
 # difference are lost there, and more with every smaller share.
@@ -52,37 +63,39 @@ def invert_factor(w, F, C_inv, o, p):
     """C_inv = C^-1, lower triangular, C C' = F; and log|F|, NaN if F is not positive definite.
 
     Or if it is singular up to rounding, as in :func:`helpers.kalman.recursions.inverse_factor`.
-    Where o (a row that begins at a place) is zero, F has a one, and C_inv becomes zero.
+    Where o (a row that begins at a place) is zero, F has a one, and C_inv becomes zero. F becomes
+    C' on and above its diagonal: what makes it that makes the identity matrix C_inv.
     """
-    logdet, C = 0.0, C_inv
+    logdet, zero = 0.0, space(w).zero.at
+    clear(w, C_inv, p)
+    for first in range(0, p, 4):
+        last, start = min(first + 4, p), first // LANES * LANES
+        by, rows = Mat(F.at + first, 1, F.ld), last - first
+        right, out = Mat(F.at + first * F.ld + start, F.ld, 1), below(C_inv, first)
+        if first > 0:
+            product(w, right, -1.0, by, Mat(F.at + start, F.ld, 1), right, rows, first, p - start)
+            product(w, out, -1.0, by, C_inv, out, rows, first, first)
+        for i in range(first, last):
+            row, out_row = F.at + i * F.ld + start, below(C_inv, i).at
+            put(w, out_row + i, 1.0)
+            for k in range(first, i):
+                x = -element(w, F, k, i)
+                axpy(w, row, x, F.at + k * F.ld + start, row, p - start)
+                axpy(w, out_row, x, below(C_inv, k).at, out_row, i)
+            x = element(w, F, i, i)
+            if not x > 0.0:
+                return np.nan
+            logdet += np.log(x)
+            x = 1.0 / np.sqrt(x)
+            axpy(w, row, x, row, zero, p - start)
+            axpy(w, out_row, x * get(w, o + i), out_row, zero, i + 1)
     for j in range(p):
-        x = element(w, F, j, j)
-        for k in range(j):
-            x -= element(w, C, j, k) ** 2
-        if not x > 0.0:
-            return np.nan
-        logdet += np.log(x)
-        pivot = np.sqrt(x)
-        put(w, C.at + j * C.ld + j, pivot)
-        for i in range(j + 1, p):
-            x = element(w, F, i, j)
-            for k in range(j):
-                x -= element(w, C, i, k) * element(w, C, j, k)
-            put(w, C.at + i * C.ld + j, x / pivot)
-    for j in range(p):  # C <- C^-1
-        put(w, C.at + j * C.ld + j, get(w, o + j) / element(w, C, j, j))
-        for i in range(j):
-            put(w, C.at + i * C.ld + j, 0.0)
-        for i in range(j + 1, p):
-            x = 0.0
-            for k in range(j, i):
-                x -= element(w, C, i, k) * element(w, C, k, j)
-            put(w, C.at + i * C.ld + j, x / element(w, C, i, i))
-    for j in range(p):
-        x = 0.0
+        variance, inverse = 0.0, 0.0
+        for i in range(j + 1):
+            variance += element(w, F, i, j) ** 2
         for i in range(j, p):
-            x += element(w, C, i, j) ** 2
-        if not x * element(w, F, j, j) < MOST_INFLATED:
+            inverse += element(w, C_inv, i, j) ** 2
+        if not inverse * variance < MOST_INFLATED:
             return np.nan
     return logdet
 

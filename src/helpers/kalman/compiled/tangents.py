@@ -12,7 +12,7 @@ Many series that see few states are rotated first, by
 import numpy as np
 from numba import types
 
-from helpers.kalman.compiled.collapse import Patterns, is_diagonal, patterns_of
+from helpers.kalman.compiled.collapse import Patterns, is_diagonal, patterns_of, seen_of
 from helpers.kalman.compiled.directions import (
     FIRST_OF_STEPS,
     TANGENT_HEADER,
@@ -58,7 +58,6 @@ from helpers.kalman.compiled.layout import HEADER, LARGEST_BLOCK, Sizes, begin, 
 from helpers.kalman.compiled.one_pass import all_equal, clean
 from helpers.kalman.compiled.pull import pull
 from helpers.kalman.compiled.push import push
-from helpers.kalman.compiled.steps import gaps
 from helpers.kalman.compiled.tiles import (
     LANES,
     jitable,
@@ -237,7 +236,7 @@ ALONG = (
 linked_along_all = linked(along_all, ALONG)
 PATTERNS = types.NamedUniTuple(types.int64[::1], 2, Patterns)
 ROTATED = (
-    types.float64[:, ::1], types.float64[:, ::1], PATTERNS, *ALONG[1:7], types.int64[::1],
+    types.float64[:, ::1], types.uint8[:, ::1], PATTERNS, *ALONG[1:7], types.int64[::1],
     *ALONG[7:9], types.boolean, *ALONG[9:],
 )  # fmt: skip
 along_rotated = called_at(
@@ -312,7 +311,7 @@ def hessian_vector(
     memory, gains = blocks(0, 0)
     status, last, varying = np.int64(DONE), np.int64(0), varies(model)
     rotates = collapses(y, m, tol == 0.0 or varying, WORTH_IT)
-    _, o = gaps(y if rotates else y[:0])
+    o = seen_of(y[: n * int(rotates)].reshape((-1, 1, p)))
     patterns = patterns_of(o, max(len(model.Z), len(model.H)) > 1)
     moved = moved_series(dots) if rotates else np.zeros((0, 0), np.bool_)
     diagonal = not everywhere and is_diagonal(dots.H.reshape((-1, p, p)))
