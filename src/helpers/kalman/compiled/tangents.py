@@ -70,7 +70,7 @@ WIDE_ENOUGH = 32
 # The size of the tangents of a covariance for all directions of one pass: a dozen of them should
 # stay in a cache of a megabyte, in half of it where they are side by side.
 LARGEST = 8000
-WORTH_IT = 3  # times what a rotation costs the value, to rotate for tangents
+WORTH_IT = 1.5  # times what a rotation costs the value, to rotate for tangents
 IN_CACHE = 200_000  # doubles of what directions use of all steps
 
 
