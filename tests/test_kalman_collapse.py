@@ -146,6 +146,20 @@ def test_patterns_that_come_back_are_one():
         assert (o[part] == o[part[0]]).all()
 
 
+def test_a_smoothed_state_is_read_off_only_where_something_is_left_of_y():
+    """Not at steps with no more observations than states, unless they tell of fewer."""
+    rng = np.random.default_rng(5)
+    model = StateSpace(**random_model(3, 8, rng=rng))
+    y, _ = simulate(9, rng, **model.asdict())
+    y[2], y[4, 1:], y[6, 3:] = np.nan, np.nan, np.nan
+    for Z, expected in ((model.Z, True), (model.Z[[0, 0, *range(1, 7)]], False)):
+        *_, d, _, loadings, H, _ = arrays_of(y, replace(model, Z=Z))
+        o = (~np.isnan(y)).astype(float)
+        patterns = collapse.patterns_of(o, False)
+        _, found, good = collapse.rotate(y, o, d, loadings, H, np.ones(9), patterns, True)
+        assert good and found == expected
+
+
 def test_what_the_model_says_of_a_missing_component_does_not_count():
     y, model, g = make("full H, complete")
     y[:, 2] = np.nan

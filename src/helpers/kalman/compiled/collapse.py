@@ -27,8 +27,10 @@ LEAST_PIVOT = 1e-10
 SPANNED = 1e-14
 # So many steps are rotated at a time: few enough for their rows to stay in a cache.
 AT_ONCE = 64
-# Gaps that leave less than this share are not taken from what all series say.
-LEAST_SEEN = 0.1
+# Gaps that leave less than this share of something do not correct a basis, but have their own.
+LEAST_SEEN = 0.2
+# Pivot of K's part for gaps, for each of its entries, below which too few digits are left.
+LEAST_GAPS = 1e-2
 # A row of which less than this share is left is projected once more.
 FEW_DIGITS = 1e-2
 # A is inverted where that costs fewer than four digits.
@@ -49,7 +51,8 @@ class Rotated(NamedTuple):
 
     Patterns that share Z and H are a group, with K = H^-1, B and A of what they ever observe. One
     that misses some of it, with the rows B_g of B' and K_g of K, has the solution D of K_gg D = B_g
-    and U'U = I - B_g' D. Its own B is U^-T (B - D' K_g), its own A is U A.
+    and U'U = I - B_g' D: eq-hundred-shared. Its own B is U^-T (B - D' K_g), its own A is U A. Where
+    U is too close to singular, it is a group of its own.
     """
 
     x: np.ndarray  # (n, m), x*
@@ -58,7 +61,7 @@ class Rotated(NamedTuple):
     A: np.ndarray  # (patterns, m, m), of each its own
     A_inv: np.ndarray  # the same
     U_inv: np.ndarray  # the same
-    group: np.ndarray  # (patterns,), of each; those of group 0 alone miss something
+    group: np.ndarray  # (patterns,), of each; group 0 alone has gaps and U
     B: list  # of each group (m, p)
     K: np.ndarray  # (p, p) of group 0; of a diagonal H its diagonal, (1, p)
     gaps: np.ndarray  # the series that patterns of group 0 miss, pattern by pattern
@@ -96,11 +99,12 @@ def patterns_of(o, varying):
     first, pattern, count = np.zeros(n, np.int64), np.arange(n), 0
     # Patterns with one key stand in a chain: its last one, and before each another.
     last, before = np.full(n, -1), np.zeros(n, np.int64)
+    numbers = 1 + (2654435761 * np.arange(p) + 40503 * np.arange(p) ** 2) % 2147483647
     for t in range(n):
         key = 0
         for i in range(p):
-            key += o[t, i] * (1 + (40503 * i * i + 2654435761 * i) % 2147483647)
-        key = int(key) % n
+            key += numbers[i] * np.int64(o[t, i])
+        key %= n
         k = -1 if varying else last[key]
         while k >= 0 and not same_pattern(o, first[k], t):
             k = before[k]
@@ -145,13 +149,6 @@ def add(A, i, factor, B, j, length):
     """Add `factor` times row j of B to row i of A, so many entries."""
     for k in range(length):
         A[i, k] += factor * B[j, k]
-
-
-@jitable
-def add_row(out, factor, row):
-    """out += `factor` row, vectors."""
-    for i in range(len(out)):
-        out[i] += factor * row[i]
 
 
 @jitable
@@ -244,42 +241,39 @@ def invert(A, A_inv):
 
 
 @jitable
-def basis(H, Z, seen, ever, diagonal):
-    """B (m, s), A (m, m), H and K = H^-1 of the series `seen` (s,), log|H|; NaN if H is too ill.
+def basis(H, Z, ever, diagonal):
+    """V (m, p), H^-1/2, A (m, m), H and H^-1 of what is `ever` observed, and log|H|.
 
-    Of a `diagonal` H both are (1, s), else (s, s). What is not `ever` there has zeros in B and K.
+    Of a `diagonal` H the diagonals alone, (1, p), else (p, p). NaN if H is too ill.
     """
-    s, m = len(seen), Z.shape[1]
-    V, A, along, logdet = np.zeros((m, s)), np.zeros((m, m)), np.zeros(m), 0.0
-    H_s = np.ones((1, s)) if diagonal else np.eye(s)
-    for i in range(s):
+    p, m = Z.shape
+    V, A, along, logdet = np.zeros((m, p)), np.zeros((m, m)), np.zeros(m), 0.0
+    H_seen = np.ones((1, p)) if diagonal else np.eye(p)
+    for i in range(p):
         for j in range(m if ever[i] else 0):
-            V[j, i] = Z[seen[i], j]
+            V[j, i] = Z[i, j]
             if not np.isfinite(V[j, i]):
                 logdet = np.nan
         if diagonal and ever[i]:
-            H_s[0, i] = H[seen[i], seen[i]]
+            H_seen[0, i] = H[i, i]
         for j in range(0 if diagonal or not ever[i] else i + 1):
             if ever[j]:
-                H_s[i, j] = H_s[j, i] = 0.5 * (H[seen[i], seen[j]] + H[seen[j], seen[i]])
+                H_seen[i, j] = H_seen[j, i] = 0.5 * (H[i, j] + H[j, i])
     if diagonal:
-        for i in range(s):
-            logdet += np.log(H_s[0, i]) if 0.0 < H_s[0, i] < np.inf else np.nan
-        K = 1.0 / H_s
+        for i in range(p):
+            logdet += np.log(H_seen[0, i]) if 0.0 < H_seen[0, i] < np.inf else np.nan
+        K = 1.0 / H_seen
         root = np.sqrt(K)
         times(V, root, V, True)
-        orthonormalize(V, A, m, along)
-        times(V, root, V, True)
     else:
-        L, L_inv = np.zeros((s, s)), np.zeros((s, s))
-        logdet += factor(H_s, s, LEAST_PIVOT, L, L_inv)
-        V = V @ L_inv.T
-        orthonormalize(V, A, m, along)
-        V, K = V @ L_inv, L_inv.T @ L_inv
-    for i in range(s):
+        L, root = np.zeros((p, p)), np.zeros((p, p))
+        logdet += factor(H_seen, p, LEAST_PIVOT, L, root)
+        V, K = V @ root.T, root.T @ root
+    orthonormalize(V, A, m, along)
+    for i in range(p):
         if not ever[i]:
             K[0 if diagonal else i, i] = 0.0
-    return V, A, H_s, K, logdet
+    return V, root, A, H_seen, K, logdet
 
 
 @jitable
@@ -296,7 +290,7 @@ def solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L, L_inv):
     for a in range(q):
         for b in range(a + 1):
             of_gaps[a, b] = K[gaps[a], gaps[b]]
-    logdet = factor(of_gaps, q, LEAST_SEEN, L, L_inv)
+    logdet = factor(of_gaps, q, LEAST_GAPS, L, L_inv)
     for a in range(q):
         for b in range(a + 1):
             of_gaps[a, b] = 0.0
@@ -312,8 +306,8 @@ def solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L, L_inv):
 
 
 @jitable
-def own_rotation(gaps, B_t, D, A, A_own, U_inv, S, L, L_inv):
-    """U A and U^-1 of a pattern with these gaps; whether they leave enough of everything."""
+def correct(gaps, B_t, D, A, A_own, U_inv, S, L, L_inv):
+    """U A and U^-1 of a pattern with these gaps; false if they leave too little of something."""
     m = len(A)
     for i in range(m):
         for j in range(i + 1):
@@ -330,194 +324,198 @@ def own_rotation(gaps, B_t, D, A, A_own, U_inv, S, L, L_inv):
 
 
 @jitable
-def leave_out(V_x, z, gaps, D, of_gaps, K, along):
-    """Project the gaps out of a step's V'x (m,) and z (s,), where they then have zeros."""
+def leave_out(r, V_x, z, gaps, D, of_gaps, K, along):
+    """Project the gaps out of rows r of V'x (steps, m) and z (steps, s), which has zeros there."""
     for a in range(len(gaps)):
         along[a] = 0.0
         for b in range(len(gaps)):
-            along[a] += of_gaps[a, b] * z[gaps[b]]
-        add_row(V_x, -z[gaps[a]], D[a])
+            along[a] += of_gaps[a, b] * z[r, gaps[b]]
+        add(V_x, r, -z[r, gaps[a]], D, a, V_x.shape[1])
     for a in range(len(gaps)):
-        add_row(z, -along[a], K[gaps[a]])
+        add(z, r, -along[a], K, gaps[a], z.shape[1])
 
 
 @jitable
-def explain(V_x, x, C, z, U_inv, gaps, D, K, diagonal):
-    """Add what the state explains of a step to x*, and C = U^-1 of it (m,).
+def explain(r, V_x, C, z, place, x, U_inv, gaps, D, K, diagonal):
+    """Add what the state explains of step r to x*, at its place, and C = U^-1 of it.
 
     B'C - K_g D C is what it explains of z, from which B'C is still to be taken.
     """
-    m = len(x)
+    m = V_x.shape[1]
     for j in range(m):
-        C[j], star = 0.0, 0.0
+        C[r, j], star = 0.0, 0.0
         for i in range(j + 1):
-            star += U_inv[i, j] * V_x[i]
-        x[j] += star
+            star += U_inv[i, j] * V_x[r, i]
+        x[place, j] += star
         for i in range(j + 1):
-            C[i] += U_inv[i, j] * star
+            C[r, i] += U_inv[i, j] * star
     for a in range(0 if diagonal else len(gaps)):
-        along = 0.0
-        for j in range(m):
-            along += D[a, j] * C[j]
-        for i in range(len(z)):
-            z[i] += along * K[gaps[a], i]
+        add(z, r, dot(D, a, C, r, m), K, gaps[a], z.shape[1])
 
 
 @jitable
-def rotate_group(Y, z, B, A, H_s, K, logdet, g, patterns, begin, end, observed, diagonal, at, out):
+def own_basis(gaps, V, root, A, A_own, U_inv):
+    """B (m, p) and A of a pattern that leaves too little for `correct`, from V; of a diagonal H."""
+    B, R, along = V.copy(), np.zeros(A.shape), np.zeros(len(A))
+    for j in range(len(A)):
+        U_inv[j, j] = 1.0
+        for i in gaps:
+            B[j, i] = 0.0
+    orthonormalize(B, R, len(A), along)
+    times(B, root, B, True)
+    np.dot(R, A, A_own)
+    return B
+
+
+@jitable
+def rotate_steps(Y, z, V, root, A, H, K, const, g, patterns, begin, end, diagonal, at, out):
     """Rotate the steps of patterns `begin` to `end` - 1, group `at`, from what `basis` found of it.
 
-    Y (steps, s) is y - d, with zeros in gaps. Fills z (steps, s) and `out`, of which a pattern
-    whose gaps leave too little stays in group -1. Returns the sum of g.
+    Y (steps, p) is y - d, with zeros in gaps; const is of l where nothing is missing. Fills z
+    (steps, p) and `out`. A pattern whose gaps leave too little has a basis of its own, or, unless H
+    is `diagonal`, stays in group -1. Returns the sum of g.
     """
-    (n, s), m, first, starts = Y.shape, len(B), patterns.start[begin], out.first_gap
-    most, total = 0, 0.0
-    for k in range(begin, end):
-        most = max(most, starts[k + 1] - starts[k])
+    (n, p), m, first, starts, total = Y.shape, len(V), patterns.start[begin], out.first_gap, 0.0
+    most = np.diff(starts[begin : end + 1]).max()
     C, before, S, along = np.zeros((n, m)), np.empty(n), np.empty((m, m)), np.empty(most)
-    of_gaps, L_g, L_g_inv = (np.empty((most, most)), np.empty((most, most)), np.empty((most, most)))
-    L, L_inv = np.zeros((m, m)), np.zeros((m, m))
+    of_gaps, L_g, L_g_inv = np.empty((most, most)), np.empty((most, most)), np.empty((most, most))
+    B, L, L_inv, few = out.B[at], np.zeros((m, m)), np.zeros((m, m)), True
     times(Y, K, z, diagonal)
     B_t, V_x = np.ascontiguousarray(B.T), Y @ B.T
     for r in range(n):
-        before[r] = FEW_DIGITS * dot(Y, r, z, r, s)
+        before[r] = FEW_DIGITS * dot(Y, r, z, r, p)
     for k in range(begin, end):
-        stop = starts[k + 1] if at == 0 else starts[k]
-        gaps, D, weight = out.gaps[starts[k] : stop], out.D[starts[k] : stop], 0.0
-        const = observed - len(gaps) - m
-        if len(gaps) > 0 and (const < 0 or (not diagonal and 2 * len(gaps) > s)):
+        stop, weight = starts[k + 1] if at == 0 else starts[k], 0.0
+        gaps, D = out.gaps[starts[k] : stop], out.D[starts[k] : stop]
+        of_K = solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L_g, L_g_inv)
+        if np.isfinite(of_K) and correct(gaps, B_t, D, A, out.A[k], out.U_inv[k], S, L, L_inv):
+            out.group[k] = at
+        elif diagonal:
+            out.group[k] = len(out.B)
+            out.B.append(own_basis(gaps, V, root, A, out.A[k], out.U_inv[k]))
+        else:
             continue
-        of_K = solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L_g, L_g_inv)  # eq-hundred-gaps
-        if not np.isfinite(of_K) or not own_rotation(
-            gaps, B_t, D, A, out.A[k], out.U_inv[k], S, L, L_inv
-        ):
-            continue
-        out.group[k] = at
         for place in range(patterns.start[k], patterns.start[k + 1]):
-            r = place - first
             if not diagonal:
-                leave_out(V_x[r], z[r], gaps, D, of_gaps, K, along)
-            out.l[place] = -0.5 * (LOG_2PI * const + logdet + of_K)
+                leave_out(place - first, V_x, z, gaps, D, of_gaps, K, along)
+            out.l[place] = -0.5 * (const - len(gaps) * LOG_2PI + of_K)  # eq-hundred-gaps
             weight += g[patterns.order[place]]
         total += weight
         for a in range(len(gaps)):
             for b in range(a if diagonal else 0, a + 1 if diagonal else len(gaps)):
                 out.H_gaps[0 if diagonal else gaps[a], gaps[b]] += weight * of_gaps[a, b]
-    for again in range(2):
-        for k in range(begin, end):
-            stop = starts[k + 1] if at == 0 else starts[k]
+    for _ in range(2):
+        for k in range(begin, end if few else begin):
+            stop, own = starts[k + 1] if at == 0 else starts[k], out.group[k] != at
             gaps, D = out.gaps[starts[k] : stop], out.D[starts[k] : stop]
+            if out.group[k] < 0:
+                continue
             for place in range(patterns.start[k], patterns.start[k + 1]):
-                if out.group[k] == at:
-                    r = place - first
-                    explain(V_x[r], out.x[place], C[r], z[r], out.U_inv[k], gaps, D, K, diagonal)
-        z -= C @ B
-        for k in range(begin, end if at == 0 else begin):
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                for a in range(starts[k], starts[k + 1]):
-                    z[place - first, out.gaps[a]] = 0.0
-        times(z, H_s, Y, diagonal)
-        few = False
-        for r in range(n):
-            few = few or dot(z, r, Y, r, s) < before[r]
-        if again or not few:
-            break
-        V_x[:] = Y @ B.T
-    for k in range(begin, end):
-        for place in range(patterns.start[k], patterns.start[k + 1] if out.group[k] == at else 0):
-            out.l[place] -= 0.5 * dot(z, place - first, Y, place - first, s)  # eq-hundred-value
+                r = place - first
+                for j in range(m if own else 0):
+                    V_x[r, j] = dot(out.B[out.group[k]], j, Y, r, p)
+                explain(r, V_x, C, z, place, out.x, out.U_inv[k], gaps, D, K, diagonal or own)
+                for j in range(m if own else 0):
+                    add(z, r, -C[r, j], out.B[out.group[k]], j, p)
+                    C[r, j] = 0.0
+        if few:
+            z -= C @ B
+            for k in range(begin, end):
+                for place in range(patterns.start[k], patterns.start[k + 1]):
+                    for a in range(starts[k], starts[k + 1]):
+                        z[place - first, out.gaps[a]] = 0.0
+            times(z, H, Y, diagonal)
+            V_x[:], few = Y @ B.T, False
+            for r in range(n):
+                few = few or dot(z, r, Y, r, p) < before[r]
+    for r in range(n):
+        out.l[first + r] -= 0.5 * dot(z, r, Y, r, p)  # eq-hundred-value
     return total
+
+
+@jitable
+def rotate_group(y, o, d, Z, H, g, patterns, begin, end, ever, diagonal, at, K, H_inv, out):
+    """Rotate patterns `begin` to `end` - 1, which share Z (p, m) and H (p, p), as group `at`.
+
+    By what is `ever` observed of p series. Writes their K; returns whether H is well enough.
+    """
+    (p, m), weight, first = Z.shape, 0.0, begin
+    V, root, A, H_seen, K[:], logdet = basis(H, Z, ever, diagonal)
+    if not np.isfinite(logdet):
+        return False
+    times(V, root, out.B[at], diagonal)
+    rows = max(np.diff(patterns.start[begin : end + 1]).max(), min(AT_ONCE, len(y)))
+    Y_room, z_room, const = np.empty((rows, p)), np.empty((rows, p)), (ever.sum() - m) * LOG_2PI
+    while first < end:
+        last, start = first + 1, patterns.start[first]
+        while last < end and patterns.start[last + 1] - start <= AT_ONCE:
+            last += 1
+        stop = patterns.start[last]
+        Y, z = Y_room[: stop - start], out.z[start:stop] if len(out.z) else z_room[: stop - start]
+        for place in range(start, stop):
+            t = patterns.order[place]
+            of_d = t if len(d) > 1 else 0
+            for i in range(p):
+                x = y[t, i] - d[of_d, i]
+                Y[place - start, i] = x if o[t, i] != 0 else 0.0
+        weight += rotate_steps(
+            Y, z, V, root, A, H_seen, K, const + logdet, g, patterns, first, last, diagonal, at, out
+        )
+        first = last
+    H_inv += weight * K
+    return True
 
 
 @jitable
 def rotate(y, o, d, Z, H, g, patterns, backwards):
     """`Rotated`, whether each of its A has a good inverse, and false if H is too ill.
 
-    y (n, p) and o, `seen_of` its rows; d, Z and H with an axis of length 1 or n for
-    time; g (n,) weights.
+    y (n, p) and o (n, p), 0 where y is missing; d, Z and H with an axis of length 1 or n for time;
+    g (n,) weights.
     """
     (n, p), m, count = y.shape, Z.shape[2], len(patterns.start) - 1
-    diagonal, back = is_diagonal(H), int(backwards)
-    together = count if len(Z) == 1 and len(H) == 1 else 0
-    seen, first_gap = np.zeros(p), np.zeros(count + 1, np.int64)
-    for k in range(together):
-        add_row(seen, 1.0, o[patterns.order[patterns.start[k]]])
-    ever = np.minimum(seen, 1.0)
-    gaps = np.empty(together * int(ever.sum()) - int(seen.sum()) + 1, np.int64)
-    for k in range(together):
+    diagonal, back, fixed = is_diagonal(H), int(backwards), len(Z) == 1 and len(H) == 1
+    seen, first_gap = np.zeros((1, p)), np.zeros(count + 1, np.int64)
+    for k in range(count if fixed else 0):
+        add(seen, 0, 1.0, o, patterns.order[patterns.start[k]], p)
+    ever = np.minimum(seen[0], 1.0)
+    gaps = np.empty(count * int(ever.sum()) - int(seen.sum()) + 1, np.int64)
+    for k in range(count if fixed else 0):
         t, place = patterns.order[patterns.start[k]], first_gap[k]
         for i in range(p):
             gaps[place] = i  # overwritten by the next one if this is none
             place += int(o[t, i] < ever[i])
         first_gap[k + 1] = place
-    gaps = gaps[: first_gap[count]]
-    size = 1 if diagonal else p
+    size, gaps = 1 if diagonal else p, gaps[: first_gap[count]]
     out = Rotated(
         np.zeros((n, m)), np.zeros((n * back, p)), np.zeros(n), np.zeros((count, m, m)),
         np.zeros((count * back, m, m)), np.zeros((count, m, m)), np.full(count, -1),
         [np.zeros((m, p))], np.zeros((size, p)), gaps, first_gap, np.empty((len(gaps), m)),
         np.zeros((len(H), size, p)), np.zeros((size, p)),
     )  # fmt: skip
-    if together:
-        B, A, H_s, K, logdet = basis(H[0], Z[0], np.arange(p), ever, diagonal)
-        if not np.isfinite(logdet):
-            return out, False, False
-        out.B[0][:], out.K[:] = B, K
-        rows, first, weight = max(np.diff(patterns.start).max(), AT_ONCE), 0, 0.0
-        room, rest = np.empty((rows, p)), np.empty((rows * (1 - back), p))
-        while first < count:
-            last, begin = first + 1, patterns.start[first]
-            while last < count and patterns.start[last + 1] - begin <= AT_ONCE:
-                last += 1
-            end = patterns.start[last]
-            Y, z = room[: end - begin], out.z[begin:end] if back else rest[: end - begin]
-            for place in range(begin, end):
-                t = patterns.order[place]
-                of_d = t if len(d) > 1 else 0
-                for i in range(p):
-                    x = y[t, i] - d[of_d, i]
-                    Y[place - begin, i] = x if o[t, i] != 0 else 0.0
-            weight += rotate_group(
-                Y, z, B, A, H_s, K, logdet, g, patterns, first, last, ever.sum(), diagonal, 0, out
-            )
-            first = last
-        out.H_inv[0] += weight * K
+    good, invertible = True, True
+    if fixed:
+        good = rotate_group(
+            y, o, d, Z[0], H[0], g, patterns, 0, count, ever, diagonal, 0, out.K, out.H_inv[0], out
+        )
     for k in range(count):
-        if out.group[k] >= 0:
-            continue
-        t = patterns.order[patterns.start[k]]
-        some = np.flatnonzero(o[t])
-        there = np.ones(len(some))
-        if len(some) == 0:
-            some, there = np.zeros(1, np.int64), np.zeros(1)
-        B, A, H_s, K, logdet = basis(at_step(H, t), at_step(Z, t), some, there, diagonal)
-        if not np.isfinite(logdet):
-            return out, False, False
-        begin, end = patterns.start[k], patterns.start[k + 1]
-        Y = np.zeros((end - begin, len(some)))
-        z, whole, H_inv = np.empty(Y.shape), np.zeros((m, p)), at_step(out.H_inv, t)
-        for place in range(begin, end):
-            t = patterns.order[place]
-            for i in range(len(some)):
-                if there[i]:
-                    Y[place - begin, i] = y[t, some[i]] - d[t if len(d) > 1 else 0, some[i]]
-        weight = rotate_group(
-            Y, z, B, A, H_s, K, logdet, g, patterns, k, k + 1, there.sum(), diagonal, len(out.B),
-            out,
-        )  # fmt: skip
-        if backwards:
-            out.z[begin:end] = 0.0
-        for i in range(len(some)):
-            if backwards:
-                out.z[begin:end, some[i]] = z[:, i]
-            whole[:, some[i]] = B[:, i]
-            for j in range(len(K)):
-                H_inv[0 if diagonal else some[j], some[i]] += weight * K[j, i]
-        out.B.append(whole)
-    invertible = True
-    for k in range(count * back):
-        invertible = invert(out.A[k], out.A_inv[k]) and invertible
-    return out, invertible, True
+        if out.group[k] < 0 and good:
+            t = patterns.order[patterns.start[k]]
+            ever[:] = o[t]
+            out.B.append(np.zeros((m, p)))
+            good = rotate_group(
+                y, o, d, at_step(Z, t), at_step(H, t), g, patterns, k, k + 1, ever, diagonal,
+                len(out.B) - 1, np.empty((size, p)), at_step(out.H_inv, t), out,
+            )  # fmt: skip
+    for k in range(count if backwards and good else 0):
+        rank, observed = 0, 0
+        for j in range(m):
+            rank += int(out.A[k, j, j] != 0.0)
+        for i in range(p):
+            observed += int(o[patterns.order[patterns.start[k]], i])
+        if rank < observed:  # else z is zero, by which h is multiplied
+            invertible = invert(out.A[k], out.A_inv[k]) and invertible
+    return out, invertible, good
 
 
 @jitable
@@ -553,7 +551,7 @@ def keeps_digits(x, patterns, g):
     for k in range(len(x.group)):
         for place in range(patterns.start[k], patterns.start[k + 1]):
             weight[k] += g[patterns.order[place]]
-        for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 else 0):
+        for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 or size == 1 else 0):
             here = x.gaps[a]
             whole[here] -= weight[k] * x.K[here if size > 1 else 0, here]
     most = whole.max()
@@ -595,8 +593,7 @@ def add_product(out, X, Y, diagonal):
 @jitable
 def pull_data(x, patterns, g, y_bar, Y_bar, d_bar):
     """Write y_bar (n, p), add to d_bar, and return z g / 2 less the rows B' Y_bar (n, p)."""
-    (n, m), full, K = x.x.shape, len(x.K) > 1, x.K
-    Q, along = np.zeros((n, m)), 0.0
+    m, full, Q = x.x.shape[1], len(x.K) > 1, np.zeros(x.x.shape)
     for k in range(len(x.group)):
         for place in range(patterns.start[k], patterns.start[k + 1] if x.group[k] == 0 else 0):
             for j in range(m):
@@ -608,12 +605,9 @@ def pull_data(x, patterns, g, y_bar, Y_bar, d_bar):
         for place in range(patterns.start[k], patterns.start[k + 1]):
             t = patterns.order[place]
             for j in range(m if own else 0):
-                add_row(G[place], Y_bar[t, j], x.B[x.group[k]][j])
+                add(G, place, Y_bar[t, j], x.B[x.group[k]], j, G.shape[1])
             for a in range(x.first_gap[k], x.first_gap[k + 1] if full and not own else 0):
-                along = 0.0
-                for j in range(m):
-                    along += x.D[a, j] * Q[place, j]
-                add_row(G[place], -along, K[x.gaps[a]])
+                add(G, place, -dot(x.D, a, Q, place, m), x.K, x.gaps[a], G.shape[1])
             for a in range(x.first_gap[k], x.first_gap[k + 1] if not own else 0):
                 G[place, x.gaps[a]] = 0.0
             of_d = t if len(d_bar) > 1 else 0
@@ -647,7 +641,7 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
         Phi_bar[:], A_bar[:] = 0.0, 0.0
         for place in range(patterns.start[k], patterns.start[k + 1]):
             t = patterns.order[place]
-            add_row(h_sorted[place], 1.0, h[t])
+            add(h_sorted, place, 1.0, h, t, states)
             for i in range(m):
                 Phi_bar[i, i] += 0.5 * g[t]
                 for j in range(m if not whole or place == 0 else 0):
