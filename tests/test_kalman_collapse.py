@@ -22,7 +22,7 @@ CASES = {
     "full H, complete": (12, 3, 30, True, 0, ()),
     "diagonal H, complete": (12, 2, 30, False, 0, ()),
     "one state": (12, 1, 20, True, 0.5, ()),
-    "two series more": (6, 4, 15, True, 0.2, ()),
+    "two series more": (6, 4, 15, True, 0.02, ()),
     "H varies": (12, 2, 12, True, 0.2, ("H",)),
     "Z varies": (12, 2, 12, True, 0.2, ("Z",)),
     "all vary": (12, 2, 10, False, 0.2, ("c", "d", "T", "Z", "R", "H", "Q")),
@@ -180,9 +180,9 @@ def test_what_the_model_says_of_a_missing_component_does_not_count():
 def test_a_singular_h_takes_the_other_pass():
     """H = 0, a full H of less than full rank, and one that is singular where something is seen."""
     rng = np.random.default_rng(4)
-    model = StateSpace(**random_model(4, 6, rng=rng))
-    root = rng.standard_normal((6, 2))
-    for H in (np.zeros((6, 6)), root @ root.T, np.diag([1.0, 0, *np.ones(4)])):
+    model = StateSpace(**random_model(4, 12, rng=rng))
+    root = rng.standard_normal((12, 2))
+    for H in (np.zeros((12, 12)), root @ root.T, np.diag([1.0, 0, *np.ones(10)])):
         one = replace(model, H=H)
         y, _ = simulate(10, rng, **one.asdict())
         y[:, 3:] = np.nan  # fewer than states are observed: F is regular
