@@ -3,7 +3,7 @@
 - Outputs that nothing reads are not computed, and a value comes with its gradient.
 - The rows of a Hessian are one call. PyTensor's and PyMC's Jacobians differentiate a gradient row
   by row, in a `Scan`: of a model with k parameters the filter and its tangents are run k times, one
-  after the other. The compiled code (:mod:`helpers.kalman.compiled.tangents`) takes k
+  after the other. The compiled code (``helpers.kalman.compiled.tangents``) takes k
   directions, and filters once for a handful of them. So a graph of `KalmanLoglikeTangent` that runs
   over a batch of directions is one `KalmanLoglikeTangents`, and a rewrite makes a batch of the
   `Scan`.
