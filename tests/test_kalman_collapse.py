@@ -19,6 +19,7 @@ from helpers.statespace import NAMES
 CASES = {
     "diagonal H, gaps": (14, 2, 40, False, 0.4, ()),
     "full H, gaps": (12, 3, 70, True, 0.4, ()),
+    "diagonal H, every step": (14, 2, 30, False, 0.1, ()),
     "full H, complete": (12, 3, 30, True, 0, ()),
     "diagonal H, complete": (12, 2, 30, False, 0, ()),
     "one state": (12, 1, 20, True, 0.5, ()),
@@ -43,7 +44,8 @@ def make(name, weights="equal", cases=CASES):
     y, _ = simulate(n, rng, **model.asdict())
     if gaps:
         y[rng.random(y.shape) < gaps] = np.nan
-        y[3], y[4, 1:] = np.nan, np.nan  # nothing, and a single one
+        if "every step" not in name:
+            y[3], y[4, 1:] = np.nan, np.nan  # nothing, and a single one
     return y, model, np.ones(n) if weights == "equal" else rng.uniform(0.5, 2, n)
 
 
@@ -255,6 +257,33 @@ def test_h_of_many_sizes_takes_the_other_pass():
         patterns = collapse.patterns_of(o, False)
         x, _, good = collapse.rotate(y, o, d, Z, some, g, patterns, True)
         assert good and collapse.keeps_digits(x, patterns, g) == expected
+
+
+def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():
+    """The most precise series is explained, and the next one not, or no other is as precise."""
+    y, model = hard("vague", 10)
+    root = np.eye(10) + 0.1 * np.tri(10, k=-1)  # of a full H
+    for full in (False, True):
+        for variance, expected in ((2e-8, True), (1.0, False)):
+            H = np.diag([1e-8, variance, *np.ones(8)])
+            H = root @ H @ root.T if full else H
+            Z = model.Z.copy()
+            Z[0], Z[1] = [1.0, 0.0], root[1, 0] * full * np.array([1.0, 0.0])
+            *_, d, _, loadings, H, _ = arrays_of(y, replace(model, H=H, Z=Z))
+            o = (~np.isnan(y)).astype(float)
+            patterns = collapse.patterns_of(o, False)
+            x, _, good = collapse.rotate(y, o, d, loadings, H, np.ones(4), patterns, True)
+            whole, rest = np.zeros((10, 10)), np.zeros((10, 10))
+            for k, t in enumerate(patterns.order):
+                B, seen = np.zeros((2, 10)), np.flatnonzero(o[t])
+                for i in range(10):
+                    collapse.column(x, np.searchsorted(patterns.start, k, "right") - 1, i, B)
+                inverse = np.zeros((10, 10))
+                inverse[np.ix_(seen, seen)] = np.linalg.inv(H[0][np.ix_(seen, seen)])
+                whole, rest = whole + inverse, rest + inverse - B.T @ B
+            true = np.diag(rest).max() >= collapse.LEAST_LEFT * np.diag(whole).max()
+            assert good and collapse.keeps_digits(x, patterns, np.ones(4)) == true
+            assert true == expected or full
 
 
 # name: p, m, steps, whether H is full, share of gaps, arrays that vary
