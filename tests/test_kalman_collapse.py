@@ -277,7 +277,7 @@ def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():
             for k, t in enumerate(patterns.order):
                 B, seen = np.zeros((2, 10)), np.flatnonzero(o[t])
                 for i in range(10):
-                    collapse.column(x, np.searchsorted(patterns.start, k, "right") - 1, i, B)
+                    collapse.column(x, np.searchsorted(patterns.start, k, "right") - 1, i, B[:, i])
                 inverse = np.zeros((10, 10))
                 inverse[np.ix_(seen, seen)] = np.linalg.inv(H[0][np.ix_(seen, seen)])
                 whole, rest = whole + inverse, rest + inverse - B.T @ B

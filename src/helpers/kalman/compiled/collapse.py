@@ -29,11 +29,13 @@ SPANNED = 1e-14
 AT_ONCE = 64
 # Gaps that leave less than this share of something do not correct a basis, but have their own.
 LEAST_SEEN = 0.2
+# The same where a sum over what is observed corrects it, which is no difference.
+LEAST_SUM = 0.05
 # Pivot of K's part for gaps, for each of its entries, below which too few digits are left.
 LEAST_GAPS = 1e-2
 # A row of which less than this share is left is projected once more.
 FEW_DIGITS = 1e-2
-# A is inverted where that costs fewer than four digits.
+# The smoothed state is solved for where that costs fewer than four digits.
 WORST_A = 1e4
 # What the states do not explain has to be this share of H^-1, or H_bar loses its digits.
 LEAST_LEFT = 1e-3
@@ -49,24 +51,23 @@ class Patterns(NamedTuple):
 class Rotated(NamedTuple):
     """What rotations make of the data, and what leads back; steps in the order of `Patterns`.
 
-    Patterns that share Z and H are a group, with K = H^-1, B and A of what they ever observe. One
-    that misses some of it, with the rows B_g of B' and K_g of K, has the solution D of K_gg D = B_g
-    and U'U = I - B_g' D: eq-hundred-shared. Its own B is U^-T (B - D' K_g), its own A is U A. Where
-    U is too close to singular, it is a group of its own.
+    Patterns that share Z and H share K = H^-1, B and A of all series. One that misses the series g,
+    with the rows B_g of B' and K_g of K, has the solution D of K_gg D = B_g and U'U = I - B_g' D:
+    its B is U^-T (B - D' K_g), its A is U A (eq-hundred-shared). A pattern that has its `own` B
+    misses more than it sees, or leaves U too close to singular; or Z or H varies.
     """
 
     x: np.ndarray  # (n, m), x*
     z: np.ndarray  # (n, p)
     l: np.ndarray  # (n,), the log-likelihood of what does not see the state
     A: np.ndarray  # (patterns, m, m), of each its own
-    A_inv: np.ndarray  # the same
-    U_inv: np.ndarray  # the same
-    group: np.ndarray  # (patterns,), of each; group 0 alone has gaps and U
-    B: list  # of each group (m, p)
-    K: np.ndarray  # (p, p) of group 0; of a diagonal H its diagonal, (1, p)
-    gaps: np.ndarray  # the series that patterns of group 0 miss, pattern by pattern
-    first_gap: np.ndarray  # (patterns + 1,), where those of each begin
-    D: np.ndarray  # (gaps, m)
+    U_inv: np.ndarray  # the same; of an own B that is still to be multiplied by U^-T
+    own: np.ndarray  # (patterns,)
+    first: np.ndarray  # (patterns + 1,), where the series of each begin
+    series: np.ndarray  # those that a pattern misses, or sees if it has its own B
+    rows: np.ndarray  # (len(series), m), for each its row of D, or of B' if it is its own
+    B_t: np.ndarray  # (p, m), B'
+    K: np.ndarray  # (p, p); of a diagonal H its diagonal, (1, p)
     H_inv: np.ndarray  # (1 or n, p, p), or (1 or n, 1, p): the sum of g K over what shares H_bar
     H_gaps: np.ndarray  # as K, the sum of g K_gg^-1
 
@@ -225,9 +226,9 @@ def orthonormalize(V, A, rows, along):
 
 
 @jitable
-def invert(A, A_inv):
-    """A_inv = A^-1, A (m, m) upper triangular; returns whether that costs few digits."""
-    m, largest, most = len(A), 0.0, 0.0
+def is_well(A):
+    """Whether to solve with A (m, m), upper triangular, costs few digits."""
+    m, A_inv, largest, most = len(A), np.zeros(A.shape), 0.0, 0.0
     for j in range(m):
         if A[j, j] == 0.0:
             return False
@@ -241,27 +242,26 @@ def invert(A, A_inv):
 
 
 @jitable
-def basis(H, Z, ever, diagonal):
-    """V (m, p), H^-1/2, A (m, m), H and H^-1 of what is `ever` observed, and log|H|.
+def basis(H, Z, seen, diagonal):
+    """V (m, p), H^-1/2, A (m, m), H and H^-1 of the series `seen`, and log|H|.
 
     Of a `diagonal` H the diagonals alone, (1, p), else (p, p). NaN if H is too ill.
     """
-    p, m = Z.shape
+    p, m = len(seen), Z.shape[1]
     V, A, along, logdet = np.zeros((m, p)), np.zeros((m, m)), np.zeros(m), 0.0
-    H_seen = np.ones((1, p)) if diagonal else np.eye(p)
+    H_seen = np.empty((1 if diagonal else p, p))
     for i in range(p):
-        for j in range(m if ever[i] else 0):
-            V[j, i] = Z[i, j]
+        for j in range(m):
+            V[j, i] = Z[seen[i], j]
             if not np.isfinite(V[j, i]):
                 logdet = np.nan
-        if diagonal and ever[i]:
-            H_seen[0, i] = H[i, i]
-        for j in range(0 if diagonal or not ever[i] else i + 1):
-            if ever[j]:
-                H_seen[i, j] = H_seen[j, i] = 0.5 * (H[i, j] + H[j, i])
-    if diagonal:
-        for i in range(p):
+        if diagonal:
+            H_seen[0, i] = H[seen[i], seen[i]]
             logdet += np.log(H_seen[0, i]) if 0.0 < H_seen[0, i] < np.inf else np.nan
+        for j in range(0 if diagonal else i + 1):
+            H_seen[i, j] = 0.5 * (H[seen[i], seen[j]] + H[seen[j], seen[i]])
+            H_seen[j, i] = H_seen[i, j]
+    if diagonal:
         K = 1.0 / H_seen
         root = np.sqrt(K)
         times(V, root, V, True)
@@ -270,26 +270,26 @@ def basis(H, Z, ever, diagonal):
         logdet += factor(H_seen, p, LEAST_PIVOT, L, root)
         V, K = V @ root.T, root.T @ root
     orthonormalize(V, A, m, along)
-    for i in range(p):
-        if not ever[i]:
-            K[0 if diagonal else i, i] = 0.0
     return V, root, A, H_seen, K, logdet
 
 
+# The series of a pattern stand from `first` to `last` - 1: slices would be counted at each step.
+
+
 @jitable
-def solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L, L_inv):
-    """D (q, m), K_gg^-1 (q, q), or its diagonal, in `of_gaps`, and log|K_gg|; NaN if too ill."""
-    q, m, logdet = len(gaps), D.shape[1], 0.0
+def solve_gaps(series, first, last, B_t, K, log_K, diagonal, rows, of_gaps, L, L_inv):
+    """K_gg^-1 in `of_gaps`, D = K_gg^-1 B_g in `rows`, and log|K_gg|; NaN if that is too ill."""
+    q, m, logdet = last - first, rows.shape[1], 0.0
     if diagonal:
-        for a in range(q):
-            logdet += np.log(K[0, gaps[a]])
-            of_gaps[a, a] = 1.0 / K[0, gaps[a]]
+        for a in range(first, last):
+            logdet += log_K[series[a]]
+            of_gaps[a - first, a - first] = 1.0 / K[0, series[a]]
             for j in range(m):
-                D[a, j] = of_gaps[a, a] * B_t[gaps[a], j]
+                rows[a, j] = of_gaps[a - first, a - first] * B_t[series[a], j]
         return logdet
     for a in range(q):
         for b in range(a + 1):
-            of_gaps[a, b] = K[gaps[a], gaps[b]]
+            of_gaps[a, b] = K[series[first + a], series[first + b]]
     logdet = factor(of_gaps, q, LEAST_GAPS, L, L_inv)
     for a in range(q):
         for b in range(a + 1):
@@ -298,243 +298,302 @@ def solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L, L_inv):
                 of_gaps[a, b] += L_inv[l, a] * L_inv[l, b]
             of_gaps[b, a] = of_gaps[a, b]
     for a in range(q):
-        D[a] = 0.0
+        for j in range(m):
+            rows[first + a, j] = 0.0
         for b in range(q):
             for j in range(m):
-                D[a, j] += of_gaps[a, b] * B_t[gaps[b], j]
+                rows[first + a, j] += of_gaps[a, b] * B_t[series[first + b], j]
     return logdet
 
 
 @jitable
-def correct(gaps, B_t, D, A, A_own, U_inv, S, L, L_inv):
-    """U A and U^-1 of a pattern with these gaps; false if they leave too little of something."""
-    m = len(A)
-    for i in range(m):
-        for j in range(i + 1):
-            S[i, j] = 1.0 if i == j else 0.0
-            for a in range(len(gaps)):
-                S[i, j] -= B_t[gaps[a], i] * D[a, j]
-        if not S[i, i] > LEAST_SEEN:
+def correct(series, first, last, missed, B_t, rows, A, k, A_own, U, U_inv):
+    """U A and U^-1 of pattern k; false if it sees too little of something. U (m, m) is room.
+
+    U'U = I - B_g' D for series that are `missed`; the same sum over all others is B_g' D.
+    """
+    m, least, variance, x = len(A), LEAST_SEEN if missed else LEAST_SUM, 0.0, 0.0
+    for j in range(m):
+        for i in range(j + 1):
+            x = 0.0
+            for a in range(first, last):
+                x += B_t[series[a], i] * rows[a, j]
+            x = int(i == j) - x if missed else x
+            variance = x
+            for l in range(i):
+                x -= U[l, i] * U[l, j]
+            U[i, j] = x * U_inv[k, i, i]
+        if not (variance > least and x > least * variance):
             return False
-    if not np.isfinite(factor(S, m, LEAST_SEEN, L, L_inv)):
-        return False
-    np.dot(L.T, A, A_own)
-    U_inv[:] = L_inv.T
+        U[j, j] = np.sqrt(x)
+        U_inv[k, j, j] = 1.0 / U[j, j]
+        for i in range(j - 1, -1, -1):
+            x = 0.0
+            for l in range(i + 1, j + 1):
+                x -= U[i, l] * U_inv[k, l, j]
+            U_inv[k, i, j] = x * U_inv[k, i, i]
+    for i in range(m):
+        for j in range(i, m):
+            A_own[k, i, j] = 0.0
+            for l in range(i, j + 1):
+                A_own[k, i, j] += U[i, l] * A[l, j]
     return True
 
 
 @jitable
-def leave_out(r, V_x, z, gaps, D, of_gaps, K, along):
+def leave_out(r, V_x, z, series, first, last, rows, of_gaps, K, along):
     """Project the gaps out of rows r of V'x (steps, m) and z (steps, s), which has zeros there."""
-    for a in range(len(gaps)):
+    for a in range(last - first):
         along[a] = 0.0
-        for b in range(len(gaps)):
-            along[a] += of_gaps[a, b] * z[r, gaps[b]]
-        add(V_x, r, -z[r, gaps[a]], D, a, V_x.shape[1])
-    for a in range(len(gaps)):
-        add(z, r, -along[a], K, gaps[a], z.shape[1])
+        for b in range(last - first):
+            along[a] += of_gaps[a, b] * z[r, series[first + b]]
+        add(V_x, r, -z[r, series[first + a]], rows, first + a, V_x.shape[1])
+    for a in range(last - first):
+        add(z, r, -along[a], K, series[first + a], z.shape[1])
 
 
 @jitable
-def explain(r, V_x, C, z, place, x, U_inv, gaps, D, K, diagonal):
-    """Add what the state explains of step r to x*, at its place, and C = U^-1 of it.
+def clear_gaps(X, r, series, first, last, missed):
+    """Zeros in row r of X for the series that are `missed`, or for all others."""
+    start = 0
+    for a in range(first, last):
+        for i in range(series[a] if missed else start, series[a] + int(missed)):
+            X[r, i] = 0.0
+        start = series[a] + 1
+    for i in range(X.shape[1] if missed else start, X.shape[1]):
+        X[r, i] = 0.0
 
-    B'C - K_g D C is what it explains of z, from which B'C is still to be taken.
+
+@jitable
+def explain(V_x, C, z, patterns, begin, end, shared, gaps, x, U_inv, series, firsts, rows, K):
+    """Add what the state explains of patterns `begin` to `end` - 1 to x*, and C = U^-1 of it.
+
+    B'C - K_g D C is what it explains of z, from which B'C is still to be taken, and the other term
+    where a full H has `gaps`.
     """
-    m = V_x.shape[1]
-    for j in range(m):
-        C[r, j], star = 0.0, 0.0
-        for i in range(j + 1):
-            star += U_inv[i, j] * V_x[r, i]
-        x[place, j] += star
-        for i in range(j + 1):
-            C[r, i] += U_inv[i, j] * star
-    for a in range(0 if diagonal else len(gaps)):
-        add(z, r, dot(D, a, C, r, m), K, gaps[a], z.shape[1])
+    m, start = V_x.shape[1], patterns.start
+    for k in range(begin, end):
+        first, last = firsts[k], firsts[k + 1] if gaps else firsts[k]
+        for place in range(start[k], start[k + 1] if shared[k] else 0):
+            r = place - start[begin]
+            for j in range(m):
+                C[r, j], star = 0.0, 0.0
+                for i in range(j + 1):
+                    star += U_inv[k, i, j] * V_x[r, i]
+                x[place, j] += star
+                for i in range(j + 1):
+                    C[r, i] += U_inv[k, i, j] * star
+            for a in range(first, last):
+                add(z, r, dot(rows, a, C, r, m), K, series[a], z.shape[1])
 
 
 @jitable
-def own_basis(gaps, V, root, A, A_own, U_inv):
-    """B (m, p) and A of a pattern that leaves too little for `correct`, from V; of a diagonal H."""
-    B, R, along = V.copy(), np.zeros(A.shape), np.zeros(len(A))
-    for j in range(len(A)):
-        U_inv[j, j] = 1.0
-        for i in gaps:
-            B[j, i] = 0.0
-    orthonormalize(B, R, len(A), along)
-    times(B, root, B, True)
-    np.dot(R, A, A_own)
-    return B
-
-
-@jitable
-def rotate_steps(Y, z, V, root, A, H, K, const, g, patterns, begin, end, diagonal, at, out):
-    """Rotate the steps of patterns `begin` to `end` - 1, group `at`, from what `basis` found of it.
+def rotate_steps(Y, z, B_t, A, H, K, const, g, patterns, begin, end, diagonal, one, shared, out):
+    """Rotate the steps of patterns `begin` to `end` - 1, from what `basis` found.
 
     Y (steps, p) is y - d, with zeros in gaps; const is of l where nothing is missing. Fills z
-    (steps, p) and `out`. A pattern whose gaps leave too little has a basis of its own, or, unless H
-    is `diagonal`, stays in group -1. Returns the sum of g.
+    (steps, p) and `out`. What is `one` pattern has no gaps; of those that share a basis one whose
+    gaps leave too little is `shared` no longer. Returns the sum of g.
     """
-    (n, p), m, first, starts, total = Y.shape, len(V), patterns.start[begin], out.first_gap, 0.0
-    most = np.diff(starts[begin : end + 1]).max()
-    C, before, S, along = np.zeros((n, m)), np.empty(n), np.empty((m, m)), np.empty(most)
+    (n, p), m, zero, total, few = Y.shape, len(A), patterns.start[begin], 0.0, True
+    (order, start), l, x, A_own, U_inv = patterns, out.l, out.x, out.A, out.U_inv
+    series, rows, own, firsts, H_gaps = out.series, out.rows, out.own, out.first, out.H_gaps
+    most = 0 if one else np.diff(firsts[begin : end + 1]).max()
+    C, before, U, along = np.zeros((n, m)), np.empty(n), np.empty((m, m)), np.empty(most)
     of_gaps, L_g, L_g_inv = np.empty((most, most)), np.empty((most, most)), np.empty((most, most))
-    B, L, L_inv, few = out.B[at], np.zeros((m, m)), np.zeros((m, m)), True
+    log_K = np.zeros(p)
+    if diagonal:
+        np.log(K[0], log_K)
+    all_K = log_K.sum()
     times(Y, K, z, diagonal)
-    B_t, V_x = np.ascontiguousarray(B.T), Y @ B.T
+    V_x = Y @ B_t
     for r in range(n):
         before[r] = FEW_DIGITS * dot(Y, r, z, r, p)
     for k in range(begin, end):
-        stop, weight = starts[k + 1] if at == 0 else starts[k], 0.0
-        gaps, D = out.gaps[starts[k] : stop], out.D[starts[k] : stop]
-        of_K = solve_gaps(gaps, B_t, K, diagonal, D, of_gaps, L_g, L_g_inv)
-        if np.isfinite(of_K) and correct(gaps, B_t, D, A, out.A[k], out.U_inv[k], S, L, L_inv):
-            out.group[k] = at
-        elif diagonal:
-            out.group[k] = len(out.B)
-            out.B.append(own_basis(gaps, V, root, A, out.A[k], out.U_inv[k]))
-        else:
-            continue
-        for place in range(patterns.start[k], patterns.start[k + 1]):
+        first, last, missed = firsts[k], firsts[k] if one else firsts[k + 1], one or not own[k]
+        of_K = solve_gaps(series, first, last, B_t, K, log_K, diagonal, rows, of_gaps, L_g, L_g_inv)
+        shared[k] = np.isfinite(of_K) and correct(
+            series, first, last, missed, B_t, rows, A, k, A_own, U, U_inv
+        )
+        gaps, of_K = (last - first, of_K) if missed else (p - last + first, all_K - of_K)
+        weight = 0.0
+        for place in range(start[k], start[k + 1] if shared[k] else 0):
             if not diagonal:
-                leave_out(place - first, V_x, z, gaps, D, of_gaps, K, along)
-            out.l[place] = -0.5 * (const - len(gaps) * LOG_2PI + of_K)  # eq-hundred-gaps
-            weight += g[patterns.order[place]]
-        total += weight
-        for a in range(len(gaps)):
-            for b in range(a if diagonal else 0, a + 1 if diagonal else len(gaps)):
-                out.H_gaps[0 if diagonal else gaps[a], gaps[b]] += weight * of_gaps[a, b]
+                leave_out(place - zero, V_x, z, series, first, last, rows, of_gaps, K, along)
+            l[place] = -0.5 * (const - gaps * LOG_2PI + of_K)  # eq-hundred-gaps
+            weight += g[order[place]]
+        total += weight if missed else 0.0
+        for a in range(first, last if shared[k] else first):
+            for b in range(0 if diagonal else last - first):
+                H_gaps[series[a], series[first + b]] += weight * of_gaps[a - first, b]
+            if diagonal and missed:
+                H_gaps[0, series[a]] += weight * of_gaps[a - first, a - first]
+            elif diagonal:
+                out.H_inv[0, 0, series[a]] += weight * K[0, series[a]]
+                for j in range(m):
+                    rows[a, j] = B_t[series[a], j]
     for _ in range(2):
-        for k in range(begin, end if few else begin):
-            stop, own = starts[k + 1] if at == 0 else starts[k], out.group[k] != at
-            gaps, D = out.gaps[starts[k] : stop], out.D[starts[k] : stop]
-            if out.group[k] < 0:
-                continue
-            for place in range(patterns.start[k], patterns.start[k + 1]):
-                r = place - first
-                for j in range(m if own else 0):
-                    V_x[r, j] = dot(out.B[out.group[k]], j, Y, r, p)
-                explain(r, V_x, C, z, place, out.x, out.U_inv[k], gaps, D, K, diagonal or own)
-                for j in range(m if own else 0):
-                    add(z, r, -C[r, j], out.B[out.group[k]], j, p)
-                    C[r, j] = 0.0
         if few:
-            z -= C @ B
-            for k in range(begin, end):
-                for place in range(patterns.start[k], patterns.start[k + 1]):
-                    for a in range(starts[k], starts[k + 1]):
-                        z[place - first, out.gaps[a]] = 0.0
+            explain(
+                V_x, C, z, patterns, begin, end, shared, not (one or diagonal), x, U_inv, series,
+                firsts, rows, K,
+            )  # fmt: skip
+            z -= C @ B_t.T
+            for k in range(begin, begin if one else end):
+                for place in range(start[k], start[k + 1]):
+                    clear_gaps(z, place - zero, series, firsts[k], firsts[k + 1], not own[k])
             times(z, H, Y, diagonal)
-            V_x[:], few = Y @ B.T, False
+            np.dot(Y, B_t, V_x)
+            few = False
             for r in range(n):
                 few = few or dot(z, r, Y, r, p) < before[r]
     for r in range(n):
-        out.l[first + r] -= 0.5 * dot(z, r, Y, r, p)  # eq-hundred-value
+        l[zero + r] -= 0.5 * dot(z, r, Y, r, p)  # eq-hundred-value
     return total
 
 
 @jitable
-def rotate_group(y, o, d, Z, H, g, patterns, begin, end, ever, diagonal, at, K, H_inv, out):
-    """Rotate patterns `begin` to `end` - 1, which share Z (p, m) and H (p, p), as group `at`.
+def rotate_group(y, o, d, Z, H, g, patterns, begin, end, one, diagonal, shared, B_t, out):
+    """Rotate those of patterns `begin` to `end` - 1 that are `shared`, by Z (p, m) and H, or `one`.
 
-    By what is `ever` observed of p series. Writes their K; returns whether H is well enough.
+    That by what it sees. Writes B'; returns whether H is well enough, and whether A is where a
+    smoothed state is to be read off.
     """
-    (p, m), weight, first = Z.shape, 0.0, begin
-    V, root, A, H_seen, K[:], logdet = basis(H, Z, ever, diagonal)
+    m, p, weight, first = Z.shape[1], y.shape[1], 0.0, begin
+    seen = out.series[out.first[begin] : out.first[end]] if one else np.arange(p)
+    q, rank, backwards = len(seen), 0, len(out.z) > 0
+    V, root, A, H_seen, K, logdet = basis(H, Z, seen, diagonal)
     if not np.isfinite(logdet):
-        return False
-    times(V, root, out.B[at], diagonal)
-    rows = max(np.diff(patterns.start[begin : end + 1]).max(), min(AT_ONCE, len(y)))
-    Y_room, z_room, const = np.empty((rows, p)), np.empty((rows, p)), (ever.sum() - m) * LOG_2PI
+        return False, True
+    B = np.empty((m, q))
+    times(V, root, B, diagonal)
+    B_t[:] = B.T
+    room = np.diff(patterns.start[begin : end + 1]).max()
+    room = max(room, min(AT_ONCE, patterns.start[end] - patterns.start[begin]))
+    Y_room, z_room, const = np.empty((room, q)), np.empty((room, q)), (q - m) * LOG_2PI + logdet
+    if not one:
+        out.K[:] = K
     while first < end:
         last, start = first + 1, patterns.start[first]
-        while last < end and patterns.start[last + 1] - start <= AT_ONCE:
+        if not (one or shared[first]):
+            first = last
+            continue
+        while last < end and shared[last] and patterns.start[last + 1] - start <= AT_ONCE:
             last += 1
-        stop = patterns.start[last]
-        Y, z = Y_room[: stop - start], out.z[start:stop] if len(out.z) else z_room[: stop - start]
+        stop, direct = patterns.start[last], backwards and not one
+        Y, z = Y_room[: stop - start], out.z[start:stop] if direct else z_room[: stop - start]
         for place in range(start, stop):
             t = patterns.order[place]
             of_d = t if len(d) > 1 else 0
-            for i in range(p):
-                x = y[t, i] - d[of_d, i]
-                Y[place - start, i] = x if o[t, i] != 0 else 0.0
+            for i in range(q):
+                s = seen[i] if one else i
+                x = y[t, s] - d[of_d, s]
+                Y[place - start, i] = x if o[t, s] != 0 else 0.0
         weight += rotate_steps(
-            Y, z, V, root, A, H_seen, K, const + logdet, g, patterns, first, last, diagonal, at, out
+            Y, z, B_t, A, H_seen, K, const, g, patterns, first, last, diagonal, one, shared, out
         )
+        for place in range(start, start if direct or not backwards else stop):
+            for i in range(q):
+                out.z[place, seen[i]] = z[place - start, i]
         first = last
-    H_inv += weight * K
-    return True
+    H_inv = at_step(out.H_inv, patterns.order[patterns.start[begin]])
+    for i in range(len(K)):
+        for j in range(q):
+            H_inv[0 if diagonal else seen[i], seen[j]] += weight * K[i, j]
+    for j in range(m):
+        rank += int(A[j, j] != 0.0)
+    # Where nothing is left z is zero, by which h is multiplied.
+    return True, not backwards or rank == q or is_well(A)
+
+
+@jitable
+def list_series(o, patterns, own):
+    """Where the series of each pattern begin, and they: what it misses, or sees if it is `own`."""
+    first = np.zeros(len(own) + 1, np.int64)
+    series = np.empty(o.shape[1] * len(own) + 1, np.int64)
+    for k in range(len(own)):
+        t, place = patterns.order[patterns.start[k]], first[k]
+        for i in range(o.shape[1]):
+            series[place] = i  # overwritten by the next one if this is none
+            place += int((o[t, i] != 0) == own[k])
+        first[k + 1] = place
+    return first, series[: first[-1]]
 
 
 @jitable
 def rotate(y, o, d, Z, H, g, patterns, backwards):
-    """`Rotated`, whether each of its A has a good inverse, and false if H is too ill.
+    """`Rotated`, whether each of its A can be solved with, and false if H is too ill.
 
     y (n, p) and o (n, p), 0 where y is missing; d, Z and H with an axis of length 1 or n for time;
     g (n,) weights.
     """
     (n, p), m, count = y.shape, Z.shape[2], len(patterns.start) - 1
-    diagonal, back, fixed = is_diagonal(H), int(backwards), len(Z) == 1 and len(H) == 1
-    seen, first_gap = np.zeros((1, p)), np.zeros(count + 1, np.int64)
+    back, fixed, ever = int(backwards), len(Z) == 1 and len(H) == 1, np.zeros((1, p))
+    own, shared = np.full(count, not fixed), np.full(count, fixed)
     for k in range(count if fixed else 0):
-        add(seen, 0, 1.0, o, patterns.order[patterns.start[k]], p)
-    ever = np.minimum(seen[0], 1.0)
-    gaps = np.empty(count * int(ever.sum()) - int(seen.sum()) + 1, np.int64)
-    for k in range(count if fixed else 0):
-        t, place = patterns.order[patterns.start[k]], first_gap[k]
+        add(ever, 0, 1.0, o, patterns.order[patterns.start[k]], p)
+    if fixed and ever.min() == 0.0:  # what the model says of such a series does not count
+        Z, H = Z.copy(), H.copy()
         for i in range(p):
-            gaps[place] = i  # overwritten by the next one if this is none
-            place += int(o[t, i] < ever[i])
-        first_gap[k + 1] = place
-    size, gaps = 1 if diagonal else p, gaps[: first_gap[count]]
+            if ever[0, i] == 0.0:
+                Z[0, i], H[0, i], H[0, :, i], H[0, i, i] = 0.0, 0.0, 0.0, 1.0
+    diagonal = is_diagonal(H)
+    for k in range(count if fixed else 0):
+        missing = p
+        for i in range(p):
+            missing -= int(o[patterns.order[patterns.start[k]], i])
+        own[k] = 2 * missing > p
+        shared[k] = diagonal or not own[k]
+    size, (first, series) = 1 if diagonal else p, list_series(o, patterns, own)
     out = Rotated(
         np.zeros((n, m)), np.zeros((n * back, p)), np.zeros(n), np.zeros((count, m, m)),
-        np.zeros((count * back, m, m)), np.zeros((count, m, m)), np.full(count, -1),
-        [np.zeros((m, p))], np.zeros((size, p)), gaps, first_gap, np.empty((len(gaps), m)),
-        np.zeros((len(H), size, p)), np.zeros((size, p)),
+        np.zeros((count, m, m)), own, first, series, np.empty((len(series), m)), np.zeros((p, m)),
+        np.zeros((size, p)), np.zeros((len(H), size, p)), np.zeros((size, p)),
     )  # fmt: skip
     good, invertible = True, True
-    if fixed:
-        good = rotate_group(
-            y, o, d, Z[0], H[0], g, patterns, 0, count, ever, diagonal, 0, out.K, out.H_inv[0], out
+    if shared.any():
+        good, invertible = rotate_group(
+            y, o, d, Z[0], H[0], g, patterns, 0, count, False, diagonal, shared, out.B_t, out
         )
+    if not (shared | own).all():  # some share no longer
+        now, was = own | ~shared, out
+        first, series = list_series(o, patterns, now)
+        rows = np.empty((len(series), m))
+        for k in range(count):
+            if own[k] == now[k]:
+                rows[first[k] : first[k + 1]] = was.rows[was.first[k] : was.first[k + 1]]
+        out = Rotated(
+            was.x, was.z, was.l, was.A, was.U_inv, now, first, series, rows, was.B_t, was.K,
+            was.H_inv, was.H_gaps,
+        )  # fmt: skip
     for k in range(count):
-        if out.group[k] < 0 and good:
-            t = patterns.order[patterns.start[k]]
-            ever[:] = o[t]
-            out.B.append(np.zeros((m, p)))
-            good = rotate_group(
-                y, o, d, at_step(Z, t), at_step(H, t), g, patterns, k, k + 1, ever, diagonal,
-                len(out.B) - 1, np.empty((size, p)), at_step(out.H_inv, t), out,
+        if good and not shared[k]:
+            t, rows = patterns.order[patterns.start[k]], out.rows[out.first[k] : out.first[k + 1]]
+            good, inverted = rotate_group(
+                y, o, d, at_step(Z, t), at_step(H, t), g, patterns, k, k + 1, True, diagonal,
+                shared, rows, out,
             )  # fmt: skip
-    for k in range(count if backwards and good else 0):
-        rank, observed = 0, 0
-        for j in range(m):
-            rank += int(out.A[k, j, j] != 0.0)
-        for i in range(p):
-            observed += int(o[patterns.order[patterns.start[k]], i])
-        if rank < observed:  # else z is zero, by which h is multiplied
-            invertible = invert(out.A[k], out.A_inv[k]) and invertible
+            invertible = invertible and inverted
     return out, invertible, good
 
 
 @jitable
 def column(x, k, s, out):
-    """Column s of the B of pattern k, in that of `out` (m, p)."""
-    m, B, U_inv = len(out), x.B[x.group[k]], x.U_inv[k]
+    """Column s of the B of pattern k, in `out` (m,)."""
+    m, own = len(out), x.own[k]
     for j in range(m):
-        out[j, s] = B[j, s]
-    for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 else 0):
-        for j in range(m if x.gaps[a] == s else 0):
-            out[j, s] = 0.0
-        if x.gaps[a] == s:
-            return
-        for j in range(m if len(x.K) > 1 else 0):
-            out[j, s] -= x.D[a, j] * x.K[x.gaps[a], s]
+        out[j] = 0.0 if own else x.B_t[s, j]
+    for a in range(x.first[k], x.first[k + 1]):
+        if x.series[a] == s:
+            for j in range(m):
+                out[j] = x.rows[a, j] if own else 0.0
+            break
+        for j in range(m if len(x.K) > 1 and not own else 0):
+            out[j] -= x.rows[a, j] * x.K[x.series[a], s]
     for j in range(m - 1, -1, -1):
-        out[j, s] *= U_inv[j, j]
+        out[j] *= x.U_inv[k, j, j]
         for i in range(j):
-            out[j, s] += U_inv[i, j] * out[i, s]
+            out[j] += x.U_inv[k, i, j] * out[i]
 
 
 @jitable
@@ -543,16 +602,16 @@ def keeps_digits(x, patterns, g):
 
     It would not where few series with next to no noise say all that there is to know.
     """
-    (m, p), size, weight = x.B[0].shape, len(x.K), np.zeros(len(x.group))
-    whole, B = np.zeros(p), np.zeros((m, p))
+    (p, m), size, weight = x.B_t.shape, len(x.K), np.zeros(len(x.own))
+    whole, b = np.zeros(p), np.zeros(m)
     for t in range(len(x.H_inv)):
         for i in range(p):
             whole[i] += x.H_inv[t, i if size > 1 else 0, i]
-    for k in range(len(x.group)):
+    for k in range(len(weight)):
         for place in range(patterns.start[k], patterns.start[k + 1]):
             weight[k] += g[patterns.order[place]]
-        for a in range(x.first_gap[k], x.first_gap[k + 1] if x.group[k] == 0 or size == 1 else 0):
-            here = x.gaps[a]
+        for a in range(x.first[k], x.first[k] if x.own[k] else x.first[k + 1]):
+            here = x.series[a]
             whole[here] -= weight[k] * x.K[here if size > 1 else 0, here]
     most = whole.max()
     while True:  # from the largest entry on: most often it keeps its own
@@ -564,10 +623,10 @@ def keeps_digits(x, patterns, g):
             rest = -dot(x.K, i, np.dot(x.K[i : i + 1], x.H_gaps), 0, p)
             for t in range(len(x.H_inv)):
                 rest += x.H_inv[t, i, i]
-        for k in range(len(x.group)):
-            column(x, k, i, B)
+        for k in range(len(weight)):
+            column(x, k, i, b)
             for j in range(m):
-                rest -= weight[k] * B[j, i] ** 2
+                rest -= weight[k] * b[j] ** 2
         if rest >= LEAST_LEFT * most:
             return True
         whole[i] = -1.0
@@ -593,28 +652,33 @@ def add_product(out, X, Y, diagonal):
 @jitable
 def pull_data(x, patterns, g, y_bar, Y_bar, d_bar):
     """Write y_bar (n, p), add to d_bar, and return z g / 2 less the rows B' Y_bar (n, p)."""
-    m, full, Q = x.x.shape[1], len(x.K) > 1, np.zeros(x.x.shape)
-    for k in range(len(x.group)):
-        for place in range(patterns.start[k], patterns.start[k + 1] if x.group[k] == 0 else 0):
+    m, full, Q, start = x.x.shape[1], len(x.K) > 1, np.zeros(x.x.shape), patterns.start
+    U_inv, series, rows, K, z, own, firsts = x.U_inv, x.series, x.rows, x.K, x.z, x.own, x.first
+    for k in range(len(own)):
+        for place in range(start[k], start[k + 1]):
             for j in range(m):
                 for i in range(j, m):
-                    Q[place, j] += x.U_inv[k, j, i] * Y_bar[patterns.order[place], i]
-    G = Q @ x.B[0]
-    for k in range(len(x.group)):
-        own = x.group[k] > 0
-        for place in range(patterns.start[k], patterns.start[k + 1]):
+                    Q[place, j] += U_inv[k, j, i] * Y_bar[patterns.order[place], i]
+    G = Q @ x.B_t.T
+    for k in range(len(own)):
+        first, last = firsts[k], firsts[k + 1]
+        for place in range(start[k], start[k + 1]):
             t = patterns.order[place]
-            for j in range(m if own else 0):
-                add(G, place, Y_bar[t, j], x.B[x.group[k]], j, G.shape[1])
-            for a in range(x.first_gap[k], x.first_gap[k + 1] if full and not own else 0):
-                add(G, place, -dot(x.D, a, Q, place, m), x.K, x.gaps[a], G.shape[1])
-            for a in range(x.first_gap[k], x.first_gap[k + 1] if not own else 0):
-                G[place, x.gaps[a]] = 0.0
+            if own[k]:
+                clear_gaps(G, place, series, first, first, False)
+            for a in range(first, last if full or own[k] else first):
+                along = dot(rows, a, Q, place, m)
+                if own[k]:
+                    G[place, series[a]] = along
+                else:
+                    add(G, place, -along, K, series[a], G.shape[1])
+            if not own[k]:
+                clear_gaps(G, place, series, first, last, True)
             of_d = t if len(d_bar) > 1 else 0
             for i in range(G.shape[1]):
-                y_bar[t, i] = G[place, i] - g[t] * x.z[place, i]
+                y_bar[t, i] = G[place, i] - g[t] * z[place, i]
                 d_bar[of_d, i] -= y_bar[t, i]
-                G[place, i] = 0.5 * g[t] * x.z[place, i] - G[place, i]
+                G[place, i] = 0.5 * g[t] * z[place, i] - G[place, i]
     return G
 
 
@@ -630,63 +694,70 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     if not wanted.matrices:
         return
     (n, p), m, states, whole = x.z.shape, x.x.shape[1], h.shape[1], len(bars.Z) == 1
-    # Of the steps of group 0, with N = U^-1 Phi_bar U^-T and M = U^-1 A_bar: the sums of N and M,
-    # and those of D N D', N D' and D M, by which gaps change them.
-    N_sum, M_sum, h_sorted = np.zeros((m, m)), np.zeros((m, states)), np.zeros((n, states))
-    DND, ND_sum, DM_sum = np.zeros((p, p)), np.zeros((m, p)), np.zeros((p, states))
-    Phi_bar, A_bar, half = np.zeros((m, m)), np.zeros((m, states)), np.zeros((m, m))
-    N, M, D = np.zeros((m, m)), np.zeros((m, states)), x.D
-    DN, DM = np.empty((len(D), m)), np.empty((len(D), states))
-    for k in range(len(x.group)):
-        Phi_bar[:], A_bar[:] = 0.0, 0.0
+    # Of the steps that share B the sums of N = U^-1 Phi_bar U^-T and, beside it, M = U^-1 A_bar,
+    # and those of D N D' and D (N, M), by which gaps change them.
+    both, h_sorted = m + states, np.zeros((n, states))
+    bar, NM, NM_sum = np.zeros((m, both)), np.zeros((m, both)), np.zeros((m, both))
+    DND, DNM, DNM_sum = np.zeros((1, p, p)), np.zeros((p, both)), np.zeros((p, both))
+    series, rows, U_inv, B_t, K = x.series, x.rows, x.U_inv, x.B_t, x.K
+    for k in range(len(x.own)):
+        bar[:] = 0.0
         for place in range(patterns.start[k], patterns.start[k + 1]):
             t = patterns.order[place]
             add(h_sorted, place, 1.0, h, t, states)
             for i in range(m):
-                Phi_bar[i, i] += 0.5 * g[t]
+                bar[i, i] += 0.5 * g[t]
                 for j in range(m if not whole or place == 0 else 0):
-                    Phi_bar[i, j] += bars.H[0 if whole else t, i, j]
+                    bar[i, j] += bars.H[0 if whole else t, i, j]
                 for j in range(states if not whole or place == 0 else 0):
-                    A_bar[i, j] += bars.Z[0 if whole else t, i, j]
-        np.dot(x.U_inv[k], Phi_bar, half)
-        np.dot(half, x.U_inv[k].T, N)
-        np.dot(x.U_inv[k], A_bar, M)
-        if x.group[k] > 0:
-            B, t = x.B[x.group[k]], patterns.order[patterns.start[k]]
-            add_product(at_step(out.H, t), B, N @ B, diagonal)
-            if wanted.Z:
-                at_step(out.Z, t)[:] += B.T @ M
-            continue
+                    bar[i, m + j] += bars.Z[0 if whole else t, i, j]
+        own, t, first, last = (
+            x.own[k],
+            patterns.order[patterns.start[k]],
+            x.first[k],
+            x.first[k + 1],
+        )
+        np.dot(U_inv[k], bar, NM)
         for i in range(m):
-            add(N_sum, i, 1.0, N, i, m)
-            add(M_sum, i, 1.0, M, i, states)
-        first, last = x.first_gap[k], x.first_gap[k + 1]
-        np.dot(D[first:last], N, DN[first:last])
-        np.dot(D[first:last], M, DM[first:last])
-        for a in range(first, last):
             for j in range(m):
-                ND_sum[j, x.gaps[a]] += DN[a, j]
-            for j in range(states):
-                DM_sum[x.gaps[a], j] += DM[a, j]
-            for b in range(first, a + 1):
-                DND[x.gaps[a], x.gaps[b]] += dot(DN, a, D, b, m)
-    B, K, H_bar = x.B[0], x.K, out.H[0]
-    for i in range(p if len(D) else 0):  # symmetric, as N is
-        for j in range(i):
-            DND[j, i] = DND[i, j]
-    if len(K) > 1 and len(D):
-        ND_sum, DM_sum = ND_sum @ K, K @ DM_sum
-        add_product(H_bar, (DND + 0.5 * x.H_gaps) @ K, K, diagonal)
-    elif len(D):
-        times(ND_sum, K, ND_sum, True)
+                bar[i, j] = 0.0
+                for l in range(j, m):
+                    bar[i, j] += NM[i, l] * U_inv[k, j, l]
+        for i in range(m):
+            for j in range(m):
+                NM[i, j] = bar[i, j]
+        np.dot(rows[first:last], NM, DNM[: last - first])
+        H_bar, of_H = out.H if own else DND, t if own and len(out.H) > 1 else 0
+        of_Z = t if len(out.Z) > 1 else 0
+        for a in range(last - first):
+            i = series[first + a]
+            for b in range(a if diagonal and own else 0, a + 1):
+                j, product = series[first + b], dot(DNM, a, rows, first + b, m)
+                H_bar[of_H, i, j] += product
+                if b < a:  # symmetric, as N is
+                    H_bar[of_H, j, i] += product
+            for j in range(states if own and wanted.Z else 0):
+                out.Z[of_Z, i, j] += DNM[a, m + j]
+            for j in range(0 if own else both):
+                DNM_sum[i, j] += DNM[a, j]
+        for i in range(0 if own else m):
+            for j in range(both):
+                NM_sum[i, j] += NM[i, j]
+    H_bar = out.H[0]
+    if len(K) > 1:
+        DNM_sum = K @ DNM_sum
+        add_product(H_bar, (DND[0] + 0.5 * x.H_gaps) @ K, K, diagonal)
+    else:
         for i in range(p):
-            DM_sum[i] *= K[0, i]
-            DND[i, i] += 0.5 * x.H_gaps[0, i]
+            DND[0, i, i] += 0.5 * x.H_gaps[0, i]
+            for j in range(both):
+                DNM_sum[i, j] *= K[0, i]
             for j in range(i if diagonal else 0, i + 1 if diagonal else p):
-                H_bar[i, j] += K[0, i] * DND[i, j] * K[0, j]
-    add_product(H_bar, B, N_sum @ B - 2.0 * ND_sum, diagonal)
+                H_bar[i, j] += K[0, i] * DND[0, i, j] * K[0, j]
+    NM = B_t @ NM_sum - DNM_sum
+    add_product(H_bar, B_t.T, (NM[:, :m] - DNM_sum[:, :m]).T, diagonal)
     if wanted.Z:
-        out.Z[0] += B.T @ M_sum - DM_sum
+        out.Z[0] += NM[:, m:]
     if len(out.H) == 1:
         add_product(out.H[0], x.z, right, diagonal)
     if len(out.Z) == 1 and wanted.Z:
@@ -713,15 +784,15 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
 def smoothed(x, patterns, g, Y_bar):
     """h (n, m) from A h = g x* - e*: eq-hundred-smoothed."""
     n, m = x.x.shape
-    h, right = np.zeros((n, m)), np.zeros(m)
+    h, A = np.zeros((n, m)), x.A
     for k in range(len(patterns.start) - 1):
         for place in range(patterns.start[k], patterns.start[k + 1]):
             t = patterns.order[place]
-            for i in range(m):
-                right[i] = g[t] * x.x[place, i] + Y_bar[t, i]
-            for i in range(m):
-                for j in range(m):
-                    h[t, i] += x.A_inv[k, i, j] * right[j]
+            for i in range(m - 1, -1, -1):
+                right = g[t] * x.x[place, i] + Y_bar[t, i]
+                for j in range(i + 1, m):
+                    right -= A[k, i, j] * h[t, j]
+                h[t, i] = right / A[k, i, i] if A[k, i, i] != 0.0 else 0.0
     return h
 
 

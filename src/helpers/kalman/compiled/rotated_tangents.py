@@ -35,13 +35,13 @@ def along_rotated(
     steps = len(rotated.H)
     y_dot, d_dot = np.zeros((k, n, size, 1)), np.zeros((k, 1, size, 1))
     Z_dot, H_dot = np.zeros((k, steps, size, m)), np.zeros((k, steps, size, size))
-    B = np.zeros((x.x.shape[1], p))
+    B_t = np.zeros((p, x.x.shape[1]))
     for i in range(len(patterns.start) - 1):
         for j in series:
-            column(x, i, j, B)
+            column(x, i, j, B_t[j])
         for place in range(patterns.start[i], patterns.start[i + 1]):
             t = patterns.order[place]
-            rotate_moves(B, dots, t, series, y_dot[:, t], Z_dot, H_dot)
+            rotate_moves(B_t, dots, t, series, y_dot[:, t], Z_dot, H_dot)
     inner = Directions(
         y_dot, dots.a0, dots.P0, dots.c, d_dot, dots.T, Z_dot, H_dot, dots.W
     )  # fmt: skip
@@ -66,27 +66,27 @@ def along_rotated(
 
 
 @jitable
-def rotate_moves(B, dots, t, series, y_dot, Z_dot, H_dot):
-    """What directions that move these `series` alone move, rotated by B (rows, p), at step t."""
+def rotate_moves(B_t, dots, t, series, y_dot, Z_dot, H_dot):
+    """What directions that move these `series` alone move, rotated by B' (p, rows), at step t."""
     of_d = t if dots.d.shape[1] > 1 else 0
     of_Z, of_H = t if dots.Z.shape[1] > 1 else 0, t if dots.H.shape[1] > 1 else 0
     for q in range(len(y_dot)):
         for s in series:
             dx = dots.y[q, t, s, 0] - dots.d[q, of_d, s, 0]
-            for j in range(len(B)):
-                y_dot[q, j, 0] += B[j, s] * dx
+            for j in range(B_t.shape[1]):
+                y_dot[q, j, 0] += B_t[s, j] * dx
         if t >= Z_dot.shape[1]:  # all steps have the same
             continue
         for s in series:
-            for j in range(len(B)):
+            for j in range(B_t.shape[1]):
                 for l in range(Z_dot.shape[3]):
-                    Z_dot[q, t, j, l] += B[j, s] * dots.Z[q, of_Z, s, l]
+                    Z_dot[q, t, j, l] += B_t[s, j] * dots.Z[q, of_Z, s, l]
             for l in series:
                 dH = 0.5 * (dots.H[q, of_H, s, l] + dots.H[q, of_H, l, s])
                 if dH != 0.0:
-                    for i in range(len(B)):
-                        for j in range(len(B)):
-                            H_dot[q, t, i, j] += B[i, s] * dH * B[j, l]
+                    for i in range(B_t.shape[1]):
+                        for j in range(B_t.shape[1]):
+                            H_dot[q, t, i, j] += B_t[s, i] * dH * B_t[l, j]
 
 
 ADDRESS = address_in(along_rotated, ROTATED)
