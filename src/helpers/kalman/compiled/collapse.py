@@ -719,13 +719,14 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
         )
         np.dot(U_inv[k], bar, NM)
         for i in range(m):
-            for j in range(m):
-                bar[i, j] = 0.0
+            for j in range(i + 1):
+                of_N = 0.0
                 for l in range(j, m):
-                    bar[i, j] += NM[i, l] * U_inv[k, j, l]
+                    of_N += NM[i, l] * U_inv[k, j, l]
+                bar[i, j] = of_N
         for i in range(m):
-            for j in range(m):
-                NM[i, j] = bar[i, j]
+            for j in range(i + 1):
+                NM[i, j], NM[j, i] = bar[i, j], bar[i, j]
         np.dot(rows[first:last], NM, DNM[: last - first])
         H_bar, of_H = out.H if own else DND, t if own and len(out.H) > 1 else 0
         of_Z = t if len(out.Z) > 1 else 0
