@@ -395,20 +395,20 @@ def rotate_steps(Y, z, B_t, A, H, K, const, g, patterns, begin, end, diagonal, o
     (steps, p) and `out`. What is `one` pattern has no gaps; of those that share a basis one whose
     gaps leave too little is `shared` no longer. Returns the sum of g.
     """
-    (n, p), m, zero, total, few = Y.shape, len(A), patterns.start[begin], 0.0, True
+    (n, p), m, zero, total = Y.shape, len(A), patterns.start[begin], 0.0
     (order, start), l, x, A_own, U_inv = patterns, out.l, out.x, out.A, out.U_inv
     series, rows, own, firsts, H_gaps = out.series, out.rows, out.own, out.first, out.H_gaps
     most = 0 if one else np.diff(firsts[begin : end + 1]).max()
-    C, before, U, along = np.zeros((n, m)), np.empty(n), np.empty((m, m)), np.empty(most)
+    C, before, left, along = np.zeros((n, m)), np.empty(n), np.empty(n), np.empty(most)
     of_gaps, L_g, L_g_inv = np.empty((most, most)), np.empty((most, most)), np.empty((most, most))
-    log_K = np.zeros(p)
+    U, log_K = np.empty((m, m)), np.zeros(p)
     if diagonal:
         np.log(K[0], log_K)
     all_K = log_K.sum()
     times(Y, K, z, diagonal)
     V_x = Y @ B_t
     for r in range(n):
-        before[r] = FEW_DIGITS * dot(Y, r, z, r, p)
+        before[r] = dot(Y, r, z, r, p)
     for k in range(begin, end):
         first, last, missed = firsts[k], firsts[k] if one else firsts[k + 1], one or not own[k]
         of_K = solve_gaps(series, first, last, B_t, K, log_K, diagonal, rows, of_gaps, L_g, L_g_inv)
@@ -432,23 +432,27 @@ def rotate_steps(Y, z, B_t, A, H, K, const, g, patterns, begin, end, diagonal, o
                 out.H_inv[0, 0, series[a]] += weight * K[0, series[a]]
                 for j in range(m):
                     rows[a, j] = B_t[series[a], j]
-    for _ in range(2):
-        if few:
-            explain(
-                V_x, C, z, patterns, begin, end, shared, not (one or diagonal), x, U_inv, series,
-                firsts, rows, K,
-            )  # fmt: skip
-            z -= C @ B_t.T
-            for k in range(begin, begin if one else end):
-                for place in range(start[k], start[k + 1]):
-                    clear_gaps(z, place - zero, series, firsts[k], firsts[k + 1], not own[k])
+    for again in (False, True):
+        explain(
+            V_x, C, z, patterns, begin, end, shared, not (one or diagonal), x, U_inv, series,
+            firsts, rows, K,
+        )  # fmt: skip
+        z -= C @ B_t.T
+        for k in range(begin, begin if one else end):
+            for place in range(start[k], start[k + 1]):
+                clear_gaps(z, place - zero, series, firsts[k], firsts[k + 1], not own[k])
+        if again:
             times(z, H, Y, diagonal)
-            np.dot(Y, B_t, V_x)
-            few = False
-            for r in range(n):
-                few = few or dot(z, r, Y, r, p) < before[r]
+        few = False
+        for r in range(n):
+            left[r] = dot(z, r, Y, r, p)  # z'H z, as z'(y - d) is where more than a few digits stay
+            few = few or left[r] < FEW_DIGITS * before[r]
+        if again or not few:
+            break
+        times(z, H, Y, diagonal)
+        np.dot(Y, B_t, V_x)
     for r in range(n):
-        l[zero + r] -= 0.5 * dot(z, r, Y, r, p)  # eq-hundred-value
+        l[zero + r] -= 0.5 * left[r]  # eq-hundred-value
     return total
 
 
