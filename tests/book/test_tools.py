@@ -73,10 +73,12 @@ def test_every_fault_can_be_planted():
 
 
 def test_a_planted_fault_is_seen_and_a_clean_copy_passes(monkeypatch):
-    monkeypatch.setitem(plant.TESTS, "backward.", ("test_kalman_twin.py", "-k", "lyapunov"))
+    chosen = "test_kalman_collapse.py", "-k", "patterns_that"
+    monkeypatch.setitem(plant.TESTS, "collapse.", chosen)
     faults = plant.all_faults()
-    name = next(x for x in faults if x.startswith("backward.lyapunov: left out in `add("))
-    assert plant.plant(name, *faults[name])[::2] == (True, "test_lyapunov_sums")
+    name = "collapse.patterns_of: sign turned in `start[pattern[t] + 1] += 1`"
+    seen = "test_patterns_that_come_back_are_one"
+    assert plant.plant(name, *faults[name])[::2] == (True, seen)
     assert not plant.plant(name, faults[name][0], 0, 0, "")[0]
 
 
