@@ -148,6 +148,27 @@ def test_patterns_that_come_back_are_one():
         assert (o[part] == o[part[0]]).all()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_bases_of_patterns(full):
+    """B H B' = I and B Z = A, by what is seen: little or much, from a common basis or its own."""
+    y, model, g = make("full H, gaps" if full else "diagonal H, gaps")
+    *_, d, _, Z, H, _ = arrays_of(y, model)
+    o = (~np.isnan(y)).astype(float)
+    patterns = collapse.patterns_of(o, False)
+    x, _, good = collapse.rotate(y, o, d, Z, H, g, patterns, True)
+    assert good and {*map(bool, x.own)} == {False, True}
+    for k, t in enumerate(patterns.order[patterns.start[:-1]]):
+        B, seen = np.full((model.p, model.m), np.nan), o[t] > 0
+        for s in range(model.p):
+            collapse.column(x, k, s, B[s])
+        A, rank = x.A[k], min(seen.sum(), model.m)
+        assert (B[~seen] == 0).all()
+        assert relative_error(B.T @ model.Z, A) < 1e-13 or not rank
+        there = np.diag(A) != 0  # with fewer observations than states some rows are zero
+        assert there.sum() == rank
+        assert np.allclose(B.T @ model.H @ B, np.diag(there), rtol=0, atol=1e-13)
+
+
 def test_a_smoothed_state_is_read_off_only_where_something_is_left_of_y():
     """Not at steps with no more observations than states, unless they tell of fewer."""
     rng = np.random.default_rng(5)
