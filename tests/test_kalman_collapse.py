@@ -307,6 +307,22 @@ def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():
             assert true == expected or full
 
 
+def test_what_is_known_of_a_series_may_be_missing_with_another():
+    """Two series have nearly the same noise and tell much of it, unless one of them is missing."""
+    _, model = hard("vague", 10)
+    model = replace(model, Z=model.Z[[0, 0, *range(2, 10)]])
+    H, n = np.eye(10), 2000
+    H[0, 1] = H[1, 0] = np.sqrt(1 - 1e-5)
+    y = np.zeros((n, 10))
+    y[1:, 1] = np.nan
+    for known, expected in ((y, False), (np.zeros((n, 10)), True)):
+        *_, d, _, Z, H_in_time, _ = arrays_of(known, replace(model, H=H))
+        o = (~np.isnan(known)).astype(float)
+        patterns = collapse.patterns_of(o, False)
+        x, _, good = collapse.rotate(known, o, d, Z, H_in_time, np.ones(n), patterns, True)
+        assert good and collapse.keeps_digits(x, patterns, np.ones(n)) == expected
+
+
 # name: p, m, steps, whether H is full, share of gaps, arrays that vary
 MORE = {
     "diagonal H, gaps": (24, 2, 12, False, 0.4, ()),

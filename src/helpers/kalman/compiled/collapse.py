@@ -637,20 +637,13 @@ def keeps_digits(x, patterns, g):
 
 
 @jitable
-def add_diagonal(out, X, Y):
-    """Add the diagonal of X'Y to that of `out`."""
-    for j in range(len(X)):
-        for i in range(X.shape[1]):
-            out[i, i] += X[j, i] * Y[j, i]
-
-
-@jitable
 def add_product(out, X, Y, diagonal):
     """Add X'Y to `out`, or its `diagonal` alone."""
-    if diagonal:
-        add_diagonal(out, X, Y)
-    else:
+    if not diagonal:
         out += X.T @ Y
+    for j in range(len(X) if diagonal else 0):
+        for i in range(X.shape[1]):
+            out[i, i] += X[j, i] * Y[j, i]
 
 
 @jitable
