@@ -34,6 +34,23 @@ INLINE = """() => [...document.querySelectorAll("main span.math:not(table *)")]
     .filter((node) => node.clientWidth && node.scrollWidth > node.clientWidth + 1)
     .map((node) => node.textContent)"""
 
+# Words of tables that stand on two lines, though the screen has room for them.
+BROKEN = """() => [...document.querySelectorAll("main :is(td, th)")].flatMap((cell) => {
+    const found = [], texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const node = texts.currentNode, range = document.createRange();
+        if (node.parentElement.closest("mjx-container")) continue;
+        for (const word of node.data.matchAll(/\\p{L}+/gu)) {
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            const lines = [...range.getClientRects()];
+            const width = lines.reduce((sum, line) => sum + line.width, 0);
+            if (lines.length > 1 && width < 300) found.push(word[0]);
+        }
+    }
+    return found;
+})"""
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(open_page, name):
@@ -48,6 +65,7 @@ def test_page(open_page, name):
     troubles += [f"code is cut off: {line}" for line in page.evaluate(CUT_OFF)]
     page.set_viewport_size({"width": 390, "height": 844})
     troubles += [f"390 px: {text} scrolls; break it in two" for text in page.evaluate(INLINE)]
+    troubles += [f"390 px: a table breaks {word}" for word in page.evaluate(BROKEN)]
     troubles += page.troubles
     assert not troubles, "\n".join(troubles)
 
