@@ -696,7 +696,7 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     both, h_sorted = m + states, np.zeros((n, states))
     bar, NM, NM_sum = np.zeros((m, both)), np.zeros((m, both)), np.zeros((m, both))
     DND, DNM, DNM_sum = np.zeros((1, p, p)), np.zeros((p, both)), np.zeros((p, both))
-    series, rows, U_inv, B_t, K = x.series, x.rows, x.U_inv, x.B_t, x.K
+    series, rows, U_inv, B_t, K, own_B = x.series, x.rows, x.U_inv, x.B_t, x.K, np.zeros((p, m))
     for k in range(len(x.own)):
         bar[:] = 0.0
         for place in range(patterns.start[k], patterns.start[k + 1]):
@@ -726,10 +726,16 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
                 NM[i, j], NM[j, i] = bar[i, j], bar[i, j]
         np.dot(rows[first:last], NM, DNM[: last - first])
         H_bar, of_H = out.H if own else DND, t if own and len(out.H) > 1 else 0
-        of_Z = t if len(out.Z) > 1 else 0
+        of_Z, many = t if len(out.Z) > 1 else 0, own and 2 * (last - first) > p
+        if many:  # of most series: a product by BLAS takes less time
+            own_B[:] = 0.0
+            for a in range(first, last):
+                for j in range(m):
+                    own_B[series[a], j] = rows[a, j]
+            add_product(out.H[of_H], (own_B @ np.ascontiguousarray(NM[:, :m])).T, own_B.T, diagonal)
         for a in range(last - first):
             i = series[first + a]
-            for b in range(a if diagonal and own else 0, a + 1):
+            for b in range(a if diagonal and own else 0, 0 if many else a + 1):
                 j, product = series[first + b], dot(DNM, a, rows, first + b, m)
                 H_bar[of_H, i, j] += product
                 if b < a:  # symmetric, as N is
