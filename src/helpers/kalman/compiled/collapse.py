@@ -693,7 +693,7 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
     (n, p), m, states, whole = x.z.shape, x.x.shape[1], h.shape[1], len(bars.Z) == 1
     # Of the steps that share B the sums of N = U^-1 Phi_bar U^-T and, beside it, M = U^-1 A_bar,
     # and those of D N D' and D (N, M), by which gaps change them.
-    both, h_sorted = m + states, np.zeros((n, states))
+    both, h_sorted, gaps = m + states, np.zeros((n, states)), False
     bar, NM, NM_sum = np.zeros((m, both)), np.zeros((m, both)), np.zeros((m, both))
     DND, DNM, DNM_sum = np.zeros((1, p, p)), np.zeros((p, both)), np.zeros((p, both))
     series, rows, U_inv, B_t, K, own_B = x.series, x.rows, x.U_inv, x.B_t, x.K, np.zeros((p, m))
@@ -708,12 +708,9 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
                     bar[i, j] += bars.H[0 if whole else t, i, j]
                 for j in range(states if not whole or place == 0 else 0):
                     bar[i, m + j] += bars.Z[0 if whole else t, i, j]
-        own, t, first, last = (
-            x.own[k],
-            patterns.order[patterns.start[k]],
-            x.first[k],
-            x.first[k + 1],
-        )
+        own, t = x.own[k], patterns.order[patterns.start[k]]
+        first, last = x.first[k], x.first[k + 1]
+        gaps = gaps or (last > first and not own)
         np.dot(U_inv[k], bar, NM)
         for i in range(m):
             for j in range(i + 1):
@@ -748,10 +745,10 @@ def expand(x, patterns, g, wanted, h, y_bar, Y_bar, bars, out, diagonal):
             for j in range(both):
                 NM_sum[i, j] += NM[i, j]
     H_bar = out.H[0]
-    if len(K) > 1:
+    if gaps and len(K) > 1:
         DNM_sum = K @ DNM_sum
         add_product(H_bar, (DND[0] + 0.5 * x.H_gaps) @ K, K, diagonal)
-    else:
+    elif gaps:
         for i in range(p):
             DND[0, i, i] += 0.5 * x.H_gaps[0, i]
             for j in range(both):
