@@ -49,26 +49,31 @@ def make(name, weights="equal", cases=CASES):
     return y, model, np.ones(n) if weights == "equal" else rng.uniform(0.5, 2, n)
 
 
+def rotated(y, model, g=None):
+    """The patterns of y, and what `rotate` makes of them, for a way back."""
+    *_, d, _, Z, H, _ = arrays_of(y, model)
+    o, g = (~np.isnan(y)).astype(float), np.ones(len(y)) if g is None else g
+    patterns = collapse.patterns_of(o, max(len(Z), len(H)) > 1)
+    return patterns, *collapse.rotate(y, o, d, Z, H, g, patterns, True)
+
+
 def in_python(y, model, g, read_off):
     """Value and gradients by the lines of the module, with the readable filter in their middle."""
     _, *arrays = arrays_of(y, model)
-    given, o = Arrays(*arrays), (~np.isnan(y)).astype(float)
-    patterns = collapse.patterns_of(o, max(len(given.Z), len(given.H)) > 1)
-    x, invertible, good = collapse.rotate(
-        y, o, given.d, given.Z, given.H, g, patterns, True
-    )  # fmt: skip
+    given = Arrays(*arrays)
+    patterns, x, invertible, good = rotated(y, model, g)
     assert good
     read_off = read_off or not invertible
-    Y, rotated = collapse.rotated_model(x, patterns, given, read_off)  # noqa: N806
+    Y, inner = collapse.rotated_model(x, patterns, given, read_off)  # noqa: N806
     m = model.m
     over_time = {name: X[0] if len(X) == 1 else X for name, X in
-                 {"Z": rotated.Z, "H": rotated.H, "d": rotated.d}.items()}  # fmt: skip
+                 {"Z": inner.Z, "H": inner.H, "d": inner.d}.items()}  # fmt: skip
     small = replace(model, **over_time)
     l = reference.kalman_filter(Y, small).out.l
     l[patterns.order] += x.l + (0.5 * (LOG_2PI + 1) if read_off else 0.0)
     _, Y_bar, bars = reference.loglike_and_grad(Y, small, g)  # noqa: N806
     stars = given._replace(**{
-        name: getattr(bars, name).reshape(getattr(rotated, name).shape) for name in ("Z", "H")
+        name: getattr(bars, name).reshape(getattr(inner, name).shape) for name in ("Z", "H")
     })  # fmt: skip
     out = Arrays(*(np.zeros(X.shape) for X in given))
     y_bar = np.zeros(y.shape)
@@ -152,13 +157,10 @@ def test_patterns_that_come_back_are_one():
 def test_the_bases_of_patterns(full):
     """B H B' = I and B Z = A, by what is seen: little or much, from a common basis or its own."""
     y, model, g = make("full H, gaps" if full else "diagonal H, gaps")
-    *_, d, _, Z, H, _ = arrays_of(y, model)
-    o = (~np.isnan(y)).astype(float)
-    patterns = collapse.patterns_of(o, False)
-    x, _, good = collapse.rotate(y, o, d, Z, H, g, patterns, True)
+    patterns, x, _, good = rotated(y, model, g)
     assert good and {*map(bool, x.own)} == {False, True}
     for k, t in enumerate(patterns.order[patterns.start[:-1]]):
-        B, seen = np.full((model.p, model.m), np.nan), o[t] > 0
+        B, seen = np.full((model.p, model.m), np.nan), ~np.isnan(y[t])
         for s in range(model.p):
             collapse.column(x, k, s, B[s])
         A, rank = x.A[k], min(seen.sum(), model.m)
@@ -176,10 +178,7 @@ def test_a_smoothed_state_is_read_off_only_where_something_is_left_of_y():
     y, _ = simulate(9, rng, **model.asdict())
     y[2], y[4, 1:], y[6, 3:] = np.nan, np.nan, np.nan
     for Z, expected in ((model.Z, True), (model.Z[[0, 0, *range(1, 7)]], False)):
-        *_, d, _, loadings, H, _ = arrays_of(y, replace(model, Z=Z))
-        o = (~np.isnan(y)).astype(float)
-        patterns = collapse.patterns_of(o, False)
-        _, found, good = collapse.rotate(y, o, d, loadings, H, np.ones(9), patterns, True)
+        _, _, found, good = rotated(y, replace(model, Z=Z))
         assert good and found == expected
 
 
@@ -209,13 +208,8 @@ def test_a_singular_h_takes_the_other_pass():
         one = replace(model, H=H)
         y, _ = simulate(10, rng, **one.asdict())
         y[:, 3:] = np.nan  # fewer than states are observed: F is regular
-        given = arrays_of(y, one)
-        o = (~np.isnan(y)).astype(float)
-        patterns = collapse.patterns_of(o, False)
         assert compiled._door().collapses(y, 4, True, 1)
-        assert not collapse.rotate(
-            y, o, given[4], given[6], given[7], np.ones(10), patterns, True
-        )[2]  # fmt: skip
+        assert not rotated(y, one)[-1]
         found, expected = loglike_and_grad(y, one), loglike_and_grad(y, one, method="reference")
         assert relative_error(found[0], expected[0]) < 1e-11
         assert relative_error(found[2].H, expected[2].H) < 1e-9
@@ -272,12 +266,9 @@ def test_digits(name):
 def test_h_of_many_sizes_takes_the_other_pass():
     """Its gradient would be a difference of much larger numbers."""
     y, model = hard("noise of many sizes")
-    *_, d, _, Z, H, _ = arrays_of(y, model)
-    o, g = (~np.isnan(y)).astype(float), np.ones(len(y))
-    for some, expected in ((H, False), (np.mean(H) * np.eye(10)[None], True)):
-        patterns = collapse.patterns_of(o, False)
-        x, _, good = collapse.rotate(y, o, d, Z, some, g, patterns, True)
-        assert good and collapse.keeps_digits(x, patterns, g) == expected
+    for some, expected in ((model.H, False), (np.mean(model.H) * np.eye(10), True)):
+        patterns, x, _, good = rotated(y, replace(model, H=some))
+        assert good and collapse.keeps_digits(x, patterns, np.ones(len(y))) == expected
 
 
 def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():
@@ -290,17 +281,14 @@ def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():
             H = root @ H @ root.T if full else H
             Z = model.Z.copy()
             Z[0], Z[1] = [1.0, 0.0], root[1, 0] * full * np.array([1.0, 0.0])
-            *_, d, _, loadings, H, _ = arrays_of(y, replace(model, H=H, Z=Z))
-            o = (~np.isnan(y)).astype(float)
-            patterns = collapse.patterns_of(o, False)
-            x, _, good = collapse.rotate(y, o, d, loadings, H, np.ones(4), patterns, True)
+            patterns, x, _, good = rotated(y, replace(model, H=H, Z=Z))
             whole, rest = np.zeros((10, 10)), np.zeros((10, 10))
             for k, t in enumerate(patterns.order):
-                B, seen = np.zeros((2, 10)), np.flatnonzero(o[t])
+                B, seen = np.zeros((2, 10)), np.flatnonzero(~np.isnan(y[t]))
                 for i in range(10):
                     collapse.column(x, np.searchsorted(patterns.start, k, "right") - 1, i, B[:, i])
                 inverse = np.zeros((10, 10))
-                inverse[np.ix_(seen, seen)] = np.linalg.inv(H[0][np.ix_(seen, seen)])
+                inverse[np.ix_(seen, seen)] = np.linalg.inv(H[np.ix_(seen, seen)])
                 whole, rest = whole + inverse, rest + inverse - B.T @ B
             true = np.diag(rest).max() >= collapse.LEAST_LEFT * np.diag(whole).max()
             assert good and collapse.keeps_digits(x, patterns, np.ones(4)) == true
@@ -316,10 +304,7 @@ def test_what_is_known_of_a_series_may_be_missing_with_another():
     y = np.zeros((n, 10))
     y[1:, 1] = np.nan
     for known, expected in ((y, False), (np.zeros((n, 10)), True)):
-        *_, d, _, Z, H_in_time, _ = arrays_of(known, replace(model, H=H))
-        o = (~np.isnan(known)).astype(float)
-        patterns = collapse.patterns_of(o, False)
-        x, _, good = collapse.rotate(known, o, d, Z, H_in_time, np.ones(n), patterns, True)
+        patterns, x, _, good = rotated(known, replace(model, H=H))
         assert good and collapse.keeps_digits(x, patterns, np.ones(n)) == expected
 
 
