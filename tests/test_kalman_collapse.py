@@ -28,7 +28,7 @@ CASES = {
     "Z varies": (12, 2, 12, True, 0.2, ("Z",)),
     "all vary": (12, 2, 10, False, 0.2, ("c", "d", "T", "Z", "R", "H", "Q")),
 }
-WEIGHTS = "equal", "unequal"
+WEIGHTS = "equal", "unequal", "negative"
 
 
 def make(name, weights="equal", cases=CASES):
@@ -46,7 +46,8 @@ def make(name, weights="equal", cases=CASES):
         y[rng.random(y.shape) < gaps] = np.nan
         if "every step" not in name:
             y[3], y[4, 1:] = np.nan, np.nan  # nothing, and a single one
-    return y, model, np.ones(n) if weights == "equal" else rng.uniform(0.5, 2, n)
+    g = {"equal": np.ones(n), "negative": -np.ones(n)}
+    return y, model, g.get(weights, rng.uniform(0.5, 2, n))
 
 
 def rotated(y, model, g=None):
@@ -267,8 +268,9 @@ def test_h_of_many_sizes_takes_the_other_pass():
     """Its gradient would be a difference of much larger numbers."""
     y, model = hard("noise of many sizes")
     for some, expected in ((model.H, False), (np.mean(model.H) * np.eye(10), True)):
-        patterns, x, _, good = rotated(y, replace(model, H=some))
-        assert good and collapse.keeps_digits(x, patterns, np.ones(len(y))) == expected
+        for g in (np.ones(len(y)), -np.ones(len(y))):
+            patterns, x, _, good = rotated(y, replace(model, H=some), g)
+            assert good and collapse.keeps_digits(x, patterns, g) == expected
 
 
 def test_the_largest_entry_of_the_inverse_need_not_keep_its_digits():

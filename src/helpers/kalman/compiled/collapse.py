@@ -604,16 +604,17 @@ def column(x, k, s, out):
 def keeps_digits(x, patterns, g):
     """Whether H_bar, a difference of H^-1 and what sees the state, keeps all but three digits.
 
-    It would not where few series with next to no noise say all that there is to know.
+    It would not where few series with next to no noise say all that there is to know. With the sign
+    of most of the weights g, which are -1 where a loss is minimized.
     """
     (p, m), size, weight = x.B_t.shape, len(x.K), np.zeros(len(x.own))
-    whole, b = np.zeros(p), np.zeros(m)
+    whole, b, sign = np.zeros(p), np.zeros(m), 1.0 if g.sum() >= 0.0 else -1.0
     for t in range(len(x.H_inv)):
         for i in range(p):
-            whole[i] += x.H_inv[t, i if size > 1 else 0, i]
+            whole[i] += sign * x.H_inv[t, i if size > 1 else 0, i]
     for k in range(len(weight)):
         for place in range(patterns.start[k], patterns.start[k + 1]):
-            weight[k] += g[patterns.order[place]]
+            weight[k] += sign * g[patterns.order[place]]
         for a in range(x.first[k], x.first[k] if x.own[k] else x.first[k + 1]):
             here = x.series[a]
             whole[here] -= weight[k] * x.K[here if size > 1 else 0, here]
@@ -624,9 +625,9 @@ def keeps_digits(x, patterns, g):
             return False
         rest = whole[i]
         if size > 1:  # what of K is left without the gaps
-            rest = -dot(x.K, i, np.dot(x.K[i : i + 1], x.H_gaps), 0, p)
+            rest = -sign * dot(x.K, i, np.dot(x.K[i : i + 1], x.H_gaps), 0, p)
             for t in range(len(x.H_inv)):
-                rest += x.H_inv[t, i, i]
+                rest += sign * x.H_inv[t, i, i]
         for k in range(len(weight)):
             column(x, k, i, b)
             for j in range(m):
