@@ -54,8 +54,12 @@ def exact(X, number=flint.arb):
     return take(X)
 
 
-def loglike_in_any_arithmetic(y, observed, weights, arrays):
-    """The weighted log-likelihood; arrays of FLINT's numbers, real or complex."""
+def loglike_in_any_arithmetic(y, observed, weights, arrays, bars=()):
+    """The weighted log-likelihood; arrays of FLINT's numbers, real or complex.
+
+    With the filter's other outputs, each times what `bars` has for it: a_filt, a_pred, y_hat,
+    P_filt, P_pred, F, over time.
+    """
     a, P, value = arrays["a0"], arrays["P0"], flint.arb(0)
     log_2pi = (2 * flint.arb.pi()).log()
     for t, (o, g) in enumerate(zip(observed, weights, strict=True)):
@@ -73,8 +77,13 @@ def loglike_in_any_arithmetic(y, observed, weights, arrays):
                 X[i] = X[i] - X[i, j] * X[j]
         value, K = value - g * (v @ X[:, k]) / 2, X[:, k + 1 :].T
         J = np.eye(len(a), dtype=int) - K @ Z
-        a = T @ (a + K @ v) + c
-        P = T @ (J @ P @ J.T + K @ H @ K.T) @ T.T + R @ Q @ R.T
+        a_filt, P_filt = a + K @ v, J @ P @ J.T + K @ H @ K.T
+        outputs = a_filt, a, Z @ a + d[o], P_filt, P, Z @ P @ Z.T + H
+        for X, bar in zip(outputs, bars, strict=bool(bars)):
+            seen = bar[t] if len(X) == bar.shape[1] else bar[t][np.ix_(*[o] * X.ndim)]
+            value = value + (seen * X).sum()
+        a = T @ a_filt + c
+        P = T @ P_filt @ T.T + R @ Q @ R.T
     return value
 
 
@@ -82,29 +91,31 @@ class TooFewDigitsError(ArithmeticError):
     """Errors have grown until nothing is known of a result."""
 
 
-def true_gradient(y, model: StateSpace, names=None, weights=None, digits=80) -> dict:
+def true_gradient(y, model: StateSpace, names=None, weights=None, digits=80, bars=()) -> dict:
     """Value and gradients ("l", "y" and the model's names) of the weighted log-likelihood.
 
-    As float arrays, right to the last digit of their largest entry; those of symmetric arrays
-    symmetric. Where so many digits do not prove that, twice as many are taken.
+    Or of `loglike_in_any_arithmetic` with bars. As float arrays, right to the last digit of their
+    largest entry; those of symmetric arrays symmetric. Where so many digits do not prove that,
+    twice as many are taken.
     """
     try:
         with flint.ctx.workdps(digits):
-            return _gradient(y, model, names, weights, flint.arb(10) ** (-digits // 2))
+            return _gradient(y, model, names, weights, flint.arb(10) ** (-digits // 2), bars)
     except TooFewDigitsError:
-        return true_gradient(y, model, names, weights, 2 * digits)
+        return true_gradient(y, model, names, weights, 2 * digits, bars)
 
 
-def _gradient(y, model, names, weights, step):
+def _gradient(y, model, names, weights, step, bars):
     observed = ~np.isnan(y)
     arrays = model.asdict() | {"y": np.where(observed, y, 0)}
     weights = exact(np.ones(len(y)) if weights is None else weights)
+    bars = [*map(exact, bars)]
     numbers = {name: exact(X, flint.acb) for name, X in arrays.items()}
 
     def evaluate(**changed):
         moved = numbers | changed
         return loglike_in_any_arithmetic(
-            moved["y"], observed, weights, {x: moved[x] for x in model.asdict()}
+            moved["y"], observed, weights, {x: moved[x] for x in model.asdict()}, bars
         )
 
     out = {"l": rounded(np.array(evaluate().real, object)).item()}

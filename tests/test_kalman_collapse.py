@@ -9,11 +9,12 @@ from kalman_oracle import true_gradient, true_hessian
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
 from helpers.kalman import StateSpace, compiled, loglike, loglike_and_grad, reference
-from helpers.kalman.compiled import arrays_of, collapse
+from helpers.kalman.compiled import arrays_of, collapse, outputs
 from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.recursions import LOG_2PI
-from helpers.statespace import NAMES
+from helpers.kalman.reference import FilterOutputs, kalman_filter, reverse
+from helpers.statespace import NAMES, STATIC
 
 # name: p, m, steps, whether H is full, share of gaps, arrays that vary
 CASES = {
@@ -70,7 +71,7 @@ def in_python(y, model, g, read_off):
     over_time = {name: X[0] if len(X) == 1 else X for name, X in
                  {"Z": inner.Z, "H": inner.H, "d": inner.d}.items()}  # fmt: skip
     small = replace(model, **over_time)
-    l = reference.kalman_filter(Y, small).out.l
+    l = kalman_filter(Y, small).out.l
     l[patterns.order] += x.l + (0.5 * (LOG_2PI + 1) if read_off else 0.0)
     _, Y_bar, bars = reference.loglike_and_grad(Y, small, g)  # noqa: N806
     stars = given._replace(**{
@@ -96,7 +97,7 @@ def replace_all(bars, found):
 
 def assert_same(found, y, model, g, bound=1e-12):
     l, y_bar, bars = found
-    expected_l = reference.kalman_filter(y, model).out.l
+    expected_l = kalman_filter(y, model).out.l
     value, expected_y, expected = reference.loglike_and_grad(y, model, g)
     assert relative_error(g @ l, value) < 1e-13
     assert relative_error(l, expected_l) < 1e-12
@@ -123,6 +124,48 @@ def test_the_compiled_pass(name, weights):
     l = compiled._door().loglike(*arrays_of(y, model), 0.0)
     assert relative_error(value, g @ l) < 1e-13
     assert_same((l, y_bar, bars.asdict()), y, model, g, 1e-11)
+
+
+def cotangents(out, given=FilterOutputs._fields):
+    """Random ones of the outputs `given`, of length zero for the others."""
+    rng = np.random.default_rng(3)
+    bars = {x: rng.standard_normal(X.shape) for x, X in out._asdict().items()}
+    return FilterOutputs(**{x: X if x in given else X[:0] for x, X in bars.items()})
+
+
+def pulled_back(y, model, bar):
+    """The gradients, by name, for cotangents of the filter's outputs; that of y with them."""
+    found, dy = outputs.reverse(*arrays_of(y, model), *bar)
+    R, Q = (X.reshape(-1, *X.shape[-2:]) for X in (model.R, model.Q))
+    bars = compiled.gradients_in_time(R, Q, found, (*STATIC, *model.time_varying))
+    return bars.asdict() | {"y": dy}
+
+
+@pytest.mark.parametrize("given", ["all", *FilterOutputs._fields])
+@pytest.mark.parametrize("name", CASES)
+def test_all_outputs_and_any_cotangents(name, given):
+    y, model, _ = make(name)
+    assert compiled._door().collapses(y, model.m, True, 1)
+    filtered = kalman_filter(y, model)
+    for X, expected in zip(outputs.filter_outputs(*arrays_of(y, model)), filtered.out, strict=True):
+        assert relative_error(X, expected) < 1e-12
+    bar = cotangents(filtered.out, FilterOutputs._fields if given == "all" else (given,))
+    dy, bars = reverse(model, filtered, FilterOutputs(*(X if len(X) else None for X in bar)))
+    expected = bars.asdict() | {"y": dy}
+    for x, X in pulled_back(y, model, bar).items():
+        if np.abs(expected[x]).max() > 0:
+            assert relative_error(X, expected[x]) < 1e-12, x
+        else:
+            assert np.abs(X).max() < 1e-12, x
+
+
+def test_outputs_end_where_f_is_not_positive_definite():
+    y, model, _ = make("full H, gaps")
+    out = outputs.filter_outputs(*arrays_of(y, replace(model, Q=-1e3 * model.Q)))
+    known, model = kalman_filter(y[:1], model).out, replace(model, Q=-1e3 * model.Q)
+    for X, expected in zip(out, known, strict=True):
+        assert relative_error(X[0], expected[0]) < 1e-12
+        assert np.isnan(X[1:]).all()
 
 
 def test_a_steady_state_is_found_where_no_pattern_changes():
@@ -261,6 +304,22 @@ def test_digits(name):
     errors |= {x: (getattr(bars, x), getattr(other, x)) for x in NAMES}
     for x, (found, by_reference) in errors.items():
         error, known = relative_error(found, true[x]), relative_error(by_reference, true[x])
+        assert error < max(1e-13, 10 * known), (x, error, known)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_digits_of_outputs(name):
+    """The gradient of the filtered states and their covariances, likewise."""
+    y, model = hard(name)
+    filtered = kalman_filter(y, model)
+    bar = cotangents(filtered.out, ("a_filt", "P_filt", "l"))
+    bar = bar._replace(l=np.abs(bar.l))
+    full = [X if len(X) else np.zeros(Y.shape) for X, Y in zip(bar, filtered.out, strict=True)]
+    true = true_gradient(y, model, weights=bar.l, bars=full[:6])
+    dy, bars = reverse(model, filtered, FilterOutputs(*full))
+    others = bars.asdict() | {"y": dy}
+    for x, X in pulled_back(y, model, bar).items():
+        error, known = relative_error(X, true[x]), relative_error(others[x], true[x])
         assert error < max(1e-13, 10 * known), (x, error, known)
 
 

@@ -27,7 +27,7 @@ PURPOSE = {
 }
 # How many functions each module compiles or finds on disk, and the modules that it imports for it.
 FUNCTIONS = {
-    "door": 3, "whole": 1, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 1,
+    "door": 3, "whole": 1, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 3,
     "rotated_tangents": 1, "integrated": 1, "panel": 3, "per_series": 1, "xla": 4,
     "xla_integrated": 2, "xla_panel": 2, "xla_tangents": 2,
 }  # fmt: skip

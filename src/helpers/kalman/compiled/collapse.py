@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 
 from helpers.kalman.compiled.inputs import Arrays
 from helpers.kalman.compiled.tiles import jitable
@@ -72,6 +73,16 @@ class Rotated(NamedTuple):
     H_gaps: np.ndarray  # as K, the sum of g K_gg^-1
 
 
+# Their types in compiled code.
+PATTERNS = types.NamedUniTuple(types.int64[::1], 2, Patterns)
+_AXES = {"l": 1, "A": 3, "U_inv": 3, "H_inv": 3}
+_INTEGERS = {"own": types.bool_[::1], "first": types.int64[::1], "series": types.int64[::1]}
+ROTATED = types.NamedTuple(
+    [_INTEGERS.get(x) or types.Array(types.float64, _AXES.get(x, 2), "C") for x in Rotated._fields],
+    Rotated,
+)
+
+
 @jitable
 def seen_of(y):
     """Ones where series y (J, n, p) are observed, a row each; zeros elsewhere."""
@@ -123,6 +134,13 @@ def patterns_of(o, varying):
         order[first[pattern[t]]] = t
         first[pattern[t]] += 1
     return Patterns(order, start)
+
+
+@jitable
+def patterns_in(y, Z, H):
+    """What of y (n, p) is observed, as ones and zeros, and `Patterns` for these matrices."""
+    o = seen_of(y.reshape((-1, 1, y.shape[1])))
+    return o, patterns_of(o, max(len(Z), len(H)) > 1)
 
 
 @jitable

@@ -20,6 +20,7 @@ from numba.core.imputils import impl_ret_new_ref
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, overload
 
+from helpers.kalman.compiled.collapse import PATTERNS, ROTATED
 from helpers.kalman.compiled.forward import DONE, VAGUE
 from helpers.kalman.compiled.inputs import (
     Arrays,
@@ -206,13 +207,29 @@ call_small_tangents = called_at("a pass of tangents in registers", types.int64, 
 call_whole = called_at("the pass of any size", types.int64, (ROOM, *PASS))
 call_roots = called_at("the pass with a start in roots", types.int64, (ROOM, *PASS))
 call_collapsed = called_at("the pass of rotated series", types.int64, PASS)
+# Rotating alone, and the way back: what they take, and what the first returns.
+MATRIX = types.float64[:, ::1]
+TO_ROTATE = (
+    MATRIX, types.uint8[:, ::1], PATTERNS, ARRAYS, types.float64[::1], *[types.boolean] * 3
+)  # fmt: skip
+ROTATION_GIVES = types.Tuple((types.boolean, ROTATED, MATRIX, ARRAYS, types.boolean))
+TO_LEAD_BACK = (
+    ROTATED, PATTERNS, types.float64[::1], WANTED, types.boolean, MATRIX, MATRIX, ARRAYS, ARRAYS,
+    types.boolean,
+)  # fmt: skip
+call_rotation = called_at("the rotation of series", ROTATION_GIVES, TO_ROTATE)
+call_way_back = called_at("the gradient of rotated series", types.int64, TO_LEAD_BACK)
 # Passes by their addresses, 0 for those that were not needed yet: at (m, p) those in registers, at
 # (m, TANGENTS + p) those of their tangents; at (0, WHOLE) the one for any size, at (0, ROOTS) the
 # one with its first steps in roots, at (0, COLLAPSE) the one that rotates series into fewer, at
-# (0, TURNED) the tangents of such. At FAILED: whether the compilation of one of those in row 0 has.
-ROOTS, COLLAPSE, TURNED, WHOLE, TANGENTS = 0, 1, 2, 3, LARGEST
+# (0, ROTATION) and (0, WAY_BACK) its two parts, at (0, TURNED) the tangents of such. At FAILED:
+# whether the compilation of one of those in row 0 has.
+ROOTS, COLLAPSE, TURNED, WHOLE, ROTATION, WAY_BACK, TANGENTS = 0, 1, 2, 3, 4, 5, LARGEST
 FAILED = 1, 0
-MODULES = {ROOTS: "roots", COLLAPSE: "collapsed", TURNED: "rotated_tangents", WHOLE: "whole"}
+MODULES = {
+    ROOTS: "roots", WHOLE: "whole", TURNED: "rotated_tangents",
+    COLLAPSE: "collapsed", ROTATION: "collapsed", WAY_BACK: "collapsed",
+}  # fmt: skip
 _KEPT = "helpers_kalman_passes"
 _addresses = np.zeros((LARGEST + 1, TANGENTS + LARGEST + 1), np.int64)
 llvmlite.binding.add_symbol(_KEPT, _addresses.ctypes.data)
@@ -223,18 +240,19 @@ def compile_later(m, p, tangents=False, announce=None):
     from helpers.kalman.compiled.building import load
 
     place = m, p + TANGENTS * tangents
-    if max(m, p) > LARGEST or _addresses[place]:
+    if (m and max(m, p) > LARGEST) or _addresses[place]:
         return
     if m:
         _addresses[place] = load("small").address(m, p, tangents, announce)
     else:
-        _addresses[place] = load(MODULES[p]).ADDRESS
+        for k, at in load(MODULES[p]).ADDRESSES.items():
+            _addresses[0, k] = at
 
 
 def _compiled_or_zero(m, p):
     """The same for compiled code, to which ctypes returns anything if Python raises."""
     try:
-        tangents = p > LARGEST
+        tangents = m > 0 and p > LARGEST
         compile_later(m, p - TANGENTS * tangents, tangents)
         return _addresses[m, p]
     except BaseException:  # an interrupt as well

@@ -15,6 +15,7 @@ from helpers.kalman.compiled.door import (
     GRADIENT,
     PASS,
     ROOM,
+    ROOTS,
     address_in,
     asked_for,
     compiled_part,
@@ -134,4 +135,4 @@ def pass_from_roots(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
     return status
 
 
-ADDRESS = address_in(pass_from_roots, (ROOM, *PASS))
+ADDRESSES = {ROOTS: address_in(pass_from_roots, (ROOM, *PASS))}

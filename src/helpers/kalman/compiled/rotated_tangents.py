@@ -7,12 +7,22 @@ This module is imported, and its code compiled, when such a model is met.
 
 import numpy as np
 
-from helpers.kalman.compiled.collapse import column, expand, rotate, rotated_model
+from helpers.kalman.compiled.collapse import column
 from helpers.kalman.compiled.directions import Directions
-from helpers.kalman.compiled.door import NOT_ROTATED, address_in, compiled_part
+from helpers.kalman.compiled.door import (
+    NOT_ROTATED,
+    ROTATION,
+    TURNED,
+    WAY_BACK,
+    address_in,
+    address_of,
+    call_rotation,
+    call_way_back,
+    compiled_part,
+)
 from helpers.kalman.compiled.forward import DONE
-from helpers.kalman.compiled.inputs import Wanted
-from helpers.kalman.compiled.tangents import ROTATED, as_model, linked_along_all
+from helpers.kalman.compiled.inputs import Arrays, Wanted
+from helpers.kalman.compiled.tangents import ALONG_ROTATED, as_model, linked_along_all
 from helpers.kalman.compiled.tiles import jitable
 
 
@@ -27,10 +37,13 @@ def along_rotated(
     columns[:, :, :m] = model.Z
     for j in range(len(series)):
         columns[:, series[j], m + j] = 1.0
-    x, _, good = rotate(y, o, model.d, columns, model.H, nothing, patterns, True)
+    a0, P0, c, d, T, _, H, W = model
+    good, x, Y, rotated, read_off = call_rotation(
+        address_of(0, ROTATION),
+        (y, o, patterns, Arrays(a0, P0, c, d, T, columns, H, W), nothing, False, want_Z, True),
+    )
     if not good:
         return np.int64(NOT_ROTATED), memory, gains
-    Y, rotated = rotated_model(x, patterns, model, want_Z)
     _, size, _ = rotated.H.shape
     steps = len(rotated.H)
     y_dot, d_dot = np.zeros((k, n, size, 1)), np.zeros((k, 1, size, 1))
@@ -57,10 +70,10 @@ def along_rotated(
     if status == DONE and backwards:
         wanted = Wanted(True, True, want_Z, True, np.empty(0, np.int64))
         for q in range(k):
-            h = np.ascontiguousarray(Z_bar[q, :, size - 1]) if want_Z else np.zeros((n, m))
-            expand(
-                x, patterns, nothing, wanted, h, bars.y[q, :, :, 0], Y_bar[q, :, :, 0],
-                as_model(found, q), as_model(bars, q), diagonal,
+            call_way_back(
+                address_of(0, WAY_BACK),
+                (x, patterns, nothing, wanted, read_off, bars.y[q].reshape((n, p)),
+                 Y_bar[q].reshape((n, size)), as_model(found, q), as_model(bars, q), diagonal),
             )  # fmt: skip
     return status, memory, gains
 
@@ -89,4 +102,4 @@ def rotate_moves(B_t, dots, t, series, y_dot, Z_dot, H_dot):
                             H_dot[q, t, i, j] += B_t[s, i] * dH * B_t[l, j]
 
 
-ADDRESS = address_in(along_rotated, ROTATED)
+ADDRESSES = {TURNED: address_in(along_rotated, ALONG_ROTATED)}

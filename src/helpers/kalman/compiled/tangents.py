@@ -12,7 +12,7 @@ Many series that see few states are rotated first, by
 import numpy as np
 from numba import types
 
-from helpers.kalman.compiled.collapse import Patterns, is_diagonal, patterns_of, seen_of
+from helpers.kalman.compiled.collapse import PATTERNS, is_diagonal, patterns_in
 from helpers.kalman.compiled.directions import (
     FIRST_OF_STEPS,
     TANGENT_HEADER,
@@ -234,13 +234,12 @@ ALONG = (
     types.boolean, types.boolean, types.float64, types.float64[::1], types.float64[::1],
 )  # fmt: skip
 linked_along_all = linked(along_all, ALONG)
-PATTERNS = types.NamedUniTuple(types.int64[::1], 2, Patterns)
-ROTATED = (
+ALONG_ROTATED = (
     types.float64[:, ::1], types.uint8[:, ::1], PATTERNS, *ALONG[1:7], types.int64[::1],
     *ALONG[7:9], types.boolean, *ALONG[9:],
 )  # fmt: skip
 along_rotated = called_at(
-    "tangents of rotated series", along_all.overloads[ALONG].signature.return_type, ROTATED
+    "tangents of rotated series", along_all.overloads[ALONG].signature.return_type, ALONG_ROTATED
 )
 
 
@@ -311,8 +310,7 @@ def hessian_vector(
     memory, gains = blocks(0, 0)
     status, last, varying = np.int64(DONE), np.int64(0), varies(model)
     rotates = collapses(y, m, tol == 0.0 or varying, WORTH_IT)
-    o = seen_of(y[: n * int(rotates)].reshape((-1, 1, p)))
-    patterns = patterns_of(o, max(len(model.Z), len(model.H)) > 1)
+    o, patterns = patterns_in(y[: n * int(rotates)], model.Z, model.H)
     moved = moved_series(dots) if rotates else np.zeros((0, 0), np.bool_)
     diagonal = not everywhere and is_diagonal(dots.H.reshape((-1, p, p)))
     at_once = max(1, LARGEST_BLOCK // (n * (m + max(m, LANES) + 1) ** 2))

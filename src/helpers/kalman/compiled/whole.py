@@ -6,7 +6,15 @@ compiled, when a model is met that no pass in registers takes.
 
 import numpy as np
 
-from helpers.kalman.compiled.door import GRADIENT, PASS, ROOM, address_in, compiled_part, saved_of
+from helpers.kalman.compiled.door import (
+    GRADIENT,
+    PASS,
+    ROOM,
+    WHOLE,
+    address_in,
+    compiled_part,
+    saved_of,
+)
 from helpers.kalman.compiled.forward import DONE, Steps
 from helpers.kalman.compiled.inputs import indices_in, look, varies
 from helpers.kalman.compiled.one_pass import all_equal, one_pass
@@ -32,4 +40,4 @@ def whole_pass(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
     return np.int64(status)
 
 
-ADDRESS = address_in(whole_pass, (ROOM, *PASS))
+ADDRESSES = {WHOLE: address_in(whole_pass, (ROOM, *PASS))}
