@@ -268,6 +268,19 @@ def test_tolerance_bounds_the_steady_covariance(tol):
         assert (np.abs(P[k] - P[-1]) / scale).max() < 2 * tol
 
 
+@pytest.mark.parametrize("kappa", [1.0, 1e6])
+def test_a_burn_in_leaves_the_steady_state(kappa):
+    """Weights of zero in front, as statsmodels has them for a vague start: the others are equal."""
+    arrays = random_model(m=6, p=2, r=2, rng=5, radius=0.5)
+    model = StateSpace(**(arrays | {"P0": kappa * arrays["P0"]}))
+    y = simulate(300, 5, **arrays)[0]
+    for weights in (np.repeat([0.0, 1.0], [8, 292]), np.repeat([1.0, 0.5], [150, 150])):
+        found = door.loglike_and_grad(y, *over_time(model), weights, *ALL, 1e-13)
+        assert np.flatnonzero(weights == weights[-1])[0] < found[3][2] < 300
+        value, dy, bars = compiled.loglike_and_grad(y, model, weights=weights)
+        assert_same((value, dy, bars), reference.loglike_and_grad(y, model, weights), 1e-11)
+
+
 def test_repeated_calls_agree_to_the_bit():
     y, model = make("long")
     first = compiled.loglike_and_grad(y, model)

@@ -457,7 +457,7 @@ def run_twin(Y, model):
     nothing = np.where(np.isnan(Y[0]), np.nan, 0.0)
     covariances = Arrays(*(np.zeros_like(A) for A in arrays))
     how, _ = one_pass.one_pass(
-        memory, nothing, arrays, saved, True, varies(arrays), pattern, wanted, np.ones(n), True,
+        memory, nothing, arrays, saved, True, varies(arrays), pattern, wanted, np.ones(n),
         1e-13, observed, False, steps, np.zeros((n, p)), covariances,
     )  # fmt: skip
     assert how == DONE

@@ -128,7 +128,7 @@ def run(
     steps = Steps(np.empty(n), found.steady_from)
     how, _ = one_pass.one_pass(
         w, y, arrays, saved, backwards, varies(arrays), pattern, wanted, g,
-        one_pass.all_equal(g), tol, observed, watch, steps, y_bar, out,
+        tol, observed, watch, steps, y_bar, out,
     )  # fmt: skip
     return how, steps, out, y_bar
 
@@ -480,10 +480,19 @@ def test_every_case(name):
     assert_is_the_reference(y, model)
 
 
+def burn_in(n, first):
+    """Weights that are equal from step `first` on."""
+    return np.append(np.random.default_rng(1).normal(size=first), np.full(n - first, -0.7))
+
+
 @pytest.mark.parametrize("name", ["gaps", "time-varying with gaps", "two shocks"])
 def test_unequal_weights(name):
     y, model = make(name)
-    assert_is_the_reference(y, model, weights=np.random.default_rng(1).normal(size=len(y)))
+    n = len(y)
+    for first in (1, n // 2, n - 1, n):
+        weights = burn_in(n, first)
+        assert_is_the_reference(y, model, weights=weights)
+        assert one_pass.equal_from(weights) == min(first, n - 1)
 
 
 @pytest.mark.parametrize("m", [1, 4, 5, 8, 9])
@@ -526,17 +535,24 @@ def test_a_transition_that_is_nearly_empty(period):
     assert_is_the_reference(y, model, rtol=1e-10)
 
 
-def test_steady_stretches_between_gaps():
-    """It settles, a gap unsettles it, it settles again: the gradient is the plain one."""
+@pytest.mark.parametrize(
+    ("first", "expected"), [(0, [49, 99, 159]), (13, [49, 99, 159]), (70, [99, 159]), (159, [])]
+)
+def test_steady_stretches_between_gaps(first, expected):
+    """It settles, a gap unsettles it, it settles again: the gradient is the plain one.
+
+    But where weights differ until later.
+    """
     rng = np.random.default_rng(5)
     arrays = random_model(m=2, p=2, r=2, rng=rng, radius=0.5)
     y, _ = simulate(160, rng, **arrays)
     y[50, 0] = np.nan
     y[52] = np.nan
     y[100:, 1] = np.nan
-    steps = assert_is_the_reference(y, StateSpace(**arrays), rtol=1e-11, tol=1e-13)
-    ends = np.flatnonzero(steps.steady_from >= 0)
-    assert list(ends) == [49, 99, 159]
+    steps = assert_is_the_reference(
+        y, StateSpace(**arrays), rtol=1e-11, tol=1e-13, weights=burn_in(160, first)
+    )
+    assert list(np.flatnonzero(steps.steady_from >= 0)) == expected
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -773,15 +789,15 @@ def run_tangents(y, model, dot, weights, groups, tol, everywhere):
     found = indices_in(np.empty(room_for_indices(n, p, m), np.int64), n, p, m)
     observed, pattern = look(y, arrays, np.empty((n, p), np.uint8), found)
     slopes, out = np.empty((len(dots.y), n)), Arrays(*arrays[:-1], np.zeros_like(arrays.W))
-    varying, equal = varies(arrays), one_pass.all_equal(weights)
+    varying, first = varies(arrays), one_pass.equal_from(weights)
     how = push.push(
         w, x, groups, y, arrays, dots, observed, pattern, slopes, found.steady_from, varying,
-        dots.Z.any(), True, tol if equal else 0.0,
+        dots.Z.any(), True, tol, first,
     )  # fmt: skip
     assert how == DONE
     stretches = [(k, t) for t, k in enumerate(found.steady_from) if k >= 0]
     pull.pull(
-        w, x, groups, arrays, dots, observed, pattern, weights, found.steady_from, varying, equal,
+        w, x, groups, arrays, dots, observed, pattern, weights, found.steady_from, varying, first,
         dots.Z.any(), T_wanted, True, out, bars,
     )  # fmt: skip
     return slopes, out.W, bars, stretches
@@ -825,8 +841,9 @@ def assert_tangents(
 @pytest.mark.parametrize("groups", [ALONE, SIDE_BY_SIDE], ids=["alone", "side by side"])
 def test_tangents_of_every_case(name, groups):
     y, model = make(name)
-    assert_tangents(y, model, groups)
-    assert_tangents(y, model, groups, np.random.default_rng(4).random(len(y)))
+    n = len(y)
+    for first in (0, n // 2, n):
+        assert_tangents(y, model, groups, burn_in(n, first))
 
 
 @pytest.mark.parametrize("names", [("T",), ("Z",), ("H", "Q"), ("y", "a0", "c", "d")])
@@ -865,16 +882,21 @@ def test_tangents_of_a_transition_that_is_nearly_empty():
     assert_tangents(y, model, BOTH, rtol=1e-9)
 
 
+@pytest.mark.parametrize("first", [0, 30, 75])
 @pytest.mark.parametrize("p", [1, 2])
-def test_tangents_settle(p):
-    """Between gaps in the steady state, and after it; N is far from its own where r begins."""
+def test_tangents_settle(p, first):
+    """Between gaps in the steady state, and after it; N is far from its own where r begins.
+
+    But where weights differ until later.
+    """
     model = StateSpace(**random_model(3, p, rng=2, radius=0.6))
     y = simulate(170, 5, **model.asdict())[0]
     y[70] = np.nan
     y[130:132] = np.nan
     for groups in (ALONE, BOTH):
-        stretches = assert_tangents(y, model, groups, tol=1e-13, rtol=1e-10)
-        assert [end for _, end in stretches] == [69, 129, 169]
+        weights = burn_in(170, first)
+        stretches = assert_tangents(y, model, groups, weights, tol=1e-13, rtol=1e-10)
+        assert [end for _, end in stretches] == [69, 129, 169][first > 70 :]
         assert all(end - start > 8 for start, end in stretches)
     assert not assert_tangents(y, model, ALONE)
 

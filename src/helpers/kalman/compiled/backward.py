@@ -20,6 +20,7 @@ from helpers.kalman.compiled.tiles import (
     get,
     jitable,
     product,
+    put,
     row_product,
     symmetrize,
     transpose,
@@ -143,23 +144,29 @@ def steady_backward(w, k, end, N, wanted):
 
 
 @jitable
-def is_summed(t, varying, wanted, steady_from):
-    """Whether the N of step t is added to N_sum on its own, not with others of a steady state."""
-    return wanted.W and not varying and t >= 0 and steady_from[t] < 0
+def take_in(w, N, first, weight):
+    """From equal weights, which come last, to others: r and N before step `first`."""
+    s = space(w)
+    m, r = sizes(w).m, below(s.r, first)
+    for i in range(m):
+        for j in range(m):
+            x = element(w, N, i, j) - get(w, r.at + i) * get(w, r.at + j)
+            put(w, N.at + i * N.ld + j, weight * x)
+    axpy(w, r.at, weight, r.at, s.zero.at, m)
 
 
 @jitable
-def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, steady_from, out):
+def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal_from, steady_from, out):
     """From the last step to the first; adds the gradients of the sum of l weighted with l_bar.
 
     To those of the matrices and of a0 in `out`; c_bar, d_bar and y_bar are left to
-    `accumulate_vectors`. T_entries are those of T'. With equal weights (form 2) the adjoint of P is
-    (r r' - N) / 2, and the weight comes last. With others (form 1) it is -N / 2, where N takes in,
-    step by step, what r r' holds otherwise.
+    `accumulate_vectors`. T_entries are those of T'. With equal weights (form 2), as those from step
+    `equal_from` on are, the adjoint of P is (r r' - N) / 2, and the weight comes last. With others
+    (form 1) it is -N / 2, where N takes in, step by step, what r r' holds otherwise.
     """
     s = space(w)
     n, p, m = sizes(w)
-    weight = l_bar[0] if equal else 1.0
+    equal, weight, stop, first = True, l_bar[n - 1], n, np.int64(0)
     N, N_before = s.N, s.P_next
     clear(w, below(s.r, n), 1)
     clear(w, N, m)
@@ -174,13 +181,15 @@ def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, stead
         if steady_from[t] >= 0:
             steady_backward(w, steady_from[t], t + 1, N, wanted)
             t = steady_from[t] - 1
-            if is_summed(t, varying, wanted, steady_from):
-                add(w, s.N_sum, 1.0, N, m)
             continue
-        summed = is_summed(t - 1, varying, wanted, steady_from)
+        if equal and t < equal_from:
+            if not varying:
+                accumulate_all(w, equal_from, n, wanted, True, weight, out)
+            take_in(w, N, equal_from, weight)
+            equal, weight, stop = False, 1.0, equal_from
+        if wanted.W and not varying:
+            add(w, s.N_sum, 1.0, N, m)
         step_back(w, t, N, N_before, T_entries, wanted, l_bar[t], equal)
-        if summed:
-            add(w, s.N_sum, 1.0, N_before, m)
         if wanted.matrices:
             if varying:
                 if wanted.W:
@@ -190,10 +199,7 @@ def backward(w, observed, model, varying, T_entries, wanted, l_bar, equal, stead
         t -= 1
     if wanted.matrices:
         if not varying:
-            first = np.int64(0)
-            accumulate(w, first, n, wanted, equal, weight, out)
-            if wanted.W:
-                accumulate_W(w, first, n, s.N_sum, equal, weight, out)
+            accumulate_all(w, first, stop, wanted, equal, weight, out)
         for i in range(m):
             for j in range(m):
                 x = get(w, s.r.at + i) * get(w, s.r.at + j) if equal else 0.0
@@ -222,20 +228,24 @@ def step_back(w, t, N, N_before, T_lists, wanted, g, equal):
 
 
 @jitable
-def accumulate_vectors(w, weight, c_bar, d_bar, y_bar):
-    """Add the gradients with respect to c and d, and write that of y."""
+def accumulate_vectors(w, equal_from, weight, c_bar, d_bar, y_bar):
+    """Add the gradients with respect to c and d, and write that of y.
+
+    The weight of the steps from `equal_from` on is not in r and e yet.
+    """
     s = space(w)
     n, p, m = sizes(w)
     varying_c, varying_d = len(c_bar) > 1, len(d_bar) > 1
     clear(w, s.row, 1)
     for t in range(n):  # without views of the rows, which would take longer than what is added
+        g = weight if t >= equal_from else 1.0
         if varying_c:
             for j in range(m):
-                c_bar[t, j] += weight * element(w, s.r, t + 1, j)
+                c_bar[t, j] += g * element(w, s.r, t + 1, j)
         else:
-            axpy(w, s.row.at, weight, below(s.r, t + 1).at, s.row.at, m)
+            axpy(w, s.row.at, g, below(s.r, t + 1).at, s.row.at, m)
         for i in range(p):
-            x = weight * element(w, s.e, t, i)
+            x = g * element(w, s.e, t, i)
             d_bar[t if varying_d else 0, i] += x
             y_bar[t, i] = -x
     if not varying_c:
@@ -276,6 +286,16 @@ def accumulate(w, first, stop, wanted, equal, weight, out):
         ahat = below(s.ahat, first)
         product(w, s.Z_bar, 1.0, transposed(e), ahat, s.Z_bar, p, steps, q)
         hand_over(w, s.Z_bar, weight, wanted.columns, at_step(out.Z, first))
+
+
+@jitable
+def accumulate_all(w, first, stop, wanted, equal, weight, out):
+    """Those of T, Z, H and W from the steps first to stop - 1; leaves zeros in the sums."""
+    s = space(w)
+    accumulate(w, first, stop, wanted, equal, weight, out)
+    if wanted.W:
+        accumulate_W(w, first, stop, s.N_sum, equal, weight, out)
+        clear(w, s.N_sum, sizes(w).m)
 
 
 @jitable

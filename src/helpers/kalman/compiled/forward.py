@@ -135,12 +135,13 @@ def load_start(w, y, model):
 
 
 @jitable
-def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol, steps):
+def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol, first, steps):
     """Filter. The memory w is laid out for these sizes and ``saved``, and zero.
 
     Of T P_filt the `columns` are kept. Returns how it ended and at which step: DONE at n,
     NOT_POSITIVE_DEFINITE at the step whose F is not, or, if `watch`, VAGUE at a step that shows
-    that P0 was vague. With tol = 0 or a `varying` matrix no steady state is looked for.
+    that P0 was vague. With tol = 0, a `varying` matrix or before the step `first` no steady state
+    is looked for.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -192,6 +193,7 @@ def forward(w, y, observed, model, varying, pattern, saved, columns, watch, tol,
         if (
             tol > 0.0
             and not varying
+            and t >= first
             and is_time_to_look(t - looked, t - since)
             and observed.same_until[t] - t > 2 * FIRST_LOOK
         ):

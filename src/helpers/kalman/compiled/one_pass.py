@@ -1,5 +1,7 @@
 """A pass over the series: forwards, and backwards where a gradient is wanted."""
 
+import numpy as np
+
 from helpers.kalman.compiled.backward import accumulate_vectors, backward
 from helpers.kalman.compiled.forward import DONE, forward
 from helpers.kalman.compiled.layout import HEADER, space
@@ -7,12 +9,18 @@ from helpers.kalman.compiled.tiles import jitable, put
 
 
 @jitable
+def equal_from(x):
+    """From which entry on all are the same."""
+    first = x.size
+    while first > 0 and x[first - 1] == x[-1]:
+        first -= 1
+    return first
+
+
+@jitable
 def all_equal(x):
     """Whether all entries are the same."""
-    for t in range(x.size):
-        if x[t] != x[0]:
-            return False
-    return True
+    return equal_from(x) == 0
 
 
 @jitable
@@ -25,8 +33,8 @@ def clean(w):
 
 @jitable
 def one_pass(
-    w, y, model, saved, back, varying, pattern, wanted, l_bar, equal, tol, observed, watch, steps,
-    y_bar, out,
+    w, y, model, saved, back, varying, pattern, wanted, l_bar, tol, observed, watch, steps, y_bar,
+    out,
 ):  # fmt: skip
     """Filter and, if `back`, add the gradient to `out` and write y_bar.
 
@@ -35,12 +43,13 @@ def one_pass(
     Returns how it ended and at which step.
     """
     clean(w)
+    first = equal_from(l_bar) if back else np.int64(0)
     status, t = forward(
-        w, y, observed, model, varying, pattern, saved, wanted.columns, watch, tol, steps
+        w, y, observed, model, varying, pattern, saved, wanted.columns, watch, tol, first, steps
     )
     if status == DONE and back:
         backward(
-            w, observed, model, varying, pattern.T_t, wanted, l_bar, equal, steps.steady_from, out
+            w, observed, model, varying, pattern.T_t, wanted, l_bar, first, steps.steady_from, out
         )
-        accumulate_vectors(w, l_bar[0] if equal else 1.0, out.c, out.d, y_bar)
+        accumulate_vectors(w, first, l_bar[-1], out.c, out.d, y_bar)
     return status, t

@@ -7,7 +7,13 @@ tangents is the solution of an equation, and only r, e and the smoothed states g
 
 import numpy as np
 
-from helpers.kalman.compiled.backward import accumulate_W, congruence, steady_backward, step_back
+from helpers.kalman.compiled.backward import (
+    accumulate_W,
+    congruence,
+    steady_backward,
+    step_back,
+    take_in,
+)
 from helpers.kalman.compiled.directions import (
     add_outer,
     add_outer_from_left,
@@ -380,16 +386,18 @@ def spread(w, x, gain, end, kept):
 
 @jitable
 def pull(
-    w, x, groups, model, dots, observed, pattern, l_bar, steady_from, varying, equal, Z_moves,
+    w, x, groups, model, dots, observed, pattern, l_bar, steady_from, varying, equal_from, Z_moves,
     T_wanted, want_Z, out, bars,
 ):  # fmt: skip
     """Backwards: adds the gradient of W to `out`, and the tangents of all gradients to `bars`.
 
-    Those of T's are complete in the `Block` T_wanted alone.
+    Those of T's are complete in the `Block` T_wanted alone. Weights are equal from a step on, as in
+    :func:`helpers.kalman.compiled.backward.backward`.
     """
     s = space(w)
     n, p, m = sizes(w)
-    want_T, weight = T_wanted.bottom > 0, l_bar[0] if equal else 1.0
+    want_T, start = T_wanted.bottom > 0, np.int64(0)
+    equal, weight, stop = True, l_bar[n - 1], n
     kept = want_T or want_Z
     wanted = Wanted(True, False, True, True, np.arange(m))
     N, N_before, swapped = s.N, s.P_next, False
@@ -430,6 +438,19 @@ def pull(
                 )  # fmt: skip
             t, swapped = gain - 1, not swapped
             continue
+        if equal and t < equal_from:
+            if not varying:
+                accumulate_W(w, equal_from, n, s.N_sum, True, weight, out)
+                clear(w, s.N_sum, m)
+            for i in range(len(groups)):
+                here, group = group_of(x, i), groups[i]
+                if not varying:
+                    accumulate_moves(
+                        w, here, equal_from, n, True, weight, want_T, want_Z, bars, group
+                    )
+                take_in_moves(w, here, swapped, equal_from, weight, group)
+            take_in(w, N, equal_from, weight)
+            equal, weight, stop, g = False, 1.0, equal_from, l_bar[t]
         if gain >= 0:
             for i in range(len(groups)):
                 spread(w, group_of(x, i), gain, t + 1, kept)
@@ -452,54 +473,72 @@ def pull(
                 accumulate_moves(w, here, t, t + 1, equal, weight, want_T, want_Z, bars, groups[i])
         N, N_before, swapped = N_before, N, not swapped
         t -= 1
-    start = np.int64(0)
     if not varying:
-        accumulate_W(w, start, n, s.N_sum, equal, weight, out)
+        accumulate_W(w, start, stop, s.N_sum, equal, weight, out)
     for i in range(len(groups)):
         here, group = group_of(x, i), groups[i]
         if not varying:
-            accumulate_moves(w, here, start, n, equal, weight, want_T, want_Z, bars, group)
-        accumulate_vectors(w, here, weight, bars, group)
+            accumulate_moves(w, here, start, stop, equal, weight, want_T, want_Z, bars, group)
+        accumulate_vectors(w, here, equal_from, l_bar[n - 1], bars, group)
         accumulate_start(w, here, swapped, equal, weight, bars, group)
 
 
 @jitable
-def accumulate_start(w, x, swapped, equal, weight, bars, group):
-    """Those of a0 and P0: r, and (r r' - N) / 2."""
+def move_adjoint(w, x, dN, t, equal, k):
+    """That of P before step t, (r r' - N) / 2, in d.half."""
     s, d = space(w), tangent_space(x)
-    m, start = sizes(w).m, np.int64(0)
-    dN, _ = in_turn(d, swapped)
-    hand_over_moves(w, as_column(d.r, group.k), weight, bars.a0, start, group)
+    m = sizes(w).m
     clear(w, d.U, m)
     if equal:
-        add_outer(w, d.U, 0.5, s.r.at, d.r, m, m, group.k)
+        add_outer(w, d.U, 0.5, below(s.r, t).at, below(d.r, t), m, m, k)
     add(w, d.U, -0.25, dN, m)
-    plus_transpose(w, d.half, d.U, m, group.k)
+    plus_transpose(w, d.half, d.U, m, k)
+
+
+@jitable
+def take_in_moves(w, x, swapped, first, weight, group):
+    """The tangents of what `take_in` makes, before it."""
+    d = tangent_space(x)
+    m, dr = sizes(w).m, below(d.r, first)
+    dN, _ = in_turn(d, swapped)
+    move_adjoint(w, x, dN, first, True, group.k)
+    clear(w, dN, m)
+    add(w, dN, -2.0 * weight, d.half, m)
+    axpy(w, dr.at, weight, dr.at, d.zero.at, m * group.k)
+
+
+@jitable
+def accumulate_start(w, x, swapped, equal, weight, bars, group):
+    """Those of a0 and P0."""
+    d, start = tangent_space(x), np.int64(0)
+    dN, _ = in_turn(d, swapped)
+    hand_over_moves(w, as_column(d.r, group.k), weight, bars.a0, start, group)
+    move_adjoint(w, x, dN, start, equal, group.k)
     hand_over_moves(w, d.half, weight, bars.P0, start, group)
 
 
 @jitable
-def accumulate_vectors(w, x, weight, bars, group):
-    """Those of c, d and y."""
+def accumulate_vectors(w, x, equal_from, weight, bars, group):
+    """Those of c, d and y; the weight of the steps from `equal_from` on is not in r and e yet."""
     d = tangent_space(x)
-    n = sizes(w).n
-    hand_over_rows(w, below(d.r, 1), weight, bars.c, n, d.s, group)
-    hand_over_rows(w, d.e, weight, bars.d, n, d.w, group)
-    hand_over_rows(w, d.e, -weight, bars.y, n, d.w, group)
+    hand_over_rows(w, below(d.r, 1), 1.0, equal_from, weight, bars.c, d.s, group)
+    hand_over_rows(w, d.e, 1.0, equal_from, weight, bars.d, d.w, group)
+    hand_over_rows(w, d.e, -1.0, equal_from, weight, bars.y, d.w, group)
 
 
 @jitable
-def hand_over_rows(w, A, weight, bar, rows, total, group):
+def hand_over_rows(w, A, sign, equal_from, weight, bar, total, group):
     """Each row of A to its step of a vector's gradient; their sum, a row like `total`, to one."""
-    start = np.int64(0)
-    if bar.shape[1] == rows:
-        for t in range(rows):
-            hand_over_moves(w, as_column(below(A, t), group.k), weight, bar, t, group)
-    else:
-        clear(w, total, 1)
-        for t in range(rows):
-            add(w, total, 1.0, below(A, t), 1)
-        hand_over_moves(w, as_column(total, group.k), weight, bar, start, group)
+    n, start = sizes(w).n, np.int64(0)
+    clear(w, total, 1)
+    for t in range(n):
+        g = sign * (weight if t >= equal_from else 1.0)
+        if bar.shape[1] == n:
+            hand_over_moves(w, as_column(below(A, t), group.k), g, bar, t, group)
+        else:
+            add(w, total, g, below(A, t), 1)
+    if bar.shape[1] < n:
+        hand_over_moves(w, as_column(total, group.k), 1.0, bar, start, group)
 
 
 @jitable

@@ -351,11 +351,12 @@ def relative_move(moves, largest, most, n):
 @jitable
 def push(
     w, x, groups, y, model, dots, observed, pattern, slopes, steady_from, varying, Z_moves, kept,
-    tol,
+    tol, first,
 ):  # fmt: skip
     """Forwards: the gains and states, the tangents of both, and the slopes (directions, n).
 
-    Leaves the variances of the last step in s.most. Returns how it ended.
+    Before the step `first` no steady state is looked for. Leaves the variances of the last step in
+    s.most. Returns how it ended.
     """
     s = space(w)
     n, p, m = sizes(w)
@@ -407,6 +408,7 @@ def push(
         if (
             tol > 0.0
             and not varying
+            and t >= first
             and is_time_to_look(t - looked, t - since)
             and observed.same_until[t] - t > 2 * FIRST_LOOK
         ):

@@ -55,7 +55,7 @@ from helpers.kalman.compiled.inputs import (
     varies,
 )
 from helpers.kalman.compiled.layout import HEADER, LARGEST_BLOCK, Sizes, begin, blocks, distance
-from helpers.kalman.compiled.one_pass import all_equal, clean
+from helpers.kalman.compiled.one_pass import all_equal, clean, equal_from
 from helpers.kalman.compiled.pull import pull
 from helpers.kalman.compiled.push import push
 from helpers.kalman.compiled.tiles import (
@@ -136,7 +136,8 @@ def tangent_pass(
     """
     n, p = y.shape
     m = len(model.a0)
-    kept, equal, varying = T_wanted.bottom > 0 or want_Z, all_equal(l_bar), varies(model)
+    kept, varying = T_wanted.bottom > 0 or want_Z, varies(model)
+    first = equal_from(l_bar) if backwards else np.int64(0)
     Z_moves = block_of(dots.Z).bottom > 0
     plan, headers = np.empty(HEADER, np.int64), np.empty((len(groups), TANGENT_HEADER), np.int64)
     shape = Sizes(n, p, m)
@@ -155,7 +156,7 @@ def tangent_pass(
     observed, pattern = look(y, model, entries, found)
     status = push(
         w, x, groups, y, model, dots, observed, pattern, slopes, found.steady_from, varying,
-        Z_moves, kept, tol if equal else 0.0,
+        Z_moves, kept, tol, first,
     )  # fmt: skip
     if status == DONE and backwards:
         W_sum[:] = 0.0
@@ -163,7 +164,7 @@ def tangent_pass(
             model.a0, model.P0, model.c, model.d, model.T, model.Z, model.H, W_sum
         )  # fmt: skip
         pull(
-            w, x, groups, model, dots, observed, pattern, l_bar, found.steady_from, varying, equal,
+            w, x, groups, model, dots, observed, pattern, l_bar, found.steady_from, varying, first,
             Z_moves, T_wanted, want_Z, out, bars,
         )  # fmt: skip
     memory[0], gains[0], headers[0, 0] = 0.0, 0.0, 0  # Numba frees an array after its last use
@@ -214,7 +215,7 @@ def along_all(
 ):  # fmt: skip
     """All directions, as many at once as go through one pass. Returns what `tangent_pass` does."""
     (n, p), status, first = y.shape, np.int64(DONE), 0
-    finds_steady = tol > 0.0 and all_equal(l_bar) and not varies(model)
+    finds_steady = tol > 0.0 and 2 * equal_from(l_bar) < n and not varies(model)
     while first < len(slopes) and status == DONE:
         groups = arranged(dots.T, n, p, finds_steady, first)
         status, memory, gains = tangent_pass(

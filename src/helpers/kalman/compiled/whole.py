@@ -17,7 +17,7 @@ from helpers.kalman.compiled.door import (
 )
 from helpers.kalman.compiled.forward import DONE, Steps
 from helpers.kalman.compiled.inputs import indices_in, look, varies
-from helpers.kalman.compiled.one_pass import all_equal, one_pass
+from helpers.kalman.compiled.one_pass import one_pass
 
 
 @compiled_part
@@ -27,10 +27,9 @@ def whole_pass(room, y, model, out, l, l_bar, y_bar, asked, tol, report):
     found = indices_in(room.indices, n, p, m)
     steps = Steps(l, found.steady_from)
     observed, pattern = look(y, model, room.entries[:n], found)
-    varying, equal = varies(model), not back or all_equal(l_bar)
     status, t = one_pass(
-        room.w, y, model, saved_of(asked), back, varying, pattern, asked.wanted, l_bar, equal,
-        tol if equal else 0.0, observed, asked.watch, steps, y_bar, out,
+        room.w, y, model, saved_of(asked), back, varies(model), pattern, asked.wanted, l_bar, tol,
+        observed, asked.watch, steps, y_bar, out,
     )  # fmt: skip
     report[0], report[1], report[2] = t, 0, n
     if status == DONE:
