@@ -24,6 +24,7 @@ from contextlib import suppress
 from weakref import proxy
 
 import numpy as np
+from statsmodels.tsa.statespace.dynamic_factor import DynamicFactor
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 from statsmodels.tsa.statespace.varmax import VARMAX
 
@@ -449,7 +450,7 @@ class _VarmaxDerivatives(_ArrayDerivatives):
 
 
 class _VectorTransformation:
-    """That of a `VARMAX`: its vector autoregressions are written out here.
+    """That of a `VARMAX` or a `DynamicFactor`: their vector autoregressions are written out here.
 
     They take Cholesky factors, which no complex step through LAPACK can differentiate. `blocks` are
     where they stand among the parameters, each with a function of those that returns M. The others
@@ -548,6 +549,9 @@ def _new_transformation(mod: MLEModel, free: np.ndarray):
             blocks.append((mod._params_ar, root))
         if mod.k_ma and mod.enforce_invertibility:
             blocks.append((mod._params_ma, lambda _: np.eye(model.k_endog)))
+    if transform is DynamicFactor.transform_params and mod.enforce_stationarity:
+        if mod.factor_order:  # the factors' shocks have the identity matrix for covariance
+            blocks.append((mod._params_factor_transition, lambda _: np.eye(model.k_factors)))
     if blocks:
         return _VectorTransformation(model, free, blocks)
 
