@@ -8,7 +8,7 @@ from kalman_oracle import true_gradient, true_hessian
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, compiled, loglike, loglike_and_grad, reference
+from helpers.kalman import StateSpace, compiled, diffuse, loglike, loglike_and_grad, reference
 from helpers.kalman.compiled import arrays_of, collapse, outputs
 from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
@@ -458,6 +458,25 @@ def test_every_interface():
     Z_bar = jax.grad(lambda *X: in_jax(y, *X).sum(), argnums=5)(*arrays)  # noqa: N806
     assert relative_error(np.asarray(Z_bar), expected.Z) < 1e-11
     assert relative_error(loglike(y, model), value) < 1e-13
+
+
+def test_after_an_exact_diffuse_start():
+    """A value alone is rotated too, and says the same of delta as one with a gradient."""
+    y, model, _ = make("diagonal H, gaps", cases=MORE)
+    y[3:5] = y[5:7]  # no step observes little
+    _, a0, P0, c, _, T, Z, H, W = arrays_of(y, model)
+    starts, given = np.vstack([a0, np.eye(2)]), (P0, T, Z, H, W, np.zeros((2, 2)))
+    run = compiled.building.load("integrated").integrated
+    alone, found = (
+        run((y - model.d)[None], starts, c[None], *given, *[back] * 5, 0.0)
+        for back in (False, True)
+    )
+    assert alone[-1][1] == found[-1][1] < len(y)
+    for x, expected in zip(alone[1:4], found[1:4], strict=True):
+        assert relative_error(x, expected) < 1e-12
+    assert relative_error(diffuse.loglike(y, model, np.eye(2)), alone[1]) < 1e-13
+    expected = diffuse.loglike(y, model, np.eye(2), method="reference")
+    assert relative_error(alone[1], expected) < 1e-12
 
 
 def test_what_xla_calls_is_compiled_before(monkeypatch):

@@ -16,6 +16,7 @@ from helpers.kalman.compiled.door import (
     READ,
     asked_for,
     check,
+    collapses,
     compiled,
     contiguous,
     copied,
@@ -75,6 +76,7 @@ TELLING = 1e-6
 # And where what comes later leaves this share of delta's variance in every direction: the variance
 # given all is a difference, and would lose more digits than that.
 LEFT = 1e-5
+WORTH_IT = 3  # times what a rotation costs the value, to end the columns for a value alone
 REFINED = 2  # times that the mean of delta is looked at again from where it was found
 
 
@@ -387,10 +389,12 @@ def through_enough(
     There are as many series as starts, or one where the columns of y and c are zeros.
     """
     J, n, _ = series.y.shape
-    k, q = n, len(delta)
-    if backwards and J == 1 and q > 0:
+    k, q, m = n, len(delta), len(model.P0)
+    never_steady = tol == 0.0 or varies(model)
+    if J == 1 and q > 0 and (backwards or collapses(series.y[0], m, never_steady, WORTH_IT)):
         # Once delta is known the steps are those of any model: as soon as there are as many
-        # observations as numbers, or later where these leave a direction open, or nearly so.
+        # observations as numbers, or later where these leave a direction open, or nearly so. For a
+        # value alone they need a way back for what delta is, which pays where they are rotated.
         k = steps_that_show(series.y[0], q)
     status = np.int64(LATE)
     while status == LATE or status == UNIDENTIFIED or status == LOST:
