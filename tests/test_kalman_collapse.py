@@ -8,7 +8,16 @@ from kalman_oracle import true_gradient, true_hessian
 
 from helpers.checks import relative_error
 from helpers.datasets import random_model, simulate
-from helpers.kalman import StateSpace, compiled, diffuse, loglike, loglike_and_grad, reference
+from helpers.kalman import (
+    StateSpace,
+    compiled,
+    diffuse,
+    loglike,
+    loglike_and_grad,
+    panel,
+    reference,
+    smoothing,
+)
 from helpers.kalman.compiled import arrays_of, collapse, outputs
 from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
@@ -477,6 +486,38 @@ def test_after_an_exact_diffuse_start():
     assert relative_error(diffuse.loglike(y, model, np.eye(2)), alone[1]) < 1e-13
     expected = diffuse.loglike(y, model, np.eye(2), method="reference")
     assert relative_error(alone[1], expected) < 1e-12
+
+
+def test_series_of_a_panel():
+    """Each is rotated alone where that takes less time than a pass that they share."""
+    y, model, _ = make("diagonal H, gaps", cases=MORE)
+    passes = compiled.building.load("panel")
+    assert passes.go_alone(y, 2, 2, True) and not passes.go_alone(y, 2, 1000, True)
+    Y = np.stack([y, y + 1, np.where(np.arange(24) < 9, np.nan, y)])
+    l, dY, bars = panel.loglike_and_grad(Y, model)
+    assert relative_error(panel.loglike(Y, model), l) < 1e-13
+    values, ys, expected = zip(*(reference.loglike_and_grad(one, model) for one in Y), strict=True)
+    assert relative_error(l, np.array(values)) < 1e-13
+    assert relative_error(dY, np.array(ys)) < 1e-12
+    for x in NAMES:
+        total = sum(getattr(one, x) for one in expected)
+        assert relative_error(getattr(bars, x), total) < 1e-12, x
+    lost = replace(model, P0=-1e3 * model.P0)
+    with pytest.raises(np.linalg.LinAlgError, match="step 0"):
+        panel.loglike(Y, lost)
+
+
+@pytest.mark.parametrize("name", ["diagonal H, gaps", "Z varies"])
+def test_smoothed_states_and_draws(name):
+    y, model, _ = make(name)
+    normals = np.random.default_rng(0).standard_normal(
+        (2, smoothing.normals_of_a_draw(len(y), model))
+    )
+    for of in (
+        smoothing.means, smoothing.covariances,
+        lambda *given, **how: smoothing.draw(*given, normals=normals, **how),
+    ):  # fmt: skip
+        assert relative_error(of(y, model), of(y, model, method="reference")) < 1e-11
 
 
 def test_what_xla_calls_is_compiled_before(monkeypatch):

@@ -285,12 +285,9 @@ def series_of(y, noise, starts, shocks, A):
     n, J, p = noise.shape
     K, q, m = len(starts), A.shape[1], len(A)
     Y = np.zeros((K + q, n, p), noise.dtype)
-    for t in range(n):
-        for i in range(p):
-            if np.isnan(y[t, i]):
-                Y[:, t, i] = np.nan
-            else:
-                Y[:J, t, i] = y[t, i] - noise[t, :, i]
+    nothing = np.where(np.isnan(y), np.nan, 0.0)
+    for k in range(K + q):
+        Y[k] = y - noise[:, k] if k < J else nothing
     first, c = np.zeros((K + q, m), noise.dtype), np.zeros((K + q, n, m), noise.dtype)
     first[:K], first[K:] = starts, A.T
     for k in range(K):  # which Numba compiles faster than a transposition

@@ -338,17 +338,23 @@ STEADY_AFTER = 25
 
 
 @jitable
-def collapses(y, m, never_steady, times):
-    """Whether rotating the series of each step into m saves so many times what it takes.
+def may_collapse(p, m):
+    """Whether p series may be rotated into m.
 
-    By nanoseconds, as measured for values from 6 to 100 series: of the steps before a steady state
-    and of those in it, more for those that observe few. Rotated, up to four states go through a
-    pass in registers. (With m + 1 series never: as many they are rotated into where one is to be
-    read off.)
+    With m + 1 never: as many they are rotated into where a smoothed state is to be read off.
+    """
+    return p > max(m + 1, LARGEST)
+
+
+@jitable
+def costs(y, m, never_steady):
+    """What a value takes as it is, and with the series of each step rotated into m.
+
+    In nanoseconds, as measured for 6 to 100 series: of the steps before a steady state and of those
+    in it, more for those that observe few. Rotated, up to four states go through a pass in
+    registers.
     """
     n, p = y.shape
-    if p <= max(m + 1, LARGEST):
-        return False
     changes, few = n if never_steady else 1, 0
     for t in range(n):
         observed, changed = 0, False
@@ -363,6 +369,15 @@ def collapses(y, m, never_steady, times):
     now += steady * (100 + 5 * p // 2 + p * p // 20)
     rotated = moving * ((300 if m <= LARGEST else 220 * m) + 4 * p + 3 * p * m // 2)
     rotated += steady * (200 + 3 * p + 30 * m) + n * p * p // 10 + few * 800
+    return now, rotated
+
+
+@jitable
+def collapses(y, m, never_steady, times):
+    """Whether rotating the series of each step into m saves so many times what it takes."""
+    if not may_collapse(y.shape[1], m):
+        return False
+    now, rotated = costs(y, m, never_steady)
     return now > times * rotated
 
 

@@ -261,7 +261,7 @@ def _call(module: str, work: str, tol: float, results: list, arrays, *more):
         sizes.append((0, door.WHOLE))
     if module not in ("xla", "xla_tangents"):  # many series, or starts
         sizes += [(0, door.WHOLE), (0, door.ROOTS)]
-    if p > max(m + 1, door.LARGEST):  # series that may be rotated, into one of these sizes
+    if door.may_collapse(p, m):  # series that may be rotated, into one of these sizes
         sizes += [(0, door.COLLAPSE), (m, m), (m, m + 1)]
         if module == "xla_tangents":
             sizes.append((0, door.TURNED))
