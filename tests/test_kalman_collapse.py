@@ -18,7 +18,7 @@ from helpers.kalman import (
     reference,
     smoothing,
 )
-from helpers.kalman.compiled import arrays_of, collapse, outputs
+from helpers.kalman.compiled import arrays_of, collapse
 from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.recursions import LOG_2PI
@@ -142,9 +142,14 @@ def cotangents(out, given=FilterOutputs._fields):
     return FilterOutputs(**{x: X if x in given else X[:0] for x, X in bars.items()})
 
 
+def outputs():
+    """The compiled module, loaded where it is needed: its import compiles."""
+    return compiled.building.load("outputs")
+
+
 def pulled_back(y, model, bar):
     """The gradients, by name, for cotangents of the filter's outputs; that of y with them."""
-    found, dy = outputs.reverse(*arrays_of(y, model), *bar)
+    found, dy = outputs().reverse(*arrays_of(y, model), *bar)
     R, Q = (X.reshape(-1, *X.shape[-2:]) for X in (model.R, model.Q))
     bars = compiled.gradients_in_time(R, Q, found, (*STATIC, *model.time_varying))
     return bars.asdict() | {"y": dy}
@@ -156,7 +161,9 @@ def test_all_outputs_and_any_cotangents(name, given):
     y, model, _ = make(name)
     assert compiled._door().collapses(y, model.m, True, 1)
     filtered = kalman_filter(y, model)
-    for X, expected in zip(outputs.filter_outputs(*arrays_of(y, model)), filtered.out, strict=True):
+    for X, expected in zip(
+        outputs().filter_outputs(*arrays_of(y, model)), filtered.out, strict=True
+    ):
         assert relative_error(X, expected) < 1e-12
     bar = cotangents(filtered.out, FilterOutputs._fields if given == "all" else (given,))
     dy, bars = reverse(model, filtered, FilterOutputs(*(X if len(X) else None for X in bar)))
@@ -170,7 +177,7 @@ def test_all_outputs_and_any_cotangents(name, given):
 
 def test_outputs_end_where_f_is_not_positive_definite():
     y, model, _ = make("full H, gaps")
-    out = outputs.filter_outputs(*arrays_of(y, replace(model, Q=-1e3 * model.Q)))
+    out = outputs().filter_outputs(*arrays_of(y, replace(model, Q=-1e3 * model.Q)))
     known, model = kalman_filter(y[:1], model).out, replace(model, Q=-1e3 * model.Q)
     for X, expected in zip(out, known, strict=True):
         assert relative_error(X[0], expected[0]) < 1e-12
