@@ -415,15 +415,25 @@ class _Smoother:
                 _, dy, bars = reference.loglike_and_grad(y, replace(model, a0=a0, c=moves))
                 parts.append((dy, bars.a0, bars.c))
             dY, r_0, r = (np.array(X) for X in zip(*parts, strict=True))
+        elif J == 1:  # needs nothing of a panel, which takes its time to compile
+            given = Y[0], starts[0], self.P0, c[0], np.zeros_like(self.d), self.T, self.Z
+            _, bars, dy, report = self.load("door").loglike_and_grad(
+                *(np.asarray(X, float) for X in (*given, self.H, self.W, np.ones(n))),
+                *ONLY_VECTORS[1:], float(self.tol),
+            )  # fmt: skip
+            dY, r_0, r, ended = dy[None], bars[0][None], bars[2][None], report[0]
         else:
             given = Y, starts, self.P0, c, self.T, self.Z, self.H, self.W, np.ones((J, 1))
-            load = _passes().building.load
-            _, dY, r_0, r, _, report = load("panel").loglike_and_grad(
+            _, dY, r_0, r, _, (ended, _) = self.load("panel").loglike_and_grad(
                 *(np.asarray(X, float) for X in given), *ONLY_VECTORS, float(self.tol)
             )
-            if report[0] < n:
-                raise reference._not_positive_definite(int(report[0]))
+        if not self.loop and ended < n:
+            raise reference._not_positive_definite(int(ended))
         return np.concatenate([r_0[None], r.swapaxes(0, 1)]), -dY.swapaxes(0, 1)
+
+    def load(self, name: str):
+        """A compiled module."""
+        return _passes().building.load(name)
 
     def covariances(self):
         """V (n, m, m): that given delta, and what the uncertainty of delta adds."""
@@ -439,8 +449,7 @@ class _Smoother:
         if self.loop:
             P_filt = reference.kalman_filter(nothing, given).out.P_filt
         else:
-            outputs = engine.building.load("outputs")
-            P_filt = outputs.filter_outputs(*engine.arrays_of(nothing, given))[3]
+            P_filt = self.load("outputs").filter_outputs(*engine.arrays_of(nothing, given))[3]
         TP = self.T @ P_filt
         V = P_filt - TP.swapaxes(1, 2) @ N @ TP  # eq-draws-covariance
         if self.A.shape[1]:
