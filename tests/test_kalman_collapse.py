@@ -19,6 +19,7 @@ from helpers.kalman import (
     smoothing,
 )
 from helpers.kalman.compiled import arrays_of, collapse
+from helpers.kalman.compiled.building import load  # what is imported compiles
 from helpers.kalman.compiled.inputs import Arrays, Wanted
 from helpers.kalman.hessian import hessian, hessian_vector
 from helpers.kalman.recursions import LOG_2PI
@@ -142,14 +143,9 @@ def cotangents(out, given=FilterOutputs._fields):
     return FilterOutputs(**{x: X if x in given else X[:0] for x, X in bars.items()})
 
 
-def outputs():
-    """The compiled module, loaded where it is needed: its import compiles."""
-    return compiled.building.load("outputs")
-
-
 def pulled_back(y, model, bar):
     """The gradients, by name, for cotangents of the filter's outputs; that of y with them."""
-    found, dy = outputs().reverse(*arrays_of(y, model), *bar)
+    found, dy = load("pulled_outputs").reverse(*arrays_of(y, model), *bar)
     R, Q = (X.reshape(-1, *X.shape[-2:]) for X in (model.R, model.Q))
     bars = compiled.gradients_in_time(R, Q, found, (*STATIC, *model.time_varying))
     return bars.asdict() | {"y": dy}
@@ -162,7 +158,7 @@ def test_all_outputs_and_any_cotangents(name, given):
     assert compiled._door().collapses(y, model.m, True, 1)
     filtered = kalman_filter(y, model)
     for X, expected in zip(
-        outputs().filter_outputs(*arrays_of(y, model)), filtered.out, strict=True
+        load("outputs").filter_outputs(*arrays_of(y, model)), filtered.out, strict=True
     ):
         assert relative_error(X, expected) < 1e-12
     bar = cotangents(filtered.out, FilterOutputs._fields if given == "all" else (given,))
@@ -177,7 +173,7 @@ def test_all_outputs_and_any_cotangents(name, given):
 
 def test_outputs_end_where_f_is_not_positive_definite():
     y, model, _ = make("full H, gaps")
-    out = outputs().filter_outputs(*arrays_of(y, replace(model, Q=-1e3 * model.Q)))
+    out = load("outputs").filter_outputs(*arrays_of(y, replace(model, Q=-1e3 * model.Q)))
     known, model = kalman_filter(y[:1], model).out, replace(model, Q=-1e3 * model.Q)
     for X, expected in zip(out, known, strict=True):
         assert relative_error(X[0], expected[0]) < 1e-12
@@ -417,7 +413,7 @@ def directions_for(model, k, seed=0):
 def test_second_derivatives(name, weights):
     """Directions of few series, in several rotations, and one of all series between them."""
     y, model, g = make(name, weights, MORE)
-    assert compiled._door().collapses(y, model.m, True, compiled.building.load("tangents").WORTH_IT)
+    assert compiled._door().collapses(y, model.m, True, load("tangents").WORTH_IT)
     directions = directions_for(model, 15)
     slopes, dy, found = hessian_vector(y, model, directions, weights=g, tol=0.0)
     others, other_dy, expected = hessian_vector(y, model, directions, "reference", g)
@@ -482,7 +478,7 @@ def test_after_an_exact_diffuse_start():
     y[3:5] = y[5:7]  # no step observes little
     _, a0, P0, c, _, T, Z, H, W = arrays_of(y, model)
     starts, given = np.vstack([a0, np.eye(2)]), (P0, T, Z, H, W, np.zeros((2, 2)))
-    run = compiled.building.load("integrated").integrated
+    run = load("integrated").integrated
     alone, found = (
         run((y - model.d)[None], starts, c[None], *given, *[back] * 5, 0.0)
         for back in (False, True)
@@ -498,7 +494,7 @@ def test_after_an_exact_diffuse_start():
 def test_series_of_a_panel():
     """Each is rotated alone where that takes less time than a pass that they share."""
     y, model, _ = make("diagonal H, gaps", cases=MORE)
-    passes = compiled.building.load("panel")
+    passes = load("panel")
     assert passes.go_alone(y, 2, 2, True) and not passes.go_alone(y, 2, 1000, True)
     Y = np.stack([y, y + 1, np.where(np.arange(24) < 9, np.nan, y)])
     l, dY, bars = panel.loglike_and_grad(Y, model)

@@ -45,7 +45,7 @@ from helpers.kalman import (
     panel,
     reference,
 )
-from helpers.kalman.compiled import door, outputs, tiles
+from helpers.kalman.compiled import door, outputs, pulled_outputs, tiles
 from helpers.kalman.compiled.inputs import NonZeros, listed
 from helpers.kalman.hessian import hessian
 from helpers.kalman.recursions import TOLERANCE
@@ -347,7 +347,7 @@ def test_all_outputs_and_any_cotangents(name):
         assert relative_error(X, expected) < 1e-12, x
     rng = np.random.default_rng(3)
     bar = FilterOutputs(*(rng.standard_normal(X.shape) for X in filtered.out))
-    out, y_bar = outputs.reverse(y, *over_time(model), *bar)
+    out, y_bar = pulled_outputs.reverse(y, *over_time(model), *bar)
     dy, expected = reverse(model, filtered, bar)
     assert relative_error(y_bar, dy) < 1e-10
     for x in ("a0", "P0", "c", "d", "T", "Z", "H"):

@@ -18,8 +18,8 @@ FIRST = "door"  # which all others import
 # What takes longest comes first, so that both processes end together.
 THEN = (
     "tangents", "panel", "whole", "small 4", "per_series", "integrated", "small 3", "collapsed",
-    "roots", "outputs", "xla", "small 2", "small 1", "rotated_tangents", "xla_integrated",
-    "xla_panel", "xla_tangents",
+    "roots", "pulled_outputs", "outputs", "xla", "small 2", "small 1", "rotated_tangents",
+    "xla_integrated", "xla_panel", "xla_tangents",
 )  # fmt: skip
 # Meanwhile the other process imports what the tests import, which writes its bytecode: else both
 # workers of pytest do so, each for itself.

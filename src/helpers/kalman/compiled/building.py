@@ -17,6 +17,7 @@ PURPOSE = {
     "collapsed": "for more series than states",
     "tangents": "for second derivatives",
     "rotated_tangents": "for second derivatives of more series than states",
+    "pulled_outputs": "for gradients of its outputs",
     "integrated": "for diffuse starts",
     "panel": "for many series of one model",
     "per_series": "for many series, each with its model",
@@ -27,8 +28,8 @@ PURPOSE = {
 }
 # How many functions each module compiles or finds on disk, and the modules that it imports for it.
 FUNCTIONS = {
-    "door": 3, "whole": 1, "roots": 3, "outputs": 2, "tangents": 2, "collapsed": 3,
-    "rotated_tangents": 1, "integrated": 1, "panel": 3, "per_series": 1, "xla": 4,
+    "door": 3, "whole": 1, "roots": 3, "outputs": 1, "pulled_outputs": 1, "tangents": 2,
+    "collapsed": 3, "rotated_tangents": 1, "integrated": 1, "panel": 3, "per_series": 1, "xla": 4,
     "xla_integrated": 2, "xla_panel": 2, "xla_tangents": 2,
 }  # fmt: skip
 NEEDS = {

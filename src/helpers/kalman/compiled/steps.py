@@ -11,6 +11,7 @@ from helpers.kalman.compiled.inputs import load_step, load_vectors, vectors_vary
 from helpers.kalman.compiled.layout import sizes, space
 from helpers.kalman.compiled.tiles import below, dot, element, get, jitable, row_product
 from helpers.kalman.recursions import at_step, factor, mask, predict, symmetric, update
+from helpers.kalman.reference import FilterOutputs
 
 
 @jitable
@@ -22,6 +23,15 @@ def gaps(y):
             if np.isnan(y[t, i]):
                 filled[t, i] = o[t, i] = 0.0
     return filled, o
+
+
+@jitable
+def room_for_outputs(n, p, m):
+    """The seven outputs, to be filled."""
+    return FilterOutputs(
+        np.empty((n, m)), np.empty((n, m)), np.empty((n, p)), np.empty((n, m, m)),
+        np.empty((n, m, m)), np.empty((n, p, p)), np.empty(n),
+    )  # fmt: skip
 
 
 @jitable

@@ -314,7 +314,7 @@ class KalmanFilterGrad(OfModel):
     """The nine inputs and the cotangents of the outputs `given` -> the gradients of all inputs."""
 
     __props__ = ("varying", "given")
-    code, found = "outputs.reverse", f"{BARS}, y_bar"
+    code, found = "pulled_outputs.reverse", f"{BARS}, y_bar"
 
     @property
     def inputs(self):
