@@ -440,15 +440,9 @@ def pull(
             continue
         if equal and t < equal_from:
             if not varying:
-                accumulate_W(w, equal_from, n, s.N_sum, True, weight, out)
-                clear(w, s.N_sum, m)
+                accumulate_all(w, x, equal_from, n, True, weight, want_T, want_Z, out, bars, groups)
             for i in range(len(groups)):
-                here, group = group_of(x, i), groups[i]
-                if not varying:
-                    accumulate_moves(
-                        w, here, equal_from, n, True, weight, want_T, want_Z, bars, group
-                    )
-                take_in_moves(w, here, swapped, equal_from, weight, group)
+                take_in_moves(w, group_of(x, i), swapped, equal_from, weight, groups[i])
             take_in(w, N, equal_from, weight)
             equal, weight, stop, g = False, 1.0, equal_from, l_bar[t]
         if gain >= 0:
@@ -466,21 +460,26 @@ def pull(
             pull_sums(w, here, t, t, 1.0, N, dN, g, equal, T_wanted, want_Z, group.k)
             pull_covariance(w, here, t, swapped, equal, Z_moves, pattern.T_t, group)
         if varying:
-            accumulate_W(w, t, t + 1, s.N_sum, equal, weight, out)
-            clear(w, s.N_sum, m)
-            for i in range(len(groups)):
-                here = group_of(x, i)
-                accumulate_moves(w, here, t, t + 1, equal, weight, want_T, want_Z, bars, groups[i])
+            accumulate_all(w, x, t, t + 1, equal, weight, want_T, want_Z, out, bars, groups)
         N, N_before, swapped = N_before, N, not swapped
         t -= 1
     if not varying:
-        accumulate_W(w, start, stop, s.N_sum, equal, weight, out)
+        accumulate_all(w, x, start, stop, equal, weight, want_T, want_Z, out, bars, groups)
     for i in range(len(groups)):
         here, group = group_of(x, i), groups[i]
-        if not varying:
-            accumulate_moves(w, here, start, stop, equal, weight, want_T, want_Z, bars, group)
         accumulate_vectors(w, here, equal_from, l_bar[n - 1], bars, group)
         accumulate_start(w, here, swapped, equal, weight, bars, group)
+
+
+@jitable
+def accumulate_all(w, x, begin, stop, equal, weight, want_T, want_Z, out, bars, groups):
+    """The gradient of W and the moves of all groups, as `accumulate_moves`."""
+    s = space(w)
+    accumulate_W(w, begin, stop, s.N_sum, equal, weight, out)
+    clear(w, s.N_sum, sizes(w).m)
+    for i in range(len(groups)):
+        here, group = group_of(x, i), groups[i]
+        accumulate_moves(w, here, begin, stop, equal, weight, want_T, want_Z, bars, group)
 
 
 @jitable
