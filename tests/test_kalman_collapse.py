@@ -491,6 +491,16 @@ def test_after_an_exact_diffuse_start():
     assert relative_error(alone[1], expected) < 1e-12
 
 
+@pytest.mark.parametrize("name", MORE)
+def test_outputs_of_so_many_series_that_they_are_rotated(name):
+    y, model, _ = make(name, cases=MORE)
+    outputs = load("outputs")
+    assert outputs.collapses(y, model.m, True, outputs.WORTH_IT)
+    found, expected = outputs.filter_outputs(*arrays_of(y, model)), kalman_filter(y, model).out
+    for x, X, right in zip(FilterOutputs._fields, found, expected, strict=True):
+        assert relative_error(X, right) < 1e-12, x
+
+
 def test_series_of_a_panel():
     """Each is rotated alone where that takes less time than a pass that they share."""
     y, model, _ = make("diagonal H, gaps", cases=MORE)

@@ -167,7 +167,8 @@ def draw(
     count : int
         Number of draws.
     rng : int or numpy.random.Generator, optional
-        Source of the random numbers; draw j is the same for every count greater than j.
+        Source of the random numbers; draw j is the same for every count greater than j, but for
+        rounding.
     normals : array (J, k), optional
         Standard normal numbers to use instead, for J draws; k is :func:`normals_of_a_draw`. A draw
         is linear in them, plus the smoothed means.
